@@ -11,6 +11,7 @@ __all__ = [
     "DataError",
     "DeviceError",
     "PlanError",
+    "SignatureError",
     "SourceError",
     "TrainError",
     "WriteError",
@@ -29,6 +30,10 @@ class PlanError(CtrboxError):
 
 class DataError(CtrboxError):
     """The rows are readable but a value breaks a promise; the message names file and row."""
+
+
+class SignatureError(DataError):
+    """A published model is not signed by a trusted key, or is not what was signed; the message says which."""
 
 
 class SourceError(CtrboxError):

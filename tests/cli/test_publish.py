@@ -52,3 +52,19 @@ def test_push_log_rollback(here: Path) -> None:
     assert "version 3 is current" in said.stderr
     (here / "published" / "versions" / "00000003.fbw").write_bytes(b"x")
     assert "00000003.fbw is damaged" in ctrbox("publish", "verify", "published", cwd=here, check=1).stderr
+
+
+def test_the_commands_make_keys_sign_and_check(here: Path) -> None:
+    made = json.loads(ctrbox("publish", "keygen", "model.key", "--json", cwd=here).stdout)
+    assert (made["private"], made["public"]) == ("model.key", "model.key.pub")
+    assert "exists and is not replaced" in ctrbox("publish", "keygen", "model.key", cwd=here, check=1).stderr
+    ctrbox("publish", "push", "signed", "old.ffm", "--sign-with", "model.key", cwd=here)
+    told = ctrbox("publish", "push", "signed", "new.ffm", cwd=here, check=1).stderr
+    assert "the versions of signed are signed" in told
+    ctrbox("publish", "rollback", "signed", "1", "--sign-with", "model.key", cwd=here)
+    assert f"by the key {made['id']}" in ctrbox("publish", "log", "signed", cwd=here).stderr
+    told = ctrbox("publish", "verify", "signed", "--public-key", "model.key.pub", cwd=here).stderr
+    assert "every checksum matches, and every folder is signed" in told
+    (here / "signed" / "serve.json").write_text("{}")
+    told = ctrbox("publish", "sign", "signed", "--sign-with", "model.key", cwd=here, check=1).stderr
+    assert "its versions are in signed/weights" in told

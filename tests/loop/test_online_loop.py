@@ -371,6 +371,40 @@ def test_whole_numbers_of_the_log_are_event_times_with_their_unit(tmp_path: Path
     assert found["learned"] == 49  # the window of the last one has not passed: 100 seconds lie between two
 
 
+def test_versions_are_signed_with_the_key_of_the_loop(tmp_path: Path) -> None:
+    table = pa.table({"id": [1, 2], "ts": [1574953200, 1574953300], "user": [1, 2], "clicked": [0, 1]})
+    log = cb.View(table, key="id")
+    plan = cb.compile(
+        log, cb.FeatureSet(label=col("clicked"), sparse={"user": col("user").key()}), device="cpu", threads=1
+    )
+    (tmp_path / "stream").mkdir()
+    cb.publish.keygen(tmp_path / "key")
+    options: dict[str, Any] = {
+        "window": "10s",
+        "lateness": "0s",
+        "once": True,
+        "time_unit": "s",
+        "tell": lambda _: None,
+    }
+
+    def learn(number: int, **more: Any) -> None:
+        rows = [
+            {"event": "impression", "id": k, "ts": 1574953200 + 100 * k, "user": k}
+            for k in range(50 * number, 50 * number + 50)
+        ]
+        (tmp_path / "stream" / f"{number}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        engine = cb.DeepFFM(plan.schema, bits=12)
+        OnlineLoop(plan, engine, str(tmp_path / "stream"), tmp_path / "model", **options, **more).run()
+
+    learn(0, sign_with=tmp_path / "key")
+    learn(1, sign_with=tmp_path / "key")
+    reader = cb.publish.Published(tmp_path / "model" / "weights", trust=cb.publish.Trust([tmp_path / "key.pub"]))
+    assert reader.log()[-1].number == 3
+    assert reader.verify() == []
+    with pytest.raises(cb.errors.PlanError, match="are signed, and its servers would refuse an unsigned one"):
+        learn(2)
+
+
 def test_another_plan_another_engine_and_another_version_are_refused(
     world: Path, unbroken: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:

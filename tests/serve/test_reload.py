@@ -236,7 +236,7 @@ def test_nothing_is_left_where_the_weights_cannot_be_copied(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # a disk without room
     try:
-        with pytest.raises(WriteError, match=r"cannot copy the weights to .*: File too large"):
+        with pytest.raises(WriteError, match=r"cannot write .*served.fbw: File too large"):
             Reloader(served, folder.published, Metrics())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

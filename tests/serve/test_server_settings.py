@@ -91,13 +91,14 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         place = tmp_path / "clicks"
         place.mkdir(exist_ok=True)
         folder = SimpleNamespace(
-            kind=kind, folder=place, online=place / "online.json", published="versions", stored=None
+            kind=kind, folder=place, online=place / "online.json", published="versions", stored=None, trust=None
         )
-        monkeypatch.setattr(module, "ModelFolder", SimpleNamespace(open=lambda path: folder))
+        monkeypatch.setattr(module, "ModelFolder", SimpleNamespace(open=lambda path, **how: folder))
         monkeypatch.setattr(module, "ServedRun", SimpleNamespace)
         served = SimpleNamespace() if kind == RUN else object()
         monkeypatch.setattr(module, "open_served", lambda *_, **how: served)
-        monkeypatch.setattr(module, "Reloader", lambda *given: given)
+        monkeypatch.setattr(module, "OwnCopy", lambda published: None)
+        monkeypatch.setattr(module, "Reloader", lambda *given, **how: given)
         return Server.open(place, Settings(**settings))
 
     yield made

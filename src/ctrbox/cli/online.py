@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ctrbox.cli.job import blaming, load_job
+from ctrbox.cli.options import SignWith
 from ctrbox.cli.terminal import hint, say, say_json, stopped_with, tell, utf8
 
 ONLINE_EXAMPLES = """\b
@@ -170,6 +171,7 @@ def online(
             "to 2048 examples, which gives other weights.",
         ),
     ] = 1,
+    sign_with: SignWith = None,
     as_json: AsJson = False,
 ) -> None:
     """Learn from a stream of impressions and clicks.
@@ -209,6 +211,7 @@ def online(
             delete=delete,
             strict=strict,
             threads=threads,
+            sign_with=sign_with,
             tell=tell,
             **options,
         )
@@ -221,7 +224,8 @@ def online(
     if loop.interrupted:
         stopped_with(f"resume: {SECRET.sub('://…@', shlex.join(given))}")
         end_as_asked(loop.asked)
-    hint(f"ctrbox serve {shlex.quote(str(out))}")
+    checked = "" if sign_with is None else f" --public-key {shlex.quote(f'{sign_with}.pub')}"
+    hint(f"ctrbox serve {shlex.quote(str(out))}{checked}")
 
 
 def told(found: dict[str, Any]) -> None:

@@ -50,6 +50,16 @@ Servers = Annotated[
         show_default=False,
     ),
 ]
+SignWith = Annotated[
+    Path | None,
+    typer.Option(
+        "--sign-with",
+        metavar="KEY",
+        help="Private key file, made by `ctrbox publish keygen`, with which each published version is signed. Required if the "
+        "folder's versions are signed. Default: no signature.",
+        show_default=False,
+    ),
+]
 RowsAsJson = Annotated[
     bool,
     typer.Option(

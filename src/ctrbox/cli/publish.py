@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ctrbox.cli.help_text import Commands
-from ctrbox.cli.options import Servers, vector_files
+from ctrbox.cli.options import Servers, SignWith, vector_files
 from ctrbox.cli.reading_runs import AllowViews, OtherViews, OwnJob, fetched, load_run, reading
 from ctrbox.cli.terminal import Mistake, hint, say, say_json, tell
 from ctrbox.files.urls import stored_url, url_of
@@ -41,6 +41,15 @@ Base = Annotated[
     Path, typer.Argument(metavar="BASE", help="Older weight file, which the patch changes.", show_default=False)
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="File to write.", show_default=False)]
+PublicKeys = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--public-key",
+        metavar="FILE",
+        help="Public key file of the publisher; may be repeated.",
+        show_default=False,
+    ),
+]
 Note = Annotated[str, typer.Option(metavar="TEXT", help="Note about this version, shown by `ctrbox publish log`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
@@ -196,6 +205,7 @@ def create(
         ),
     ] = None,
     note: Note = "",
+    sign_with: SignWith = None,
     as_json: AsJson = False,
 ) -> None:
     """Create the folder that `ctrbox serve` opens.
@@ -214,12 +224,12 @@ def create(
                 "the columns that are sent once per request are not given; list them: --context user_id,query"
             )
         with blaming(job), reading(None):
-            found = made(folder, run.plan, run, context=names_in(context), note=note)
+            found = made(folder, run.plan, run, context=names_in(context), note=note, sign_with=sign_with)
         if as_json:
             say_json(folder=str(folder), context=list(found.context), model=type(run.model).__name__)
         tell(f"made {folder} with version 1 of {type(run.model).__name__} of {model}")
         own = "" if job is None else f" --job {job}"
-        hint(f"ctrbox serve {folder}{own}")
+        hint(f"ctrbox serve {folder}{own}{checking(sign_with)}")
         return
     if view or allow_views or server:
         raise Mistake("--view, --allow-views and --server are for the folder of a run: --model runs/today")
@@ -238,11 +248,73 @@ def create(
             engine = loaded.needed_engine()
         else:
             engine = DeepFFM.load(Published(model).file() if Path(model).is_dir() else model)
-        found = made(folder, loaded.plan, engine, context=columns, note=note)
+        found = made(folder, loaded.plan, engine, context=columns, note=note, sign_with=sign_with)
     if as_json:
         say_json(folder=str(folder), context=list(found.context), fields=engine.fields, learned=engine.learned)
     tell(f"made {folder} with version 1 of a model that learned from {engine.learned:,} examples")
-    hint(f"ctrbox serve {folder}")
+    hint(f"ctrbox serve {folder}{checking(sign_with)}")
+
+
+def checking(key: Path | None) -> str:
+    """Return the option by which a server checks what the key signed."""
+    return "" if key is None else f" --public-key {shlex.quote(f'{key}.pub')}"
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish keygen model.key       write model.key and model.key.pub\n")
+def keygen(
+    key: Annotated[
+        Path,
+        typer.Argument(
+            metavar="KEY",
+            help="File to write the private key to; the public key is written to KEY.pub. Existing files are not replaced.",
+            show_default=False,
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Make a pair of keys for signing published models.
+
+    The publisher signs with the private key (--sign-with KEY), and a server that has the public key (--public-key KEY.pub) takes
+    only what was signed with it. Use one pair for each model. The private key file can be read by its owner alone.
+    """
+    from ctrbox import publish
+
+    made = publish.keygen(key)
+    if as_json:
+        say_json(id=made.id, private=str(key), public=f"{key}.pub")
+    tell(f"wrote the private key {key} and the public key {key}.pub, id {made.id}")
+    hint(f"ctrbox publish create model/ --sign-with {shlex.quote(str(key))} …")
+
+
+@app.command(
+    epilog="\b\nExamples:\n  ctrbox publish sign model/weights --sign-with model.key\n"
+    "  ctrbox publish sign model/weights --sign-with new.key --public-key old.key.pub\n"
+)
+def sign(
+    folder: Folder,
+    sign_with: Annotated[
+        Path, typer.Option("--sign-with", metavar="KEY", help="Private key file to sign with.", show_default=False)
+    ],
+    public_key: PublicKeys = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sign the current version of a folder as it is.
+
+    Use this command for a folder whose versions were not signed before, after looking at them with `ctrbox publish log`, or to
+    change to another key; then --public-key names the key that signed the current version.
+    """
+    from ctrbox import publish
+
+    if other := served(folder):
+        raise Mistake(f"{folder} is a folder that a server opens{other}")
+    published = publish.Published(folder, sign_with=sign_with, trust=publish.Trust(public_key or []))
+    version = published.sign()
+    statement = published.statement()
+    assert statement is not None
+    if as_json:
+        say_json(**asdict(version), model=statement.model)
+    tell(f"signed version {version.number} of {folder} as the model {statement.model}")
+    hint(f"ctrbox publish log {folder}")
 
 
 def is_run(model: str) -> bool:
@@ -264,30 +336,34 @@ def verify(
             show_default=False,
         ),
     ],
+    public_key: PublicKeys = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the checksums of published files.
+    """Check the checksums of published files, and their signatures if a public key is given.
 
-    The exit code is 1 if a file is damaged or missing.
+    The exit code is 1 if a file is damaged or missing, or if a folder is not signed with one of the keys.
     """
-    found = [line for path in paths for line in wrong_with(path)]
+    found = [line for path in paths for line in wrong_with(path, public_key or [])]
     if as_json:
         say_json(damaged=found)
     for line in found:
         tell(line)
     if found:
         raise Mistake(f"{len(found)} of the checked files {'are' if len(found) > 1 else 'is'} damaged or missing")
-    tell("every checksum matches")
+    tell("every checksum matches" + (", and every folder is signed" if public_key else ""))
 
 
-def wrong_with(path: str) -> list[str]:
+def wrong_with(path: str, keys: list[Path]) -> list[str]:
     from ctrbox import publish
     from ctrbox.errors import CtrboxError
     from ctrbox.publish.weights import is_weights
 
     if url_of(path) is not None or Path(path).is_dir():
-        folder = publish.Published(path)
-        return folder.verify() if folder.log() else [f"{path} holds no published version{served(path)}"]
+        folder = publish.Published(path, trust=publish.Trust(keys) if keys else None)
+        found = folder.verify()
+        return found if found or folder.log() else [f"{path} holds no published version{served(path)}"]
+    if keys:
+        return [f"{path} is a file, and only folders of published versions are signed"]
     try:
         publish.read_weights(path) if is_weights(path) else publish.read_facts(path)
     except CtrboxError as error:
@@ -305,6 +381,7 @@ def push(
     note: Note = "",
     server: Servers = None,
     job: OwnJob = None,
+    sign_with: SignWith = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish a model as the next version of a folder.
@@ -316,7 +393,7 @@ def push(
 
     if other := served(folder):
         raise Mistake(f"{folder} is a folder that a server opens{other}")
-    published = publish.Published(folder)
+    published = publish.Published(folder, sign_with=sign_with)
     told(folder, published.publish(whole(published, model, server or [], job), note=note), as_json)
 
 
@@ -348,12 +425,13 @@ def rollback(
         int, typer.Argument(metavar="VERSION", help="Number of the older version to publish again.", show_default=False)
     ],
     note: Note = "",
+    sign_with: SignWith = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish an older version again, as the next version."""
     from ctrbox import publish
 
-    told(folder, publish.Published(folder).rollback(version, note=note), as_json)
+    told(folder, publish.Published(folder, sign_with=sign_with).rollback(version, note=note), as_json)
 
 
 @app.command(epilog="\b\nExamples:\n  ctrbox publish log published\n")
@@ -361,9 +439,10 @@ def log(folder: Folder, as_json: AsJson = False) -> None:
     """List the versions of a folder, newest last."""
     from ctrbox import publish
 
-    versions = publish.Published(folder).log()
+    published = publish.Published(folder)
+    versions, signed = published.log(), published.claimed()
     if as_json:
-        say_json(versions=[asdict(v) for v in versions])
+        say_json(versions=[asdict(v) for v in versions], signed=signed)
         return
     if not versions:
         other = served(folder) or f"; try: ctrbox publish push {folder} MODEL"
@@ -376,6 +455,9 @@ def log(folder: Folder, as_json: AsJson = False) -> None:
     tell(
         f"version {versions[-1].number} is current; columns: version, time, bytes, bytes of its patch, checksum, kind, note"
     )
+    if signed is not None:
+        tell(f"signed as the model {signed['model']} by the key {signed['key']}")
+        hint(f"ctrbox publish verify {folder} --public-key FILE")
 
 
 def served(folder: str) -> str:

@@ -22,6 +22,7 @@ Examples:
   ctrbox serve model/ --host 0.0.0.0 --token-file token.txt
   ctrbox serve runs/today --view users=data/users  serve a run folder; read the view users from data/users
   ctrbox serve runs/own --job own.py               serve a run whose model class is defined in own.py
+  ctrbox serve s3://bucket/model --public-key model.key.pub         take only what the owner of that key signed
 """
 
 
@@ -173,6 +174,35 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    public_key: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--public-key",
+            metavar="FILE",
+            help="Public key file of the model's publisher, from `ctrbox publish keygen`. The server then takes only versions "
+            "that were signed with its private key. May be repeated, to change from one key to another. Default: signatures "
+            "are not checked.",
+            show_default=False,
+        ),
+    ] = None,
+    model_id: Annotated[
+        str,
+        typer.Option(
+            metavar="ID",
+            help="Identity that a signed model must have, 32 hexadecimal digits from `ctrbox publish log`. Default: the identity "
+            "of the first version that the server meets.",
+            show_default=False,
+        ),
+    ] = "",
+    trust_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File in which the server remembers the newest signed version, so that it refuses an older one after a restart "
+            "too. Default: none; a restarted server accepts any signed version.",
+            show_default=False,
+        ),
+    ] = None,
     view: OtherViews = None,
     allow_views: AllowViews = None,
     job: OwnJob = None,
@@ -234,6 +264,9 @@ def serve(
         tls_cert=tls_cert,
         tls_key=tls_key,
         allow_hosts=tuple(allow_host or ()),
+        public_keys=tuple(public_key or ()),
+        model_id=model_id,
+        trust_file=trust_file,
     )
     try:
         with in_words_of_options(), asking_for_the_job(own):

@@ -31,6 +31,7 @@ from ctrbox.loop.join import BEGIN, Join
 from ctrbox.loop.learner import ROWS, Learner
 from ctrbox.loop.status import Complaints, status, write_status
 from ctrbox.loop.stream import Position, Stream, open_stream
+from ctrbox.publish.keys import PrivateKey
 from ctrbox.publish.sources import RATES, SETTINGS
 from ctrbox.publish.versions import Version
 from ctrbox.publish.weights import read_directory
@@ -55,6 +56,7 @@ class OnlineLoop:
     ``delete``      chunks that both checkpoints hold are removed from the folder
     ``strict``      the first malformed row or unreadable chunk is an error
     ``context``     the log's columns that come once per request, for the server
+    ``sign_with``   a private key, or its file, with which every version is signed
     """
 
     def __init__(
@@ -83,10 +85,12 @@ class OnlineLoop:
         strict: bool = False,
         publish_at_end: bool | None = None,
         threads: int = 1,
+        sign_with: PrivateKey | str | os.PathLike[str] | None = None,
         tell: Callable[[str], object] = print,
     ) -> None:
         self.plan, self.out, self.tell = plan, local_path(out, "the model folder of an online loop"), tell
         self.engine, self.threads, self.context = engine, threads, tuple(context)
+        self.key = sign_with if sign_with is None or isinstance(sign_with, PrivateKey) else PrivateKey.read(sign_with)
         self.where = os.fspath(stream)
         self.every = Cadence.of(every)
         self.window_us = int(1e6 * seconds(window, "window", zero=False))
@@ -374,8 +378,10 @@ class OnlineLoop:
 
     def _open_folder(self) -> ModelFolder:
         if not self.out.exists() or (self.out.is_dir() and not any(self.out.iterdir())):
-            return create(self.out, self.plan, self.engine, context=self.context, note=_note(self.engine.learned))
-        folder = ModelFolder.open(self.out)
+            note = _note(self.engine.learned)
+            return create(self.out, self.plan, self.engine, context=self.context, note=note, sign_with=self.key)
+        folder = ModelFolder.open(self.out, sign_with=self.key)
+        folder.published.need_key()
         if folder.fingerprint != self.plan.fingerprint:
             raise PlanError(f"{self.out} holds the model of another plan; choose another folder")
         if not self.checkpoints.found() and self._learned(folder) > self.engine.learned:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ctrbox.errors import PlanError
+from ctrbox.errors import DataError, PlanError
 from ctrbox.files.stored_folder import StoredFolder
 
-LARGE = ("versions/", "patches/")
 WHAT = "a folder of published versions"
+MOST_LOG = 1 << 30  # bytes of log.jsonl
+MOST_SMALL = 64 << 20  # bytes of CURRENT and of FEATURES
+SMALL = {"CURRENT": MOST_SMALL, "FEATURES": MOST_SMALL, "log.jsonl": MOST_LOG}
 
 
 class StoredVersions:
@@ -46,11 +48,23 @@ class StoredVersions:
     def refresh(self) -> None:
         """Bring the small files up to date; CURRENT last, because it names bytes of the log."""
         self.stored.refresh()
-        small = lambda name: name.startswith(self.below) and not name[len(self.below) :].startswith(LARGE)
-        self.stored.pull(small, last=[f"{self.below}CURRENT"])
+        small = {f"{self.below}{name}": most for name, most in SMALL.items()}
+        for name, most in small.items():
+            if (held := self.stored.files.get(name)) is not None and held.bytes > most:
+                raise DataError(f"{name} of {self.stored.url} has {held.bytes:,} bytes; expected at most {most:,}")
+        self.stored.pull(lambda name: name in small, last=[f"{self.below}CURRENT"])
 
-    def fetch(self, name: str) -> None:
-        """Download a file, if the folder has it and it is not here yet; ``name``: such as "versions/00000007.fbw"."""
+    def fetch(self, name: str, size: int, sha256: str) -> None:
+        """Download a file, if the folder has it and it is not here yet; ``name``: such as "versions/00000007.fbw".
+
+        ``size``, ``sha256``: of the file in the version list; of another one nothing is downloaded.
+        """
+        held = self.stored.files.get(self.below + name)
+        if held is not None and (held.bytes, held.sha256) != (size, sha256):
+            raise DataError(
+                f"{self.below}{name} of {self.stored.url} is another file than the version list names: it has "
+                f"{held.bytes:,} bytes, expected {size:,} bytes and the checksum {sha256[:12]}…"
+            )
         self.stored.pull(lambda one: one == self.below + name)
 
     def fetch_all(self) -> None:

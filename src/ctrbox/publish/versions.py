@@ -1,7 +1,8 @@
 """Manages a folder of published versions.
 
     published/
-      CURRENT                 the version to serve, bytes and seal of the log up to it; replaced by one rename
+      CURRENT                 the version to serve, bytes and seal of the log up to it, and a signature of these where a key signs
+                              them (statement.py); replaced by one rename
       log.jsonl               a line for each version, each sealed together with the seal before it
       versions/00000007.fbw   weight files, the last `keep` of them
       patches/00000007.patch  what turns version 6 into version 7
@@ -10,6 +11,7 @@
 
 CURRENT is the moment at which a version is published. What lies behind it (a log line, files of a higher number) was left by a
 process that died or a disk that was full; the next `publish` removes it. Readers need no lock: a version's file does not change.
+The log holds size and checksum of each file, by which a copy is checked before it is used.
 """
 
 from __future__ import annotations
@@ -18,27 +20,31 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ctrbox.arguments.names import nearest
-from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
+from ctrbox.errors import CtrboxError, DataError, PlanError, SignatureError, SourceError, WriteError
 from ctrbox.files.atomic import failure, locked, remove, written_aside
 from ctrbox.files.regular import open_regular, read_regular
 from ctrbox.files.urls import local_path, stored_url
+from ctrbox.publish.keys import PrivateKey
 from ctrbox.publish.patch import apply, diff, read_facts
 from ctrbox.publish.sources import DEEP_FFM, Model, pack
-from ctrbox.publish.stored_versions import WHAT, StoredVersions
+from ctrbox.publish.statement import COVERED, FileFacts, Statement, Trust, claim_of
+from ctrbox.publish.stored_versions import MOST_LOG, MOST_SMALL, WHAT, StoredVersions
 from ctrbox.publish.weights import read_directory, read_weights
 
-MOST_LOG = 1 << 30
-MOST_SMALL = 64 << 20  # bytes of CURRENT and of FEATURES
 FEATURES = "FEATURES"
+BLOCK = 4 << 20
+POINTED = ("version", "log_bytes", "log_seal")  # what CURRENT says
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -58,19 +64,55 @@ class Version:
         return f"{self.number:08}"
 
 
+@dataclass(frozen=True)
+class Update:
+    """How a copy was brought up to date: by ``patches``, or whole if there are none; ``bytes`` were read for it."""
+
+    version: Version
+    patches: int
+    bytes: int
+
+    @property
+    def how(self) -> str:
+        if self.bytes == 0:
+            return "nothing"
+        return "whole file" if not self.patches else "patch" if self.patches == 1 else f"{self.patches} patches"
+
+
+class Log(NamedTuple):
+    """The versions that count, the last seal, bytes of the log up to it, and what is signed about them."""
+
+    versions: list[Version]
+    seal: str
+    bytes: int
+    signed: object = None  # the entry of CURRENT, None where there is none
+    statement: Statement | None = None  # the one that is believed; None without trust
+
+
 class Published:
     """Numbered versions of one model in a folder, which may be on s3:// or hdfs://.
 
-    The last ``keep`` weight files are kept whole; the log and all patches are always kept.
+    The last ``keep`` weight files are kept whole; the log and all patches are always kept. ``sign_with``: a private key, or its
+    file, with which every version is signed. ``trust``: believe only what these public keys signed; by default, with
+    ``sign_with`` its own public key, without it everything.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | StoredVersions, *, keep: int = 8) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | StoredVersions,
+        *,
+        keep: int = 8,
+        sign_with: PrivateKey | str | os.PathLike[str] | None = None,
+        trust: Trust | None = None,
+    ) -> None:
         if keep < 2:
             raise PlanError(f"keep= must be at least 2, got {keep}")
         if not isinstance(folder, StoredVersions) and (url := stored_url(folder, WHAT)) is not None:
             folder = StoredVersions.open(url)
         self.stored = folder if isinstance(folder, StoredVersions) else None
         self.folder, self.keep = folder.folder if isinstance(folder, StoredVersions) else Path(folder), keep
+        self.key = sign_with if sign_with is None or isinstance(sign_with, PrivateKey) else PrivateKey.read(sign_with)
+        self.trust = trust if self.key is None else (Trust([]) if trust is None else trust).also(self.key.public)
 
     @property
     def shown(self) -> str:
@@ -84,11 +126,13 @@ class Published:
         if self.stored is not None:
             self.stored.refresh()
 
-    def _fetched(self, kind: str, name: str) -> Path:
+    def _fetched(self, version: Version, *, patch: bool = False) -> Path:
         """Return the path of a weight file or a patch; in a folder on S3 or HDFS it is downloaded now."""
+        name = f"patches/{version.name}.patch" if patch else f"versions/{version.name}.fbw"
         if self.stored is not None:
-            self.stored.fetch(f"{kind}/{name}")
-        return self.folder / kind / name
+            facts = (version.patch_bytes, version.patch_sha256) if patch else (version.bytes, version.sha256)
+            self.stored.fetch(name, *facts)
+        return self.folder / name
 
     @property
     def current(self) -> Version | None:
@@ -97,12 +141,26 @@ class Published:
 
     def log(self) -> list[Version]:
         """Return all versions, oldest first. A damaged log raises an error."""
-        return self._log()[0]
+        return self._log().versions
+
+    def statement(self) -> Statement | None:
+        """Return what the trusted keys signed about the current version; None without ``trust`` or without a version."""
+        return self._log().statement
+
+    def claimed(self) -> dict[str, str] | None:
+        """Return the model and the key that the signature of the current version names, unchecked; None without a signature."""
+        return claim_of(self._log().signed)
 
     def file(self, number: int | None = None) -> Path:
         """Return the path of a version's weight file. Default: the current version."""
         version = self._version(number)
-        path = self._fetched("versions", f"{version.name}.fbw")
+        path = self._file_of(version)
+        if self.trust is not None and (wrong := _wrong(path, version.bytes, version.sha256)):
+            raise DataError(wrong[0])
+        return path
+
+    def _file_of(self, version: Version) -> Path:
+        path = self._fetched(version)
         if not path.is_file():
             kept = sorted(int(p.stem) for p in (self.folder / "versions").glob("*.fbw"))
             kept = kept if self.stored is None else self.stored.kept()
@@ -111,36 +169,70 @@ class Published:
 
     def patch(self, number: int) -> Path:
         """Return the path of the patch that turns the previous version into this one."""
-        return self._fetched("patches", f"{self._version(number).name}.patch")
+        return self._fetched(self._version(number), patch=True)
 
     def update(self, file: str | os.PathLike[str]) -> Version:
         """Bring a copy of some version up to date by the patches since; a file that is none becomes the current version whole.
 
         Each step is whole or not at all, and so is the file at any moment.
         """
+        return self.updated(file).version
+
+    def copied(self, file: str | os.PathLike[str], number: int | None = None) -> Version:
+        """Copy the weight file of a version, by default the current one, after comparing it with the version list."""
+        version = self._version(number)
+        what = f"the file of version {version.number} of {self.shown}"
+        _copied(self._file_of(version), local_path(file, "a copy of published weights"), version, what)
+        return version
+
+    def updated(self, file: str | os.PathLike[str], *, whole: bool = False) -> Update:
+        """Do as `update` and return what it took. Patches are taken unless the whole file has fewer bytes, or ``whole`` asks
+        for it. Every file is compared with the version list before it is used."""
         versions = self.log()
         if not versions:
             raise SourceError(f"{self.shown} holds no published version")
-        place = local_path(file, "a copy of published weights")
+        place, last = local_path(file, "a copy of published weights"), versions[-1]
         met = _facts(place) if place.exists() else None
         at = next((v.number for v in reversed(versions) if (v.bytes, v.sha256) == met), None)
         since = versions[at:] if at is not None else []
-        if at is None or sum(v.patch_bytes for v in since) > versions[-1].bytes:
-            _copied(self.file(), place)
-        else:
+        if at is None or whole or sum(v.patch_bytes for v in since) > last.bytes:
+            _copied(self._file_of(last), place, last, f"the file of version {last.number} of {self.shown}")
+            return Update(last, 0, last.bytes)
+        patch = place.with_name(f".{place.name}.patch")
+        try:
             for v in since:
-                apply(place, self._fetched("patches", f"{v.name}.patch"), place)
-        return versions[-1]
+                # Checked and applied as a copy, which nobody else can change between the two.
+                source, what = (
+                    self._fetched(v, patch=True),
+                    f"the patch to version {v.number} of {self.shown}",
+                )
+                _copied(source, patch, v, what, patch=True)
+                made = read_facts(patch).result_sha256
+                if made != v.sha256:
+                    raise DataError(
+                        f"{what} makes another file: its checksum is {made[:12]}…, expected {v.sha256[:12]}…"
+                    )
+                apply(place, patch, place)
+        finally:
+            patch.unlink(missing_ok=True)
+        return Update(last, len(since), sum(v.patch_bytes for v in since))
 
-    def verify(self) -> list[str]:
-        """Check the log, the kept files and the patches against their checksums, and return one message per damaged one."""
+    def verify(self, *, unsigned: bool = False) -> list[str]:
+        """Check the log, the kept files and the patches against their checksums, and return one message per damaged one.
+
+        ``unsigned``: with ``trust``, a version without a signature will do.
+        """
         try:
             if self.stored is not None:
                 self.stored.fetch_all()
-            versions = self.log()
+            log = self._log(unsigned=unsigned)
+            versions, wrong = log.versions, []
+            if log.statement is not None and log.statement.files != (met := self._beside()):
+                changed = [name for name in COVERED if log.statement.files.get(name) != met.get(name)]
+                wrong.append(f"{', '.join(changed)} beside {self.shown} changed after the signature")
         except CtrboxError as error:
             return [str(error)]
-        wrong = _refused(self._features)
+        wrong += _refused(self._features)
         for n, v in enumerate(versions):
             path = self.folder / "versions" / f"{v.name}.fbw"
             if path.exists() or n + 1 == len(versions):
@@ -162,13 +254,16 @@ class Published:
 
     def rollback(self, number: int, *, note: str = "") -> Version:
         """Publish an older version again, as the next version."""
-        source = self.file(number)
-        return self._next(lambda place, _: _copied(source, place), note=note, copy_of=number)
+        version = self._version(number)
+        source, what = self._file_of(version), f"the file of version {number} of {self.shown}"
+        return self._next(lambda place, _: _copied(source, place, version, what), note=note, copy_of=number)
 
     def _next(self, write: Callable[[Path, Path | None], object], *, note: str, copy_of: int = 0) -> Version:
         with self._locked():
-            versions, seal, log_bytes = self._log()
-            self._tidy(versions, log_bytes)
+            log = self._log()
+            versions = log.versions
+            self._need_key(log)
+            self._tidy(versions, log.bytes)
             before = versions[-1] if versions else None
             number = before.number + 1 if before else 1
             place = self.folder / "versions" / f"{number:08}.fbw"
@@ -192,9 +287,9 @@ class Published:
                     *(_facts(patch) if base is not None else (0, "")),
                     copy_of,
                     note,
-                    datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                    _now(),
                 )
-                self._commit(made, seal, log_bytes)
+                self._commit(made, log)
             except BaseException:
                 if not self._is_current(number):  # else CURRENT was renamed, and only its folder could not be synced
                     remove(place)
@@ -207,6 +302,17 @@ class Published:
             if self.stored is not None:
                 self.stored.push()
             return made
+
+    def need_key(self) -> None:
+        """Refuse to publish unsigned versions behind signed ones; whoever publishes much later asks this at once."""
+        self._need_key(self._log())
+
+    def _need_key(self, log: Log) -> None:
+        if log.signed is not None and self.key is None:
+            raise PlanError(
+                f"the versions of {self.shown} are signed, and its servers would refuse an unsigned one; give the private "
+                "key: --sign-with KEY, or sign_with="
+            )
 
     def serves(self, features: Sequence[str]) -> None:
         """Accept only models whose fields are among these from now on: the fields of the plan that a server has."""
@@ -243,8 +349,8 @@ class Published:
             return (found := self.current) is not None and found.number == number
         return False
 
-    def _commit(self, version: Version, seal: str, log_bytes: int) -> None:
-        line, seal = _sealed(seal, asdict(version))
+    def _commit(self, version: Version, log: Log) -> None:
+        line, seal = _sealed(log.seal, asdict(version))
         path = self.folder / "log.jsonl"
         try:
             with path.open("ab") as file:
@@ -253,9 +359,49 @@ class Published:
                 os.fsync(file.fileno())
         except OSError as error:
             raise failure(error, path, path) from error
-        facts = {"version": version.number, "log_bytes": log_bytes + len(line), "log_seal": seal}
+        self._point(version.number, log.bytes + len(line), seal, log.statement)
+
+    def _point(self, version: int, log_bytes: int, seal: str, before: Statement | None) -> None:
+        """Replace CURRENT, signed if there is a key. ``before``: the statement whose model this is."""
+        facts: dict[str, Any] = {"version": version, "log_bytes": log_bytes, "log_seal": seal}
+        if self.key is not None:
+            model = before.model if before is not None else secrets.token_hex(16)
+            files = before.files if before is not None else self._beside()
+            facts["signed"] = Statement(model, version, log_bytes, seal, files, _now()).signed_by(self.key)
         with written_aside(self.folder / "CURRENT") as aside:
             aside.write_bytes(_sealed("", facts)[0])
+
+    def _beside(self) -> dict[str, FileFacts]:
+        """Return the files of a served model that lie beside its versions, which a signature covers as well."""
+        above = self.folder.parent
+        if self.stored is not None:
+            if not self.stored.below:
+                return {}
+            self.stored.stored.pull(lambda name: name in COVERED)
+        elif not (above / COVERED[0]).exists():
+            return {}
+        return {name: FileFacts(*_facts(above / name)) for name in COVERED if (above / name).exists()}
+
+    def sign(self) -> Version:
+        """Sign the current version as it is, with the private key of ``sign_with``.
+
+        For a folder whose versions were not signed before, and to change to another key: then ``trust`` must hold the key that
+        signed the version.
+        """
+        if self.key is None:
+            raise PlanError(
+                f"{self.shown} can be signed with a private key only; give it: --sign-with KEY, or sign_with="
+            )
+        with self._locked():
+            log = self._log(unsigned=True)
+            if not log.versions:
+                raise SourceError(f"{self.shown} holds no published version")
+            for wrong in self.verify(unsigned=True):
+                raise DataError(f"{self.shown} is not signed, because it is damaged: {wrong}")
+            self._point(log.versions[-1].number, log.bytes, log.seal, log.statement)
+            if self.stored is not None:
+                self.stored.push()
+            return log.versions[-1]
 
     def _tidy(self, versions: list[Version], log_bytes: int) -> None:
         """Remove what was never published."""
@@ -290,15 +436,21 @@ class Published:
             raise DataError(f"{self.shown} has no version {number}; its versions are 1 to {len(versions)}")
         return versions[number - 1]
 
-    def _log(self) -> tuple[list[Version], str, int]:
-        """Versions, the last seal, and bytes of the log that count."""
+    def _log(self, *, unsigned: bool = False) -> Log:
+        """Read CURRENT and the log up to it, once. ``unsigned``: with trust, a version without a signature will do."""
         self.refresh()
         pointer = self.folder / "CURRENT"
         try:
             facts = _opened("", read_regular(pointer, MOST_SMALL), pointer)[0]
+            signed = facts.pop("signed", None)
+            statement = None
+            if self.trust is not None and not (unsigned and signed is None):
+                statement = self.trust.accept(signed, self.shown)
+                if (statement.version, statement.log_bytes, statement.log_seal) != tuple(map(facts.get, POINTED)):
+                    raise SignatureError(f"{self.shown} is signed for another version than the one in CURRENT")
             with open_regular(self.folder / "log.jsonl") as file:
                 size = os.fstat(file.fileno()).st_size
-                if set(facts) != {"version", "log_bytes", "log_seal"} or not isinstance(facts["log_bytes"], int):
+                if set(facts) != set(POINTED) or not isinstance(facts["log_bytes"], int):
                     raise DataError(f"{pointer} is not the CURRENT file of a published folder")
                 if not 0 < facts["log_bytes"] <= min(size, MOST_LOG):
                     raise DataError(
@@ -307,7 +459,11 @@ class Published:
                 text = file.read(facts["log_bytes"])
         except FileNotFoundError as error:
             if Path(error.filename) == pointer and not any((self.folder / "patches").glob("*")):
-                return [], "", 0
+                if self.trust is not None and self.trust.version:
+                    raise SignatureError(
+                        f"{self.shown} holds no version, but version {self.trust.version} was accepted before"
+                    ) from None
+                return Log([], "", 0)
             raise SourceError(f"{self.shown} is damaged: {Path(error.filename).name} is missing") from None
         except OSError as error:
             raise SourceError(f"cannot read {self.shown}: {error.strerror or error}") from error
@@ -315,12 +471,30 @@ class Published:
         versions: list[Version] = []
         for line in text.splitlines():
             plain, seal = _opened(seal, line, self.folder / "log.jsonl")
-            if set(plain) != {f.name for f in fields(Version)} or plain["number"] != len(versions) + 1:
+            if not _is_version(plain, len(versions) + 1):
                 raise DataError(f"{self.shown}/log.jsonl is damaged at version {len(versions) + 1}")
             versions.append(Version(**plain))
         if seal != facts["log_seal"] or len(versions) != facts["version"]:
             raise DataError(f"{self.shown} is damaged: CURRENT and log.jsonl do not belong together")
-        return versions, seal, facts["log_bytes"]
+        if self.trust is not None and statement is not None:
+            self.trust.remember(statement)
+        return Log(versions, seal, facts["log_bytes"], signed, statement)
+
+
+def _is_version(plain: Mapping[str, Any], number: int) -> bool:
+    """Return whether a line of the log describes this version, with sizes and checksums that can be relied on."""
+    if set(plain) != {f.name for f in fields(Version)} or plain["number"] != number:
+        return False
+    sizes = [plain[name] for name in ("bytes", "patch_bytes", "copy_of")]
+    texts = [plain[name] for name in ("kind", "sha256", "patch_sha256", "note", "time")]
+    if not all(type(size) is int and size >= 0 for size in sizes) or not all(isinstance(text, str) for text in texts):
+        return False
+    sums = [plain["sha256"]] if not plain["patch_bytes"] else [plain["sha256"], plain["patch_sha256"]]
+    return all(_SHA256.fullmatch(one) for one in sums)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _sealed(before: str, facts: dict[str, Any]) -> tuple[bytes, str]:
@@ -344,9 +518,25 @@ def _seal(before: str, facts: dict[str, Any]) -> str:
     return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
 
 
-def _copied(source: Path, place: Path) -> None:
+def _copied(source: Path, place: Path, version: Version, what: str, *, patch: bool = False) -> None:
+    """Copy the weight file or the patch of a version, if it is what the version list says. ``what``: the file, in words."""
+    size, sha256 = (version.patch_bytes, version.patch_sha256) if patch else (version.bytes, version.sha256)
+    digest, met = hashlib.sha256(), 0
     with written_aside(place) as aside:
-        shutil.copyfile(source, aside)
+        try:
+            given = open_regular(source, follow=True)
+        except OSError as error:
+            raise SourceError(f"cannot read {source}, {what}: {error.strerror or error}") from error
+        with given, aside.open("wb") as file:
+            while met <= size and (block := given.read(min(BLOCK, size + 1 - met))):
+                digest.update(block)
+                file.write(block)
+                met += len(block)
+        if (met, digest.hexdigest()) != (size, sha256):
+            raise DataError(
+                f"{what} is damaged: it has {'more than ' if met > size else ''}{min(met, size):,} bytes, expected {size:,} bytes"
+                + (", and another checksum" if met == size else "")
+            )
 
 
 def _facts(path: Path) -> tuple[int, str]:

@@ -83,6 +83,9 @@ class Metrics:
         self.everyone = list(everyone) or [self.cells]
         self.applied = 0  # versions loaded while serving
         self.refused = 0  # versions that could not be
+        self.signatures_refused = 0  # those of them that no trusted key signed as they are
+        self.by_patches = self.by_whole_file = 0  # versions loaded while serving, by what was read for them
+        self.version_bytes = 0  # read for them
         self.last_reload: dict[str, Any] = {}
         self.last_refusal = ""
         self.staleness: Stale | None = None
@@ -142,16 +145,24 @@ class Metrics:
 
     # ---- versions
 
-    def reloaded(self, version: int, seconds: float, how: str) -> None:
+    def reloaded(self, version: int, seconds: float, how: str, read: int = 0) -> None:
+        """``how`` a version came, "whole file" or by patches; ``read``: bytes that were read for it."""
         with self._lock:
             self.applied += 1
+            if how == "whole file":
+                self.by_whole_file += 1
+            else:
+                self.by_patches += 1
+            self.version_bytes += read
             self.last_refusal = ""  # what was wrong is so no more
             self.staleness = None
             self.last_reload = {"version": version, "seconds": seconds, "how": how, "at": time.time()}
 
-    def not_reloaded(self, reason: str) -> None:
+    def not_reloaded(self, reason: str, *, signature: bool = False) -> None:
+        """``signature``: the version is not what a trusted key signed."""
         with self._lock:
             self.refused += 1
+            self.signatures_refused += signature
             self.last_refusal = reason
 
     def stale(self, version: int, reason: str) -> None:
@@ -176,6 +187,8 @@ class Metrics:
             return {
                 "applied": self.applied,
                 "refused": self.refused,
+                "signatures_refused": self.signatures_refused,
+                "by": [self.by_patches, self.by_whole_file, self.version_bytes],
                 "last_reload": self.last_reload,
                 "last_refusal": self.last_refusal,
                 "stale": None if self.staleness is None else asdict(self.staleness),
@@ -185,6 +198,8 @@ class Metrics:
         """Take over what the process that takes up new versions told."""
         with self._lock:
             self.applied, self.refused = told["applied"], told["refused"]
+            self.signatures_refused = told["signatures_refused"]
+            self.by_patches, self.by_whole_file, self.version_bytes = told["by"]
             self.last_reload, self.last_refusal = told["last_reload"], told["last_refusal"]
             self.staleness = None if told["stale"] is None else Stale(**told["stale"])
 
@@ -226,6 +241,10 @@ class Metrics:
                 "candidates": self.candidates,
                 "patches_applied": self.applied,
                 "patches_refused": self.refused,
+                "signatures_refused": self.signatures_refused,
+                "versions_by_patches": self.by_patches,
+                "versions_by_whole_file": self.by_whole_file,
+                "version_bytes": self.version_bytes,
             }
         lines = ["# HELP ctrbox_requests_total Requests answered.", "# TYPE ctrbox_requests_total counter"]
         lines += [

@@ -9,11 +9,16 @@
 
 `create` writes it whole or not at all; from then on only `weights/` and `online.json` change. Joined views are opened where the
 plan found them, or where ``views`` says. Refused: a damaged file, a plan and weights that do not belong together.
+
+With ``trust``, only files that a trusted key signed are opened (publish/statement.py): those of a local folder as copies of this
+process's own, so that nobody can change a file between its check and its use.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,16 +29,19 @@ import pyarrow.feather as feather
 
 from ctrbox.arguments.names import nearest
 from ctrbox.engines.plan import Plan
-from ctrbox.errors import DataError, PlanError, SourceError, WriteError
+from ctrbox.errors import DataError, PlanError, SignatureError, SourceError, WriteError
 from ctrbox.ffm.engine import DeepFFM
 from ctrbox.files.atomic import written_aside
-from ctrbox.files.regular import open_regular
+from ctrbox.files.own_folder import OwnFolder
+from ctrbox.files.regular import open_regular, read_regular
 from ctrbox.files.sealed import read_sealed, sealed
 from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.files.urls import stored_url
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.predict.predictor import Predictor
+from ctrbox.publish.keys import PrivateKey
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
+from ctrbox.publish.statement import FileFacts, Trust
 from ctrbox.publish.stored_versions import StoredVersions
 from ctrbox.publish.versions import Published
 from ctrbox.views.view import Merge
@@ -57,17 +65,34 @@ class ModelFolder:
     context: tuple[str, ...]  # columns of the log that come once per request; of a run: as each request says
     fingerprint: str  # of the plan; "" of a run, which checks it itself
     stored: StoredFolder | None = None  # the folder on S3 or HDFS of which ``folder`` is the local copy
+    key: PrivateKey | None = None  # that signs new versions
+    trust: Trust | None = None  # believe only what its keys signed
+    signed_copy: SignedCopy | None = None  # of a local folder: ``folder`` is this copy
 
     @staticmethod
-    def open(folder: str | os.PathLike[str]) -> ModelFolder:
-        """Open a local folder, or one on s3:// or hdfs://, which is downloaded without the weights of its versions."""
-        url, stored = stored_url(folder, "a served model"), None
+    def open(
+        folder: str | os.PathLike[str],
+        *,
+        sign_with: PrivateKey | str | os.PathLike[str] | None = None,
+        trust: Trust | None = None,
+    ) -> ModelFolder:
+        """Open a local folder, or one on s3:// or hdfs://, which is downloaded without the weights of its versions.
+
+        ``sign_with``, ``trust``: as for ``cb.publish.Published``.
+        """
+        key = sign_with if sign_with is None or isinstance(sign_with, PrivateKey) else PrivateKey.read(sign_with)
+        trust = trust if key is None else (Trust([]) if trust is None else trust).also(key.public)
+        url, stored, copy = stored_url(folder, "a served model"), None, None
         place = Path(folder)
         if url is not None:
             stored = StoredFolder(url, "a served model")
             stored.need()
-            stored.pull(lambda name: not name.startswith(LATER))
+            if trust is None:
+                stored.pull(lambda name: not name.startswith(LATER))
             place = stored.path
+        if trust is not None and (stored is not None or place.is_dir()):
+            copy = pull_signed(place, stored, trust)
+            place = place if copy is None else copy.folder
         if not place.is_dir():
             raise SourceError(f"there is no model folder {place}")
         if not (place / MANIFEST).exists() and (place / "config.json").exists():
@@ -80,21 +105,25 @@ class ModelFolder:
                 f"{place / MANIFEST} describes a model of kind {kind!r}; this version serves {DEEP_FFM!r} and {CLICK_MODEL!r}"
             )
         assert isinstance(kind, str)
-        return ModelFolder(place, kind, tuple(map(str, context)), fingerprint, stored)
+        return ModelFolder(place, kind, tuple(map(str, context)), fingerprint, stored, key, trust, copy)
 
     @property
     def published(self) -> Published:
         """The published versions of the model's weights, with patches, log and rollback."""
         if self.kind == RUN:
             raise PlanError(f"{self.folder} is the folder of a run, which has no published versions")
-        if self.stored is not None:
-            return Published(StoredVersions(self.stored, f"{WEIGHTS}/"))
-        return Published(self.folder / WEIGHTS)
+        where = self.source / WEIGHTS if self.stored is None else StoredVersions(self.stored, f"{WEIGHTS}/")
+        return Published(where, sign_with=self.key, trust=self.trust)
+
+    @property
+    def source(self) -> Path:
+        """The local folder that was opened, also where ``folder`` is a copy of its signed files."""
+        return self.folder if self.signed_copy is None else self.signed_copy.source
 
     @property
     def online(self) -> Path:
-        """Path of the file in which an online learner reports its progress to the server."""
-        return self.folder / ONLINE
+        """Path of the file in which an online learner reports its progress to the server. It is not signed."""
+        return self.source / ONLINE
 
     def plan(
         self,
@@ -108,6 +137,8 @@ class ModelFolder:
         if self.kind == RUN:
             raise PlanError(f"{self.folder} is a run folder; open it with cb.Run.load")
         given = dict(views or {})
+        if self.signed_copy is not None:  # the views beside the folder itself may be opened, as without signatures
+            allow_views = [*allow_views, str(self.source.resolve().parent)]
         path = self.folder / LOG
         if path.exists():
             try:
@@ -144,14 +175,16 @@ def create(
     context: Sequence[str],
     note: str = "",
     quantise: bool = True,
+    sign_with: PrivateKey | str | os.PathLike[str] | None = None,
 ) -> ModelFolder:
     """Write a model's folder, which may be on s3:// or hdfs://, with version 1 published, whole or not at all.
 
     ``engine``: a Deep FFM, or a run; vectors of all objects of its Model Servers are computed now. Of a model of your own class
     only the weights are kept: whoever serves them brings the class (``ctrbox serve model/ --job job.py``). ``context``: the
     columns of the log that come once per request; every other one that the plan reads comes with each candidate. ``quantise``:
-    weights as 16-bit codes.
+    weights as 16-bit codes. ``sign_with``: a private key, or its file, that signs the folder and its versions.
     """
+    key = sign_with if sign_with is None or isinstance(sign_with, PrivateKey) else PrivateKey.read(sign_with)
     url = stored_url(folder, "a served model")
     stored = None if url is None else StoredFolder(url, "a served model")
     place = Path(folder) if stored is None else stored.path
@@ -181,11 +214,54 @@ def create(
             empty = schema.with_metadata({"view": plan.log.name}).empty_table()
             with written_aside(aside / LOG) as file:
                 feather.write_feather(empty, str(file), compression="uncompressed")
-        Published(aside / WEIGHTS).publish(engine, note=note, quantise=quantise)
         manifest = {"kind": engine.kind, "context": list(context), "fingerprint": plan.fingerprint}
         with written_aside(aside / MANIFEST) as file:
             file.write_text(sealed(manifest), encoding="utf-8")
+        # Last, because a signature covers the other files.
+        Published(aside / WEIGHTS, sign_with=key).publish(engine, note=note, quantise=quantise)
     if stored is not None:
         stored.push()
         stored.close()
-    return ModelFolder.open(folder)
+    return ModelFolder.open(folder, sign_with=key)
+
+
+class SignedCopy:
+    """Copies of the signed files of a local model folder, ``source``, in a folder of this process's own, ``folder``."""
+
+    def __init__(self, source: Path, files: Mapping[str, FileFacts]) -> None:
+        own = OwnFolder("ctrbox-signed-")
+        self._finalize = weakref.finalize(self, own.close)
+        self.source, self.folder = source, own.place / (source.resolve().name or "model")
+        self.folder.mkdir()
+        for name, facts in files.items():
+            try:
+                read = read_regular(source / name, facts.bytes)
+            except OSError as error:
+                raise SourceError(f"cannot read {source / name}: {error.strerror or error}") from error
+            except DataError as error:
+                raise SignatureError(f"{error}, as it was signed") from None
+            if FileFacts(len(read), hashlib.sha256(read).hexdigest()) != facts:
+                raise SignatureError(f"{source / name} was changed after it was signed")
+            (self.folder / name).write_bytes(read)
+
+
+def pull_signed(place: Path, stored: StoredFolder | None, trust: Trust) -> SignedCopy | None:
+    """Fetch the files that are signed beside the versions of a model, and no others; for a local folder return copies of them."""
+    shown = place if stored is None else stored.url
+    where = place / WEIGHTS if stored is None else StoredVersions(stored, f"{WEIGHTS}/")
+    statement = Published(where, trust=trust).statement()
+    if statement is None or MANIFEST not in statement.files or PLAN not in statement.files:
+        met = "its signature does not cover a plan" if statement is not None else "it holds no published version"
+        raise SignatureError(
+            f"{shown} is not a signed model folder: {met}. Make one: ctrbox publish create --sign-with KEY"
+        )
+    if stored is None:
+        return SignedCopy(place, statement.files)
+    for name, facts in statement.files.items():
+        held = stored.files.get(name)
+        if held is None or (held.bytes, held.sha256) != (facts.bytes, facts.sha256):
+            raise SignatureError(
+                f"{name} of {stored.url} {'is missing' if held is None else 'was changed after it was signed'}"
+            )
+    stored.pull(lambda name: name in statement.files)
+    return None

@@ -1,13 +1,14 @@
 """Loads new versions while serving: a thread watches the CURRENT file of the published folder.
 
-The server has its own copy of the weights. A new version comes as the patches since the copy's, each checked against its base
-and its result before anything is written; then the copy is loaded beside the model that serves, and one reference is replaced.
+The server has its own copy of the weights (own_copy.py). A new version comes as the patches since the copy's, or whole where that
+is fewer bytes; each file is compared with the version list, which may be signed, before anything is written. Then the copy is
+loaded beside the model that serves, and one reference is replaced.
 What is refused is said and counted once, and the old version goes on. The reason decides what follows:
 
     a passing fault     no file handle, a full disk, no memory, a folder that cannot be read for now: tried again, after 1 s,
                         2 s, 4 s and so on up to a minute, for as long as it takes
-    a damaged version   a checksum, a field that the plan has not: not tried again; when a later version is published, its whole
-                        file is taken instead of a chain that holds the bad patch
+    a damaged version   a checksum, a signature, a field that the plan has not: not tried again; when a later version is
+                        published, its whole file is taken instead of a chain that holds the bad patch
 
 As long as a newer version is published than the one that serves, the model is stale: `Metrics.stale` says since when and why.
 
@@ -18,27 +19,23 @@ workers open (`SharedVersions`), and they follow (follow.py).
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import math
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ctrbox.errors import CtrboxError, DataError, WriteError
-from ctrbox.files.atomic import written_aside
-from ctrbox.files.own_folder import OwnFolder
+from ctrbox.errors import CtrboxError, SignatureError
 from ctrbox.publish.shared import write_shared
 from ctrbox.publish.sources import DEEP_FFM
-from ctrbox.publish.versions import Published, Version
+from ctrbox.publish.versions import Published, Update, Version
 from ctrbox.serve.metrics import Metrics
+from ctrbox.serve.own_copy import OwnCopy
 from ctrbox.serve.served import Updated
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds until the next try after a passing fault
-OWN_PREFIX = "ctrbox-serve-"  # of the temporary folder with the server's own copy of the weights
 log = logging.getLogger("ctrbox.serve")
 
 
@@ -46,21 +43,20 @@ class Reloader:
     """``start`` to watch every ``period`` seconds; ``look`` does it once, here."""
 
     def __init__(
-        self, served: Updated, published: Published, metrics: Metrics, period: float = 0.5, *, shares: bool = False
+        self,
+        served: Updated,
+        published: Published,
+        metrics: Metrics,
+        period: float = 0.5,
+        *,
+        shares: bool = False,
+        own: OwnCopy | None = None,
     ) -> None:
-        """``shares``: leave each version as a file for other processes."""
+        """``shares``: leave each version as a file for other processes. ``own``: the copy that the model was loaded from."""
         self.served, self.published, self.metrics, self.period = served, published, metrics, period
-        self._own = OwnFolder(OWN_PREFIX)
-        self.copy = self._own.place / "served.fbw"
-        try:
-            shutil.copyfile(published.file(served.version), self.copy)
-        except OSError as error:
-            self._own.close()
-            raise WriteError(f"cannot copy the weights to {self.copy.parent}: {error.strerror or error}") from error
-        except BaseException:
-            self._own.close()
-            raise
-        self.shared = SharedVersions(self._own.place) if shares else None
+        self.own = OwnCopy(published, served.version) if own is None else own
+        self.copy = self.own.file
+        self.shared = SharedVersions(self.own.folder) if shares else None
         self.refused: set[int] = set()  # versions that were tried and could not be taken
         self._seen: tuple[int, ...] = ()  # facts of CURRENT when it was last read
         self._retry_at = math.inf  # by the monotonic clock
@@ -76,7 +72,7 @@ class Reloader:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._own.close()
+        self.own.close()
 
     def _watch(self) -> None:
         while not self._stop.wait(self.period):
@@ -109,7 +105,8 @@ class Reloader:
                 return False
             if version.number in self.refused:
                 return False
-            version, how = self._update(version)
+            update = self._update(version)
+            version = update.version
             if self.shared is None:
                 self.served.take(self.copy, version.number)
             else:
@@ -120,21 +117,17 @@ class Reloader:
         self.refused = {n for n in self.refused if n > version.number}
         self._wait, self._told = FIRST_WAIT, ""
         seconds = time.perf_counter() - began
-        self.metrics.reloaded(version.number, seconds, how)
-        log.info("serving version %d, by %s in %.2f s", version.number, how, seconds)
+        self.metrics.reloaded(version.number, seconds, update.how, update.bytes)
+        log.info(
+            "serving version %d, by %s in %.2f s: read %s bytes, the whole file has %s",
+            version.number, update.how, seconds, f"{update.bytes:,}", f"{version.bytes:,}",
+        )  # fmt: skip
         return True
 
-    def _update(self, version: Version) -> tuple[Version, str]:
-        """Bring the copy to a version, or to one published meanwhile; which, and how in words."""
-        if self.refused.isdisjoint(range(self.served.version + 1, version.number + 1)):
-            return self.published.update(self.copy), "patch"
-        with written_aside(self.copy) as aside:
-            shutil.copyfile(self.published.file(version.number), aside)
-            with aside.open("rb") as file:
-                met = (aside.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
-            if met != (version.bytes, version.sha256):
-                raise DataError(f"the file of version {version.number} is damaged: its checksum does not match")
-        return version, "whole file"
+    def _update(self, version: Version) -> Update:
+        """Bring the copy to a version, or to one published meanwhile."""
+        refused = not self.refused.isdisjoint(range(self.served.version + 1, version.number + 1))
+        return self.published.updated(self.copy, whole=refused)
 
     def _failed(self, version: Version | None, error: Exception) -> None:
         """Say and count what went wrong, once for each reason; plan the next try where it may go right by itself."""
@@ -151,7 +144,7 @@ class Reloader:
         told = f"{what}: {type(error).__name__} {_errno(error)}"  # a message may hold numbers that change, such as free bytes
         if told != self._told:
             self._told = told
-            self.metrics.not_reloaded(reason)
+            self.metrics.not_reloaded(reason, signature=isinstance(error, SignatureError))
             log.warning("could not load %s, still serving version %d; %s: %s", what, self.served.version, then, error)
 
 

@@ -32,6 +32,7 @@ from ctrbox.serve.request import Request, RequestReader
 
 if TYPE_CHECKING:
     from ctrbox.predict.run_predictor import RunPredictor
+    from ctrbox.serve.own_copy import OwnCopy
     from ctrbox.serve.served_model import ServedModel
 
 Scores = npt.NDArray[np.float32]
@@ -278,11 +279,13 @@ def open_served(
     own_model: Any = None,
     cache_bytes: int = 256 << 20,
     most_candidates: int = 1000,
+    own: OwnCopy | None = None,
 ) -> ServedFfm | ServedModel | ServedRun:
     """The model of a folder, ready to score. ``servers``: vector files of a run's Model Servers, by field.
 
     ``views``, ``allow_operators``, ``allow_views``: as for ``cb.Plan.load``. ``own_plan`` and ``own_model``: of the user's job,
-    where the model is of a class of their own.
+    where the model is of a class of their own. ``own``: the server's copy of the weights; without it,
+    the current version is read in the folder.
     """
     if folder.kind == RUN:
         from ctrbox.predict.run_folder import servers_of
@@ -304,12 +307,14 @@ def open_served(
             f"servers= can only be used with a run folder; {folder.folder} was published with its vectors, so remove servers="
         )
     plan = folder.plan(views, allow_operators=allow_operators, allow_views=allow_views)
-    version = folder.published.current
+    published = folder.published
+    version = published.current if own is None else own.version
+    number = version.number if version else 0
+    file = published.file() if own is None else own.file
     if folder.kind == CLICK_MODEL:
         from ctrbox.serve.served_model import ServedModel
 
         sizes = {"cache_bytes": cache_bytes, "most_candidates": most_candidates}
-        number = version.number if version else 0
-        return ServedModel(plan, folder.context, folder.published.file(), number, own=own_model, **sizes)
-    live = Live(folder.engine(), version.number if version else 0)
+        return ServedModel(plan, folder.context, file, number, own=own_model, **sizes)
+    live = Live(DeepFFM.load(file, learns=False), number)
     return ServedFfm(plan, folder.context, live, cache_bytes=cache_bytes, most_candidates=most_candidates)

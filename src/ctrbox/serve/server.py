@@ -26,12 +26,14 @@ from typing import Any
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.publish.sources import DEEP_FFM
+from ctrbox.publish.statement import Trust
 from ctrbox.serve.files import connections_allowed
 from ctrbox.serve.follow import Follower
 from ctrbox.serve.hosts import AllowedHosts
 from ctrbox.serve.listener import Listener
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import RUN, ModelFolder
+from ctrbox.serve.own_copy import OwnCopy
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.reload import Reloader
 from ctrbox.serve.served import ServedRun, open_served
@@ -71,6 +73,9 @@ class Settings:
     tls_key: Path | None = None
     allow_hosts: tuple[str, ...] = ()  # more names that a server without a token answers to
     allow_views: Sequence[str] = ()  # paths that the plan may open, as for cb.Plan.load
+    public_keys: Sequence[Path] = ()  # of which one must have signed the model; none: signatures are not checked
+    model_id: str = ""  # that a signed model must have; "": that of the first version
+    trust_file: Path | None = None  # in which the server remembers the newest signed version
     own_plan: Any = None  # plan and model of the user's job, for a model of their own class
     own_model: Any = None
 
@@ -117,6 +122,9 @@ def check(settings: Settings) -> None:
         len(settings.token) > 4096 or not settings.token.isascii() or not settings.token.isprintable()
     ):
         raise PlanError("a token must be printable ASCII of at most 4096 characters")
+    if not settings.public_keys and (settings.model_id or settings.trust_file is not None):
+        option = "--model-id" if settings.model_id else "--trust-file"
+        raise PlanError(f"{option} is about signed models; give the key of their publisher as well: --public-key FILE")
     if settings.tls_key is not None and settings.tls_cert is None:
         raise PlanError("--tls-key needs the certificate that the key belongs to: --tls-cert FILE")
 
@@ -135,14 +143,27 @@ class Server:
     def open(folder: str | os.PathLike[str], settings: Settings) -> Server:
         check(settings)
         certificate = None if settings.tls_cert is None else Certificate(settings.tls_cert, settings.tls_key)
-        found = ModelFolder.open(folder)
-        limits = settings.limits
+        trust = None
+        if settings.public_keys:
+            trust = Trust(settings.public_keys, model_id=settings.model_id, memory=settings.trust_file)
+        found = ModelFolder.open(folder, trust=trust)
         if found.kind != DEEP_FFM:
             import torch
 
             # A request is too small to be divided: waking others takes longer than its work. Set before the model is opened, so
             # that torch starts no threads, which workers would not have.
             torch.set_num_threads(1)
+        own = None if found.kind == RUN else OwnCopy(found.published)
+        try:
+            return Server._opened(found, own, settings, certificate)
+        except BaseException:
+            if own is not None:
+                own.close()
+            raise
+
+    @staticmethod
+    def _opened(found: ModelFolder, own: OwnCopy | None, settings: Settings, certificate: Certificate | None) -> Server:
+        limits = settings.limits
         served = open_served(
             found,
             views=settings.views,
@@ -153,6 +174,7 @@ class Server:
             own_model=settings.own_model,
             cache_bytes=limits.cache_bytes,
             most_candidates=limits.candidates,
+            own=own,
         )
         workers = worker_count(settings.workers, found.kind, served, limits.connections)
         if workers > 1:
@@ -161,12 +183,12 @@ class Server:
         queue = ScoringQueue(int(threads), limits.waiting, limits.deadline_ms / 1000, limits.client_share)
         name = settings.name or found.folder.resolve().name or "model"
         hosts = None if settings.token else AllowedHosts(settings.host, settings.allow_hosts)
-        service = Service(served, name, queue, limits, settings.token.encode(), found.online, hosts=hosts)
+        online = found.online if found.trust is None else None  # what a learner says of itself is not signed
+        service = Service(served, name, queue, limits, settings.token.encode(), online, hosts=hosts)
         reloader = None
         if not isinstance(served, ServedRun):
-            how = {"shares": True} if workers > 1 else {}
             period = settings.reload_seconds if found.stored is None else max(settings.reload_seconds, STORED_SECONDS)
-            reloader = Reloader(served, found.published, service.metrics, period, **how)
+            reloader = Reloader(served, found.published, service.metrics, period, shares=workers > 1, own=own)
         return Server(settings, service, reloader, certificate, workers)
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:

@@ -1,0 +1,297 @@
+"""Signed versions: what a key signs is believed, and nothing else; key files keep their format and their permissions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ctrbox.errors import CtrboxError, DataError, PlanError, SignatureError, SourceError, WriteError
+from ctrbox.files.sealed import sealed
+from ctrbox.publish import Part, PrivateKey, PublicKey, Published, Trust, Weights, keygen, write_weights
+from ctrbox.publish import versions as module
+from tests.publish import forged
+
+
+def publish(folder: Published, place: Path, seed: int) -> None:
+    weights = np.zeros(50_000, np.float32)
+    weights[:3] = np.random.default_rng(seed).random(3)
+    write_weights(place / "w.fbw", Weights("test", {}, [Part.floats("w", weights)]), quantise=False)
+    folder.publish(place / "w.fbw")
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    keygen(tmp_path / "key")
+    return tmp_path / "key"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, key: Path) -> Published:
+    """Three versions, signed."""
+    made = Published(tmp_path / "published", sign_with=key)
+    for seed in range(3):
+        publish(made, tmp_path, seed)
+    return made
+
+
+def reader(folder: Published, key: Path, **options: str) -> Published:
+    return Published(folder.folder, trust=Trust([f"{key}.pub"], **options))
+
+
+def test_a_signed_folder_is_read_followed_and_rolled_back(folder: Published, key: Path, tmp_path: Path) -> None:
+    trusting = reader(folder, key)
+    copy = tmp_path / "served.fbw"
+    assert trusting.update(copy).number == 3
+    publish(folder, tmp_path, 4)
+    made = trusting.updated(copy)
+    assert (made.version.number, made.how) == (4, "patch")
+    folder.rollback(2)
+    assert trusting.update(copy).number == 5
+    assert copy.read_bytes() == folder.file(2).read_bytes()
+    assert trusting.verify() == []
+    statement, other = trusting.statement(), reader(folder, key).statement()
+    assert statement is not None
+    assert statement == other
+    assert (statement.version, statement.files) == (5, {})
+    # Whoever does not ask for signatures reads the folder as before, and cannot publish unsigned versions into it.
+    plain = Published(folder.folder)
+    assert plain.file() == folder.file()
+    assert plain.claimed() == {"model": statement.model, "key": PublicKey.read(f"{key}.pub").id}
+    with pytest.raises(
+        PlanError, match=r"are signed, and its servers would refuse an unsigned one; give the private key"
+    ):
+        publish(plain, tmp_path, 5)
+    assert trusting.update(copy).number == 5
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def rewritten(folder: Published, change: Callable[[list[dict[str, object]]], None]) -> None:
+    """Change the version list and make its seals true again, as whoever can write the folder is able to do."""
+    pointer = json.loads((folder.folder / "CURRENT").read_text())
+    lines = [json.loads(line) for line in (folder.folder / "log.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["seal"]
+    change(lines)
+    text, seal = b"", ""
+    for line in lines:
+        one, seal = module._sealed(seal, line)
+        text += one
+    (folder.folder / "log.jsonl").write_bytes(text)
+    facts = {**pointer, "log_bytes": len(text), "log_seal": seal}
+    del facts["seal"]
+    (folder.folder / "CURRENT").write_bytes(module._sealed("", facts)[0])
+
+
+def test_a_forged_version_list_is_refused(folder: Published, key: Path) -> None:
+    plain = Published(folder.folder)
+
+    def other_weights(lines: list[dict[str, object]]) -> None:
+        lines[-1]["sha256"] = lines[0]["sha256"]
+
+    rewritten(plain, other_weights)
+    assert plain.log()[-1].number == 3  # its checksums are true
+    with pytest.raises(SignatureError, match="is signed for another version than the one in CURRENT"):
+        reader(folder, key).log()
+
+
+def test_an_older_version_is_not_taken_for_a_new_one(folder: Published, key: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(folder.folder, old)
+    trusting = reader(folder, key, memory=str(tmp_path / "trust"))
+    publish(folder, tmp_path, 4)
+    assert trusting.log()[-1].number == 4
+    for name in ("CURRENT", "log.jsonl"):
+        shutil.copyfile(old / name, folder.folder / name)
+    with pytest.raises(
+        SignatureError, match="is version 3, older than version 4, which was accepted before; a rollback is"
+    ):
+        trusting.log()
+    # After a restart the trust file knows; without one any signed version is accepted.
+    with pytest.raises(SignatureError, match="older than version 4"):
+        reader(folder, key, memory=str(tmp_path / "trust")).log()
+    assert reader(folder, key).log()[-1].number == 3
+    # Another version 4: the publisher was restored from a backup.
+    publish(Published(folder.folder, sign_with=key), tmp_path, 5)
+    with pytest.raises(SignatureError, match="is version 4 with other contents than those accepted before"):
+        trusting.log()
+    publish(Published(folder.folder, sign_with=key), tmp_path, 6)
+    assert trusting.log()[-1].number == 5
+    (folder.folder / "CURRENT").unlink()
+    shutil.rmtree(folder.folder / "patches")
+    with pytest.raises(SignatureError, match="holds no version, but version 5 was accepted before"):
+        trusting.log()
+
+
+def test_another_model_of_the_same_key_is_refused(folder: Published, key: Path, tmp_path: Path) -> None:
+    other = Published(tmp_path / "other", sign_with=key)
+    for seed in range(5):
+        publish(other, tmp_path, seed)
+    mine, theirs = folder.statement(), other.statement()
+    assert mine is not None
+    assert theirs is not None
+    assert mine.model != theirs.model
+    trusting = reader(folder, key)
+    trusting.log()
+    shutil.rmtree(folder.folder)
+    shutil.copytree(other.folder, folder.folder)
+    with pytest.raises(
+        SignatureError, match=f"is signed for another model, {theirs.model}; expected the model {mine.model}"
+    ):
+        trusting.log()
+    with pytest.raises(SignatureError, match="signed for another model"):
+        reader(folder, key, model_id=mine.model).log()
+    assert reader(folder, key, model_id=theirs.model).log()[-1].number == 5
+
+
+def test_another_key_and_no_signature_are_refused_and_keys_can_be_changed(
+    folder: Published, key: Path, tmp_path: Path
+) -> None:
+    keygen(tmp_path / "next")
+    both = Trust([f"{key}.pub", tmp_path / "next.pub"])
+    ids = {name: PublicKey.read(f"{tmp_path / name}.pub").id for name in ("key", "next")}
+    with pytest.raises(
+        SignatureError, match=f"by the key {ids['key']}, which is not trusted here; trusted: {ids['next']}"
+    ):
+        Published(folder.folder, trust=Trust([tmp_path / "next.pub"])).log()
+    with pytest.raises(SignatureError, match="not trusted here"):
+        publish(Published(folder.folder, sign_with=tmp_path / "next"), tmp_path, 9)
+    following = Published(folder.folder, trust=both)
+    before = following.statement()
+    changing = Published(folder.folder, sign_with=tmp_path / "next", trust=Trust([f"{key}.pub"]))
+    assert changing.sign().number == 3
+    after = following.statement()
+    assert before is not None
+    assert after is not None
+    assert (after.model, after.version) == (before.model, 3)
+    publish(Published(folder.folder, sign_with=tmp_path / "next"), tmp_path, 9)
+    assert following.log()[-1].number == 4
+
+    unsigned = Published(tmp_path / "unsigned")
+    publish(unsigned, tmp_path, 0)
+    with pytest.raises(SignatureError, match=r"is not signed; expected a signature by the key .* ctrbox publish sign"):
+        Published(unsigned.folder, trust=both).log()
+    signing = Published(unsigned.folder, sign_with=key)
+    with pytest.raises(SignatureError, match="is not signed"):
+        publish(signing, tmp_path, 1)  # whoever removed a signature must not get it back by waiting
+    assert signing.sign().number == 1
+    assert reader(unsigned, key).log()[-1].number == 1
+    flip(unsigned.file(), 200)
+    with pytest.raises(DataError, match="is not signed, because it is damaged"):
+        signing.sign()
+    with pytest.raises(PlanError, match="with a private key only"):
+        unsigned.sign()
+    with pytest.raises(PlanError, match="there is no public key"):
+        Published(folder.folder, trust=Trust([])).log()
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "longer", "another's", "gone"])
+@pytest.mark.parametrize("what", ["patches/00000003.patch", "versions/00000003.fbw"])
+def test_changed_files_are_refused_before_a_copy_changes(
+    folder: Published, key: Path, tmp_path: Path, what: str, how: str
+) -> None:
+    trusting, copy, path = reader(folder, key), tmp_path / "served.fbw", folder.folder / what
+    if what.startswith("patches"):
+        shutil.copyfile(folder.file(2), copy)
+    before = copy.read_bytes() if copy.exists() else None
+    whole = path.read_bytes()
+    another = path.with_name(path.name.replace("3", "2")).read_bytes()
+    path.write_bytes(
+        {"cut": whole[:-9], "flipped": b"C" * len(whole), "longer": whole + b"\0", "another's": another}.get(how, b"")
+    )
+    if how == "gone":
+        path.unlink()
+    with pytest.raises(CtrboxError, match="version 3 ") as met:
+        trusting.update(copy)
+    assert isinstance(met.value, SourceError | DataError)
+    assert (copy.read_bytes() if copy.exists() else None) == before
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+    if what.startswith("versions") and how != "gone":
+        with pytest.raises(DataError, match="damaged"):
+            trusting.file()
+
+
+def test_key_files_are_checked_and_never_replaced(key: Path, tmp_path: Path) -> None:
+    public, private = PublicKey.read(f"{key}.pub"), PrivateKey.read(key)
+    assert private.public == public
+    secret = json.loads(key.read_text())["key"]
+    assert secret not in repr(private)
+    assert secret not in str(vars(private))
+    assert key.stat().st_mode & 0o777 == 0o600
+    signature = private.sign(b"text")
+    assert public.verifies(signature, b"text")
+    assert not public.verifies(signature, b"texts")
+    assert not public.verifies(b"\0" * 64, b"text")
+    assert not public.verifies(b"", b"text")
+    with pytest.raises(WriteError, match="exists and is not replaced: a lost private key cannot be restored"):
+        keygen(key)
+    (tmp_path / "taken.pub").write_text("mine")
+    with pytest.raises(WriteError, match=r"taken\.pub exists"):
+        keygen(tmp_path / "taken")
+    assert not (tmp_path / "taken").exists()
+    for mode in (0o644, 0o640, 0o620, 0o604):
+        key.chmod(mode)
+        with pytest.raises(
+            DataError, match=rf"has the mode {mode:04o}, so other users can read or change it; .* chmod 600 "
+        ):
+            PrivateKey.read(key)
+    key.chmod(0o400)
+    (tmp_path / "link").symlink_to(key)  # as Kubernetes mounts secrets
+    assert PrivateKey.read(tmp_path / "link").id == public.id
+    Path(f"{key}.pub").chmod(0o666)
+    with pytest.raises(DataError, match="other users can change it"):
+        PublicKey.read(f"{key}.pub")
+    Path(f"{key}.pub").chmod(0o644)
+    with pytest.raises(DataError, match=r"is a public key, expected a private key; it may be in .*key$"):
+        PrivateKey.read(f"{key}.pub")
+    with pytest.raises(DataError, match=r"is a private key, expected a public key; it may be in .*key\.pub$") as met:
+        PublicKey.read(key)
+    assert secret not in str(met.value)
+    with pytest.raises(SourceError, match="cannot read the public key"):
+        PublicKey.read(tmp_path / "none")
+    (tmp_path / "other").write_text(
+        sealed({"kind": "ctrbox public key", "algorithm": "RSA", "id": "", "key": "00" * 32})
+    )
+    (tmp_path / "id").write_text(
+        sealed({"kind": "ctrbox public key", "algorithm": "Ed25519", "id": "", "key": "00" * 32})
+    )
+    (tmp_path / "large").write_bytes(b" " * 5000)
+    for name, told in (
+        ("other", "is not a public key that"),
+        ("id", "does not belong to its key"),
+        ("large", "more than 4,096"),
+    ):
+        with pytest.raises(DataError, match=told):
+            PublicKey.read(tmp_path / name)
+
+
+def test_trust_files_and_model_ids_are_checked(folder: Published, key: Path, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="a model id has 32 hexadecimal digits, got 'ads'"):
+        reader(folder, key, model_id="ads")
+    memory = tmp_path / "trust"
+    reader(folder, key, memory=str(memory)).log()
+    with pytest.raises(PlanError, match=r"remembers the model .* is asked for"):
+        reader(folder, key, memory=str(memory), model_id="0" * 32)
+    memory.write_text(sealed({"model": "x"}))
+    with pytest.raises(DataError, match="is not a trust file; remove it"):
+        reader(folder, key, memory=str(memory))
+    memory.write_text("{")
+    with pytest.raises(DataError, match="is damaged"):
+        reader(folder, key, memory=str(memory))
+
+
+def test_forged_statements_and_key_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    met = forged.run(150, 1, tmp_path)
+    assert met["statement", "refused"] > 100
+    assert met["statement", "another that was signed"] > 0
+    assert met["private key", "refused"] > 100
+    assert met["public key", "refused"] > 100
