@@ -19,13 +19,13 @@ import ray
 
 from ctrbox.cluster.handshake import facts_here, host_here
 from ctrbox.cluster.lanes import Lane, Ticket, needed
-from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
+from ctrbox.embed.embedder import FixedShape, Floats, Keys, NextUse
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.sharded import Spec, added_up, places_by_shard, restore_shard, shard_path
 from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.traits import Traits
 from ctrbox.embed.vectors.model_server import ModelServer
-from ctrbox.errors import PlanError, TrainError
+from ctrbox.errors import TrainError
 from ctrbox.train.together import Gang, listening
 
 LATE = 1.0  # seconds after which a waiting call looks whether its gang is over
@@ -208,13 +208,16 @@ class Server:
         return len(self.tables[k]), self.tables[k].nbytes
 
 
-class Shards:
+class Shards(FixedShape):
     """An embedder whose rows lie on servers. Worker 0 saves and restores for all.
 
     A push is sent, not waited for: the dense step goes on beside it, and the next pull, push or save hears how it went.
     """
 
+    _holder = "the servers hold rows of"
+
     def __init__(self, servers: Sequence[Any], k: int, spec: Spec, worker: int, attempt: int) -> None:
+        self._row = spec.row
         self.servers, self.k, self.spec, self.worker, self.attempt = servers, k, spec, worker, attempt
         self.summed = spec.kind is not ModelServer
         self.traits = Traits(gradients="sum" if self.summed else "mean", scales_lr=True, shows=spec.takes_shows)
@@ -223,18 +226,6 @@ class Shards:
         self.apart = [False] * len(servers)  # servers that share no memory with this process
         self.sent: list[Any] = []  # pushes under way
         self.moved = 0  # bytes of keys, rows, gradients and counts between this worker and all servers
-
-    @property
-    def dim(self) -> int:
-        return self.spec.row.dim
-
-    @property
-    def row(self) -> Row:
-        return self.spec.row
-
-    def open(self, row: Row) -> None:
-        if row != self.spec.row:
-            raise PlanError(f"the servers hold rows of {self.spec.row}, but the model reads {row}")
 
     def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
         if self.spec.kind is MemoryTable:  # whose rows are found faster than they are announced

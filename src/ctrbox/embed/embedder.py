@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from ctrbox.errors import PlanError
+
 if TYPE_CHECKING:
     from ctrbox.embed.gpu.batch import References
     from ctrbox.embed.gpu.pooling import Reading
@@ -32,6 +34,34 @@ class Row:
     @property
     def width(self) -> int:
         return self.dim + self.linear
+
+    def __str__(self) -> str:
+        """Return the row in the words of an error message."""
+        return f"dim={self.dim}{', linear' if self.linear else ''}"
+
+
+class Shaped:
+    """An embedder whose rows have the shape ``_row``."""
+
+    _row: Row
+
+    @property
+    def dim(self) -> int:
+        return self._row.dim
+
+    @property
+    def row(self) -> Row:
+        return self._row
+
+
+class FixedShape(Shaped):
+    """An embedder whose rows have their shape already, so that a model must read that shape."""
+
+    _holder: str  # the beginning of the error message, such as "this published table holds rows of"
+
+    def open(self, row: Row) -> None:
+        if row != self._row:
+            raise PlanError(f"{self._holder} {self._row}, but the model reads {row}")
 
 
 @runtime_checkable

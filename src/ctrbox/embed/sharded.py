@@ -23,7 +23,7 @@ from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.optimizers import is_dense
 from ctrbox.embed.ssd.folder import absolute, described
 from ctrbox.embed.ssd.table import SparseTable
-from ctrbox.embed.table import Table, describe, reading, same_shape, shape_of
+from ctrbox.embed.table import KEPT_SETTINGS, Table, describe, reading, same_shape, shape_of
 from ctrbox.embed.vectors.file import VectorFile, shard_of
 from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.errors import DataError, PlanError
@@ -62,8 +62,7 @@ class Spec:
                 f"cb.tables.ModelServer"
             )
         check_lazy(embedder)
-        names = ("optimizer", "linear", "init", "seed", "counters", "admission", "nonfinite")
-        options = {n: getattr(embedder, n) for n in names}
+        options = {n: getattr(embedder, n) for n in KEPT_SETTINGS}
         if isinstance(embedder, SparseTable):
             of_disk = ("policy", "segment_bytes", "compaction_mb_per_s")
             options |= {name: getattr(embedder, name) for name in of_disk}
@@ -203,19 +202,7 @@ def _replace(table: SparseTable, saved: list[Path], shard: int, of: int) -> None
     """In a table beside it, which is then adopted: what it holds goes once that is whole."""
     beside = table.path.with_name(f".{table.path.name}.shard")
     remove(beside)
-    names = (
-        "optimizer",
-        "linear",
-        "init",
-        "seed",
-        "counters",
-        "admission",
-        "nonfinite",
-        "policy",
-        "segment_bytes",
-        "ram",
-        "compaction_mb_per_s",
-    )
+    names = (*KEPT_SETTINGS, "policy", "segment_bytes", "ram", "compaction_mb_per_s")
     try:
         with SparseTable(beside, table.row.dim, **{n: getattr(table, n) for n in names}) as fresh:
             fresh.open(table.row)

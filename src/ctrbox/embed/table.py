@@ -15,8 +15,8 @@ import numpy.typing as npt
 from ctrbox import _native
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import is_number, number, shown_value, whole
-from ctrbox.embed.embedder import Floats, Keys, Row
-from ctrbox.embed.life import Admission, Counters, Life, life_of, shown
+from ctrbox.embed.embedder import Embedder, Floats, Keys, Row, Shaped
+from ctrbox.embed.life import Admission, Counters, Life, admission_of, counters_of, life_of, shown
 from ctrbox.embed.optimizers import (
     FTRL,
     KINDS,
@@ -37,9 +37,15 @@ MOST_DIM = 4096
 MOST_PERIODS = (1 << 24) - 1
 NONFINITE = ("refuse", "skip")
 TABLE_SETTINGS = ("optimizer", "linear", "init", "seed")  # these decide the rows of a table, with the shape of a row
+KEPT_SETTINGS = (
+    *TABLE_SETTINGS,
+    "counters",
+    "admission",
+    "nonfinite",
+)  # what a table that is made like another one takes over
 
 
-class Table(ABC):
+class Table(Shaped, ABC):
     """Settings of a table, checked; pushes; counters, admission and expiry. ``_calling`` turns failures into words."""
 
     optimizer: Optimizer
@@ -50,7 +56,6 @@ class Table(ABC):
     counters: Counters | None
     admission: Admission | None
     nonfinite: str
-    _row: Row
 
     def _settle(
         self,
@@ -101,10 +106,6 @@ class Table(ABC):
     def _calling(self, keys: int = 0) -> contextlib.AbstractContextManager[None]:
         """Turn the errors of a native call on ``keys`` keys into errors that name this table."""
 
-    @property
-    def dim(self) -> int:
-        return self._row.dim
-
     def _repr_html_(self) -> str:
         """Return the settings and the number of rows, for notebooks."""
         from ctrbox.show.notebook import facts, framed
@@ -123,10 +124,6 @@ class Table(ABC):
             "counters": self.counters,
             "admission": self.admission,
         }
-
-    @property
-    def row(self) -> Row:
-        return self._row
 
     @property
     def traits(self) -> Traits:
@@ -163,9 +160,7 @@ class Table(ABC):
                 f"key {key} is given twice in one push; the optimizer {self.optimizer} is dense and takes each key once, with "
                 "the sum of its gradients. No weight was changed"
             )
-        if bad >= 0:
-            at, column = divmod(bad, self._row.width)
-            raise DataError(refused(self._row, int(moved[at]), float(g[at, column]), column))
+        refuse_gradient(self._row, moved, g, bad)
 
     def scale_lr(self, factor: float) -> None:
         """From now on pushes use ``lr`` (`FTRL`: ``alpha``) times ``factor``: for schedules. Not saved."""
@@ -362,8 +357,14 @@ def check_row(row: Row) -> None:
     whole("dim=", row.dim, 0, MOST_DIM)
 
 
-def words(row: Row) -> str:
-    return f"dim={row.dim}{', linear' if row.linear else ''}"
+def check_opens(table: Embedder, row: Row) -> bool:
+    """Refuse a row for a table that holds rows of another shape; return whether its shape changes."""
+    check_row(row)
+    if row != table.row and len(table):
+        raise PlanError(
+            f"this table holds {len(table):,} rows of {table.row}, but the model reads {row}; give the model a table of its own"
+        )
+    return row != table.row
 
 
 def check_factor(factor: float, *optimizers: Optimizer) -> float:
@@ -375,13 +376,15 @@ def check_factor(factor: float, *optimizers: Optimizer) -> float:
     return float(factor)
 
 
-def refused(row: Row, key: int, gradient: float, column: int) -> str:
-    """Why a gradient was not pushed."""
+def refuse_gradient(row: Row, keys: Any, gradients: Any, place: int) -> None:
+    """Raise the error for the gradient at ``place``, counted through all rows; a negative place means that all are finite."""
+    if place < 0:
+        return
+    at, column = divmod(place, row.width)
     part = "first-order weight" if row.linear and column == 0 else f"float {column - row.linear}"
-    return (
-        f"the gradient of key {key} is {gradient} ({part} of its row)"
-        f"; no weight was changed. Lower the learning "
-        f"rate, or look for values that are not finite in the inputs"
+    raise DataError(
+        f"the gradient of key {int(keys[at])} is {float(gradients[at, column])} ({part} of its row); no weight was changed. "
+        "Lower the learning rate, or look for values that are not finite in the inputs"
     )
 
 
@@ -396,6 +399,21 @@ def shape_from(native: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the shape that a file states, with tuples instead of lists, so that shapes can be compared."""
     dim, linear, weight, vector, init, seed, life = native
     return dim, linear, (weight[0], tuple(weight[1])), (vector[0], tuple(vector[1])), init, seed, tuple(life)
+
+
+def as_saved(found: tuple[Any, ...], optimizer: Optimizer | None, linear: Optimizer | None) -> dict[str, Any]:
+    """Return the settings of a saved table, as its constructor takes them. Optimizers that are given replace the saved ones."""
+    _, _, weight, vector, init, seed, life = found
+    if linear is None:
+        linear = optimizer_of(weight) if optimizer is None else optimizer
+    return {
+        "optimizer": optimizer_of(vector) if optimizer is None else optimizer,
+        "linear": linear,
+        "init": init,
+        "seed": seed,
+        "counters": counters_of(life),
+        "admission": admission_of(life),
+    }
 
 
 AS_SAVED = "make this one as that one was made"

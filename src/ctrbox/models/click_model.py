@@ -1,12 +1,19 @@
-"""``ClickModel``: what most models here begin with: their arguments, the fields they read, their dense columns."""
+"""Defines the base classes of most models.
+
+``ClickModel`` records the arguments of a model, the fields that it reads and its dense columns. ``TowerModel`` also defines the
+arguments of a model whose only options are those of its fields and of one tower.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
+from ctrbox.columns.batch import Schema
 from ctrbox.models.asked import asked, pooled_only
 from ctrbox.models.dense import DenseInput
 from ctrbox.models.inputs import Reads
@@ -26,3 +33,33 @@ class ClickModel(nn.Module):
         self.reads = Reads(arguments["schema"], arguments["dim"], linear=linear, **how)
         pooled_only(type(self).__name__, self.reads)
         self.dense = DenseInput(self.reads.dense)
+
+
+class TowerModel(ClickModel):
+    """A model with the options ``dims``, ``pooling`` and ``fields``, and ``hidden``, ``dropout`` and ``batch_norm`` of its tower.
+
+    A subclass makes its layers in ``make``; ``bias`` comes after them. ``reads_linear``: whether it also reads a first-order
+    weight of each key.
+    """
+
+    reads_linear = False
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        *,
+        dims: Mapping[str, int] | None = None,
+        pooling: str | Mapping[str, str] = "mean",
+        fields: Sequence[str] | None = None,
+        hidden: Sequence[int] = (128, 64),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__(locals(), linear=self.reads_linear)
+        self.make(hidden, dropout=dropout, batch_norm=batch_norm)
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    @abstractmethod
+    def make(self, hidden: Sequence[int], *, dropout: float, batch_norm: bool) -> None:
+        """Make the layers of the model; ``reads`` and ``dense`` are there already."""

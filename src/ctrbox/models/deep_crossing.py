@@ -5,15 +5,14 @@ Shan et al., "Deep Crossing: Web-Scale Modeling without Manually Crafted Combina
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from ctrbox.arguments.names import named_arguments
-from ctrbox.columns.batch import Schema
 from ctrbox.models.asked import needs_inputs, sizes
-from ctrbox.models.click_model import ClickModel
+from ctrbox.models.click_model import TowerModel
 from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import MLP
 
@@ -30,29 +29,16 @@ class Residual(nn.Module):
 
 
 @named_arguments
-class DeepCrossing(ClickModel):
+class DeepCrossing(TowerModel):
     """y = b + w · units(vectors, dense); ``hidden`` gives the inner width of each residual unit."""
 
-    def __init__(
-        self,
-        schema: Schema,
-        dim: int = 16,
-        *,
-        dims: Mapping[str, int] | None = None,
-        pooling: str | Mapping[str, str] = "mean",
-        fields: Sequence[str] | None = None,
-        hidden: Sequence[int] = (128, 64),
-        dropout: float = 0.0,
-        batch_norm: bool = False,
-    ) -> None:
-        super().__init__(locals())
+    def make(self, hidden: Sequence[int], *, dropout: float, batch_norm: bool) -> None:
         needs_inputs("DeepCrossing", self.reads)
         width = self.reads.width + self.reads.dense
         self.units = nn.Sequential(
             *(Residual(width, inside, dropout=dropout, batch_norm=batch_norm) for inside in sizes("hidden", hidden))
         )
         self.score = MLP(width, (1,), bias=False)
-        self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:
         stacked = torch.cat([x.flat, self.dense(x.dense, x.logs)], 1)

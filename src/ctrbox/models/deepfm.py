@@ -5,15 +5,13 @@ Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Predic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 from ctrbox.arguments.names import named_arguments
-from ctrbox.columns.batch import Schema
 from ctrbox.models.asked import needs_vectors
-from ctrbox.models.click_model import ClickModel
+from ctrbox.models.click_model import TowerModel
 from ctrbox.models.dense import FirstOrder
 from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import scoring_tower
@@ -21,27 +19,16 @@ from ctrbox.models.products import PairSum
 
 
 @named_arguments
-class DeepFM(ClickModel):
+class DeepFM(TowerModel):
     """y = b + first order + Σ_{i<j} <v_i, v_j> + tower(vectors, dense)."""
 
-    def __init__(
-        self,
-        schema: Schema,
-        dim: int = 16,
-        *,
-        dims: Mapping[str, int] | None = None,
-        pooling: str | Mapping[str, str] = "mean",
-        fields: Sequence[str] | None = None,
-        hidden: Sequence[int] = (128, 64),
-        dropout: float = 0.0,
-        batch_norm: bool = False,
-    ) -> None:
-        super().__init__(locals(), linear=True)
+    reads_linear = True
+
+    def make(self, hidden: Sequence[int], *, dropout: float, batch_norm: bool) -> None:
         needs_vectors("DeepFM", self.reads)
         self.first = FirstOrder(self.reads.dense)
         self.pairs = PairSum(self.reads.dense, self.reads.dim)
         self.tower = scoring_tower(self.reads.width + self.reads.dense, hidden, dropout=dropout, batch_norm=batch_norm)
-        self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:
         vectors, dense = x.vectors, self.dense(x.dense, x.logs)

@@ -25,13 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
+from ctrbox.embed.embedder import FixedShape, Floats, Keys, NextUse
 from ctrbox.embed.sharded import Spec, places_by_shard, restore_shard, shard_path
 from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.traits import Traits
 from ctrbox.embed.vectors.misses import BATCHES, Misses
 from ctrbox.embed.vectors.model_server import ModelServer
-from ctrbox.errors import CompactionError, CtrboxError, DataError, PlanError, TrainError, WriteError
+from ctrbox.errors import CompactionError, CtrboxError, DataError, TrainError, WriteError
 from ctrbox.files.atomic import remove
 from ctrbox.ranks.group import Group
 
@@ -48,14 +48,16 @@ class Route:
     inverse: np.ndarray  # of each key that was asked for, its place in union
 
 
-class RankTable:
+class RankTable(FixedShape):
     """One table of a training, as a rank sees it. ``own`` holds the rows that this rank owns."""
+
+    _holder = "the ranks hold rows of"
 
     def __init__(self, group: Group, spec: Spec, adaptive_l2: float = 0.0) -> None:
         """``adaptive_l2``: see `Settings`; the owner of a row adds this penalty, because it alone knows how often its key was
         met by all ranks.
         """
-        self.group, self.spec, self.adaptive_l2 = group, spec, adaptive_l2
+        self.group, self.spec, self._row, self.adaptive_l2 = group, spec, spec.row, adaptive_l2
         self.server = spec.kind is ModelServer
         if self.server:  # the sub-model of the job's own Model Server is restored from the last checkpoint
             spec = replace(spec, options={**spec.options, "submodel": copy.deepcopy(spec.options["submodel"])})
@@ -72,18 +74,6 @@ class RankTable:
         self.route: Route | None = None  # of the last pull that may be followed by a push
 
     # ---- the contract
-
-    @property
-    def dim(self) -> int:
-        return self.spec.row.dim
-
-    @property
-    def row(self) -> Row:
-        return self.spec.row
-
-    def open(self, row: Row) -> None:
-        if row != self.spec.row:
-            raise PlanError(f"the ranks hold rows of {self.spec.row}, but the model reads {row}")
 
     def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
         """Do nothing: a collective call has no place in the thread that looks keys up, which one rank may end earlier."""

@@ -20,7 +20,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -28,14 +27,15 @@ import numpy as np
 import torch
 
 from ctrbox.arguments.names import named_arguments
-from ctrbox.embed.embedder import Floats, NextUse, Row
+from ctrbox.embed.embedder import NextUse, Row
 from ctrbox.embed.gpu.batch import References, sent
-from ctrbox.embed.gpu.store import Gradients, NoRoom, Store
+from ctrbox.embed.gpu.store import NoRoom, Store
 from ctrbox.embed.gpu.table import GpuTable
 from ctrbox.embed.gpu.working import Working
 from ctrbox.embed.optimizers import Optimizer, spec_of
+from ctrbox.embed.ssd.closing import WithCheckpoint
 from ctrbox.embed.ssd.table import SparseTable
-from ctrbox.embed.table import refused
+from ctrbox.embed.table import refuse_gradient
 from ctrbox.embed.traits import Traits
 from ctrbox.engines.cuda.runtime import Runtime
 from ctrbox.errors import BudgetError, DataError, PlanError
@@ -56,7 +56,7 @@ class Expected:
 
 
 @named_arguments
-class LevelTable(GpuTable):
+class LevelTable(WithCheckpoint, GpuTable):
     """The rows of a `SparseTable`, those of the batches under way in GPU memory.
 
     ``below``      has shape, optimizers, initial values and seed; nobody else changes it in the meantime
@@ -151,24 +151,14 @@ class LevelTable(GpuTable):
         self._seen(out)
         return out.cpu().numpy() if plain else out
 
-    def push(self, keys: Any, gradients: Any, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
-        """Apply one optimizer step to these rows. A gradient that is not finite raises an error before anything changes.
-
-        ``shows`` and ``clicks`` are ignored, because the table counts nothing.
-        """
-        moved, _ = self._keys(keys)
-        width, linear = self._row.width, int(self._row.linear)
-        g = self._gradients(len(moved), gradients)
+    def _push(self, moved: torch.Tensor, g: torch.Tensor) -> None:
         unique, counts = torch.unique(moved, return_counts=True)
         if len(unique) < len(moved):
             twice = int(unique[counts > 1][0])
             raise DataError(f"key {twice} is given twice; add up the gradients of each key before pushing them")
         with self._moving:
             with self._at_move() as store:
-                bad = store.check(moved, g)
-                if bad >= 0:
-                    at, column = divmod(bad, self._row.width)
-                    raise DataError(refused(self._row, int(moved[at]), float(g[at, column]), column))
+                refuse_gradient(self._row, moved, g, store.check(moved, g))
                 rows = store.find(moved, create=False)
                 missing = torch.nonzero(rows == -1).view(-1)
                 if len(missing):
@@ -180,9 +170,7 @@ class LevelTable(GpuTable):
             if len(here):
                 self._seen(rows, g)
                 with self.ordered():
-                    rows, order = torch.sort(rows, stable=True)
-                    given = Gradients(len(rows), 1, g[:, linear:], width, g if linear else None, width)
-                    store.step(rows, order, given, self.factor, 1.0)
+                    self._step(store, rows, g)
                     self._stepped(number)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -254,12 +242,6 @@ class LevelTable(GpuTable):
             if checkpoint:
                 self.write_back()
             self.below.close(checkpoint)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close(checkpoint=error is None)
 
     def like(self, row: Row) -> GpuTable:
         raise PlanError(f"another table like {self!r} needs its own folder: cb.tables.LevelTable(cb.SparseTable(…))")

@@ -29,7 +29,7 @@ from ctrbox import _native
 from ctrbox.arguments.names import named_arguments
 from ctrbox.arguments.numbers import whole
 from ctrbox.arguments.sizes import checked_bytes
-from ctrbox.embed.embedder import Floats, NextUse, Row
+from ctrbox.embed.embedder import Floats, NextUse, Row, Shaped
 from ctrbox.embed.gpu.batch import References
 from ctrbox.embed.gpu.store import Gradients, NoRoom, Store
 from ctrbox.embed.life import NO_LIFE
@@ -39,17 +39,16 @@ from ctrbox.embed.table import (
     TABLE_SETTINGS,
     check_factor,
     check_not_dense,
-    check_row,
+    check_opens,
     checked_init,
     checked_optimizer,
     chosen_optimizers,
     describe,
     reading,
-    refused,
+    refuse_gradient,
     same_dim,
     same_shape,
     shape_of,
-    words,
 )
 from ctrbox.embed.traits import Initial, Traits
 from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime
@@ -64,7 +63,7 @@ MOST_ROWS = 1 << 29
 
 
 @named_arguments
-class GpuTable:
+class GpuTable(Shaped):
     """Trainable rows in GPU memory.
 
     ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
@@ -106,14 +105,6 @@ class GpuTable:
     # ---- the contract
 
     @property
-    def dim(self) -> int:
-        return self._row.dim
-
-    @property
-    def row(self) -> Row:
-        return self._row
-
-    @property
     def device(self) -> torch.device:
         return self.runtime.device
 
@@ -125,14 +116,7 @@ class GpuTable:
 
     def open(self, row: Row) -> None:
         """Take the shape that a model reads; a table that has rows of another shape refuses."""
-        check_row(row)
-        if row != self._row:
-            if len(self):
-                raise PlanError(
-                    f"this table holds {len(self):,} rows of {words(self._row)}"
-                    f", but the model reads {words(row)}; "
-                    f"give the model a table of its own"
-                )
+        if check_opens(self, row):
             self._made = None
             self._row = row
         self._opened = True
@@ -162,17 +146,20 @@ class GpuTable:
         ``shows`` and ``clicks`` are ignored, because the table counts nothing.
         """
         moved, _ = self._keys(keys)
-        width, linear = self._row.width, int(self._row.linear)
-        g = self._gradients(len(moved), gradients)
+        self._push(moved, self._gradients(len(moved), gradients))
+
+    def _push(self, moved: torch.Tensor, g: torch.Tensor) -> None:
         with self.ordered():
-            bad = self.store.check(moved, g)
-            if bad >= 0:
-                at, column = divmod(bad, self._row.width)
-                raise DataError(refused(self._row, int(moved[at]), float(g[at, column]), column))
+            refuse_gradient(self._row, moved, g, self.store.check(moved, g))
             self.make_room(moved)
-            rows, order = torch.sort(self.store.find(moved, create=True), stable=True)
-            given = Gradients(len(moved), 1, g[:, linear:], width, g if linear else None, width)
-            self.store.step(rows, order, given, self.factor, 1.0)
+            self._step(self.store, self.store.find(moved, create=True), g)
+
+    def _step(self, store: Store, rows: torch.Tensor, g: torch.Tensor) -> None:
+        """Apply the gradients ``g`` (n, width) to these rows of the store, in the order of the rows."""
+        width, linear = self._row.width, int(self._row.linear)
+        rows, order = torch.sort(rows, stable=True)
+        given = Gradients(len(rows), 1, g[:, linear:], width, g if linear else None, width)
+        store.step(rows, order, given, self.factor, 1.0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all rows and optimizer states to one file with a checksum; the file appears whole or not at all."""
@@ -259,16 +246,8 @@ class GpuTable:
 
     def like(self, row: Row) -> GpuTable:
         """Return an empty table with the settings of this one, opened for another row shape, with a budget of its own."""
-        table = GpuTable(
-            row.dim,
-            optimizer=self.optimizer,
-            linear=self.linear,
-            init=self.init,
-            seed=self.seed,
-            memory=self.memory,
-            rows=self.rows,
-            runtime=self.runtime,
-        )
+        kept = {name: getattr(self, name) for name in (*TABLE_SETTINGS, "memory", "rows", "runtime")}
+        table = GpuTable(row.dim, **kept)
         table.open(row)
         return table
 
@@ -284,7 +263,7 @@ class GpuTable:
 
     def __repr__(self) -> str:
         return (
-            f"GpuTable({words(self._row)}, {self.optimizer}, {len(self):,} keys, "
+            f"GpuTable({self._row}, {self.optimizer}, {len(self):,} keys, "
             f"{self.nbytes:,} of {self.memory:,} bytes on {self.device})"
         )
 

@@ -23,9 +23,20 @@ from ctrbox import _native
 from ctrbox.arguments.names import named_arguments
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
-from ctrbox.embed.life import Admission, Counters, admission_of, counters_of
-from ctrbox.embed.optimizers import Optimizer, is_dense, optimizer_of
-from ctrbox.embed.table import Table, check_row, checked_keys, describe, reading, same_dim, same_shape, shape_of, words
+from ctrbox.embed.life import Admission, Counters
+from ctrbox.embed.optimizers import Optimizer, is_dense
+from ctrbox.embed.table import (
+    KEPT_SETTINGS,
+    Table,
+    as_saved,
+    check_opens,
+    checked_keys,
+    describe,
+    reading,
+    same_dim,
+    same_shape,
+    shape_of,
+)
 from ctrbox.embed.traits import Traits
 from ctrbox.errors import BudgetError, PlanError
 from ctrbox.files.atomic import written_aside
@@ -69,14 +80,7 @@ class MemoryTable(Table):
 
     def open(self, row: Row) -> None:
         """Take the shape that a model reads; a table that has rows of another shape refuses."""
-        check_row(row)
-        if row != self._row:
-            if len(self):
-                raise PlanError(
-                    f"this table holds {len(self):,} rows of {words(self._row)}"
-                    f", but the model reads {words(row)}; "
-                    f"give the model a table of its own"
-                )
+        if check_opens(self, row):
             self._native = self._empty(row)
             self._row = row
         self._opened = True
@@ -137,20 +141,9 @@ class MemoryTable(Table):
         ``optimizer``, ``linear``: other settings than the file's, such as another learning rate, for optimizers of the same kind.
         """
         found = describe(path)
-        dim, first_order, weight, vector, init, seed, life = found
-        table = cls(
-            dim,
-            optimizer=optimizer_of(vector) if optimizer is None else optimizer,
-            linear=(optimizer_of(weight) if optimizer is None else optimizer) if linear is None else linear,
-            init=init,
-            seed=seed,
-            budget=budget,
-            threads=threads,
-            counters=counters_of(life),
-            admission=admission_of(life),
-            nonfinite=nonfinite,
-        )
-        table.open(Row(dim, first_order))
+        saved = as_saved(found, optimizer, linear)
+        table = cls(found[0], budget=budget, threads=threads, nonfinite=nonfinite, **saved)
+        table.open(Row(found[0], found[1]))
         same_shape(path, found, table._shape(table._row))
         table._native = table._read(path)
         return table
@@ -169,18 +162,9 @@ class MemoryTable(Table):
 
         ``seed``, ``budget``: other values than those of this table.
         """
-        table = MemoryTable(
-            row.dim,
-            optimizer=self.optimizer,
-            linear=self.linear,
-            init=self.init,
-            seed=self.seed if seed is None else seed,
-            budget=self.budget if budget is None else budget,
-            threads=self.threads,
-            counters=self.counters,
-            admission=self.admission,
-            nonfinite=self.nonfinite,
-        )
+        kept = {name: getattr(self, name) for name in (*KEPT_SETTINGS, "budget", "threads")}
+        asked = {"seed": seed, "budget": budget}
+        table = MemoryTable(row.dim, **kept | {name: value for name, value in asked.items() if value is not None})
         if row.width:  # a table of dim=0 waits for a model that reads first-order weights
             table.open(row)
         return table
@@ -206,8 +190,7 @@ class MemoryTable(Table):
 
     def __repr__(self) -> str:
         return (
-            f"MemoryTable({words(self._row)}, {self.optimizer}, {len(self):,} keys, "
-            f"{self.nbytes:,} of {self.budget:,} bytes)"
+            f"MemoryTable({self._row}, {self.optimizer}, {len(self):,} keys, {self.nbytes:,} of {self.budget:,} bytes)"
         )
 
     # ---- inside ----

@@ -24,14 +24,14 @@ import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import is_number, whole
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.optimizers import Optimizer
+from ctrbox.embed.ssd.closing import WithCheckpoint
 from ctrbox.embed.ssd.folder import absolute, described, flocked, made
 from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.table import MOST_DIM
@@ -57,7 +57,7 @@ OPTIONS = (
 OWN = re.compile(r"LOCK|TABLES|\.TABLES\..*|dim-\d+|\.?dim-\d+\..*|checkpoint-\d+")  # names in a folder of tables
 
 
-class SparseTables:
+class SparseTables(WithCheckpoint):
     """A `SparseTable` for each of ``dims``, all with the same settings.
 
     ``ram``      of all together; each part gets memory for as many rows, unless ``shares`` says how much of it by dim
@@ -214,12 +214,6 @@ class SparseTables:
             self._lock = -1
         if failed is not None:
             raise failed
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close(checkpoint=error is None)
 
     def __repr__(self) -> str:
         state = "closed" if self._lock < 0 else f"{len(self):,} keys"

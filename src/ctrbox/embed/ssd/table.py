@@ -20,7 +20,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -30,8 +29,9 @@ from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.arguments.numbers import whole
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
-from ctrbox.embed.life import NO_LIFE, Admission, Counters, admission_of, counters_of
-from ctrbox.embed.optimizers import Optimizer, optimizer_of
+from ctrbox.embed.life import NO_LIFE, Admission, Counters
+from ctrbox.embed.optimizers import Optimizer
+from ctrbox.embed.ssd.closing import WithCheckpoint
 from ctrbox.embed.ssd.folder import (
     SEGMENTS,
     absolute,
@@ -45,7 +45,7 @@ from ctrbox.embed.ssd.folder import (
     segments_of,
     warn_of_memory,
 )
-from ctrbox.embed.table import Table, check_row, checked_keys, same_dim, same_shape, shape_of, words
+from ctrbox.embed.table import Table, as_saved, check_row, checked_keys, same_dim, same_shape, shape_of
 from ctrbox.embed.traits import Traits
 from ctrbox.errors import BudgetError, CompactionError, DataError, PlanError, SourceError
 from ctrbox.files.atomic import FULL, remove, written_aside
@@ -57,7 +57,7 @@ POLICIES = ("default", "heat", "clock", "lfu")
 
 
 @named_arguments
-class SparseTable(Table):
+class SparseTable(WithCheckpoint, Table):
     """Trainable rows on an SSD, within a budget of memory.
 
     ``path``       a folder of its own; made where there is none, opened at its last checkpoint where it holds a table
@@ -147,9 +147,8 @@ class SparseTable(Table):
                 )
             if len(self) or self.read_only:
                 raise PlanError(
-                    f"the table in {self.path} holds {len(self):,} rows of {words(self._row)}"
-                    f", but the model reads "
-                    f"{words(row)}; give the model a table in another folder"
+                    f"the table in {self.path} holds {len(self):,} rows of {self._row}, but the model reads {row}; give the "
+                    "model a table in another folder"
                 )
             clock = 0 if self._native is None else self.clock
             self._native = None  # its thread and its files end before others begin
@@ -281,23 +280,16 @@ class SparseTable(Table):
         ``optimizer``, ``linear``: other settings than the folder's, such as another learning rate, for optimizers of the same
         kind.
         """
-        dim, first_order, weight, vector, init, seed, life = described(absolute(path))
-        table = cls(
-            path,
-            dim,
-            ram=ram,
-            optimizer=optimizer_of(vector) if optimizer is None else optimizer,
-            linear=(optimizer_of(weight) if optimizer is None else optimizer) if linear is None else linear,
-            init=init,
-            seed=seed,
-            threads=threads,
-            policy=policy,
-            counters=counters_of(life),
-            admission=admission_of(life),
-            nonfinite=nonfinite,
-            read_only=read_only,
-        )
-        table.open(Row(dim, first_order))
+        found = described(absolute(path))
+        how: dict[str, Any] = {
+            "ram": ram,
+            "threads": threads,
+            "policy": policy,
+            "nonfinite": nonfinite,
+            "read_only": read_only,
+        }
+        table = cls(path, found[0], **as_saved(found, optimizer, linear), **how)
+        table.open(Row(found[0], found[1]))
         return table
 
     def __len__(self) -> int:
@@ -447,12 +439,6 @@ class SparseTable(Table):
         if failed is not None:
             raise failed
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close(checkpoint=error is None)
-
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
             self.close(checkpoint=False)
@@ -464,7 +450,7 @@ class SparseTable(Table):
         return {**super()._about(), "folder": self.path, "memory": f"{self.ram:,} bytes"}
 
     def __repr__(self) -> str:
-        return f"SparseTable({str(self.path)!r}, {words(self._row)}, {self.optimizer}, {len(self):,} keys, ram {self.ram:,})"
+        return f"SparseTable({str(self.path)!r}, {self._row}, {self.optimizer}, {len(self):,} keys, ram {self.ram:,})"
 
     def clear(self) -> None:
         """Remove all rows, on disk too; keep the shape, optimizers and seed. Saved copies, for example in run folders, are not
@@ -529,12 +515,12 @@ class SparseTable(Table):
         least, most = _native.SparseTable.ram_bounds(self._shape(row), self.policy)
         if self.ram > most:
             raise BudgetError(
-                f"ram={self.ram:,} bytes holds more rows of {words(row)} than a table can address, which is 192 billion; "
+                f"ram={self.ram:,} bytes holds more rows of {row} than a table can address, which is 192 billion; "
                 f"expected at most {most:,} bytes"
             )
         if self.ram < least:
             raise BudgetError(
-                f"ram={self.ram:,} bytes holds fewer than 1,024 rows of {words(row)}"
+                f"ram={self.ram:,} bytes holds fewer than 1,024 rows of {row}"
                 f"{' beside the sketch of its admission' if self._life[3] else ''}; expected at least {least:,}"
             )
 

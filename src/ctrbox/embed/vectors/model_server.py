@@ -39,9 +39,9 @@ from ctrbox.embed.dense_optimizer import (
     optimizer_state,
     restore_optimizer,
 )
-from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
+from ctrbox.embed.embedder import Floats, Keys, NextUse, Row, Shaped
 from ctrbox.embed.optimizers import Adam
-from ctrbox.embed.table import check_factor, checked_keys, checked_nonfinite, words
+from ctrbox.embed.table import check_factor, checked_keys, checked_nonfinite
 from ctrbox.embed.traits import Initial, Objects, Traits
 from ctrbox.embed.vectors.file import Data, Places, VectorFile
 from ctrbox.embed.vectors.misses import Misses
@@ -65,7 +65,7 @@ class _Kept:
 
 
 @named_arguments
-class ModelServer:
+class ModelServer(Shaped):
     """Trainable vectors of objects.
 
     ``data``       a `VectorFile` or its path
@@ -125,14 +125,6 @@ class ModelServer:
     # ---- the contract
 
     @property
-    def dim(self) -> int:
-        return self._row.dim
-
-    @property
-    def row(self) -> Row:
-        return self._row
-
-    @property
     def traits(self) -> Traits:
         """Return what the trainer may ask of this Model Server beyond `cb.tables.Embedder`."""
         return Traits(
@@ -147,7 +139,7 @@ class ModelServer:
     def open(self, row: Row) -> None:
         if row != self._row:
             raise PlanError(
-                f"this Model Server returns {words(self._row)}, but the model reads {words(row)}; a sub-model computes "
+                f"this Model Server returns {self._row}, but the model reads {row}; a sub-model computes "
                 f"vectors and has no first-order weights"
             )
 

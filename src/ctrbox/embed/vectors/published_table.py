@@ -23,24 +23,26 @@ from torch import nn
 
 from ctrbox import _native
 from ctrbox.arguments.numbers import whole
-from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
+from ctrbox.embed.embedder import FixedShape, Floats, Keys, NextUse, Row
 from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.table import checked_init, checked_keys, words
+from ctrbox.embed.table import checked_init, checked_keys
 from ctrbox.errors import DataError, PlanError
 
 NOBODY = np.empty(0, np.int64)
 KEPT, KEPT_BYTES = 65_536, 64 << 20  # objects embedded on request that a version remembers, at most; and their bytes
 
 
-class PublishedTable:
+class PublishedTable(FixedShape):
     """Keys in any order and their rows (n, ``row.width``); an embedder without push."""
+
+    _holder = "this published table holds rows of"
 
     def __init__(self, keys: Keys, rows: Floats, row: Row, *, init: float = 0.0, seed: int = 0) -> None:
         keys = checked_keys(keys)
         if rows.shape != (len(keys), row.width) or rows.dtype != np.float32:
             raise DataError(
                 f"the rows of {len(keys):,} keys have shape {rows.shape} and type {rows.dtype}; expected "
-                f"{words(row)} for each key"
+                f"{row} for each key"
             )
         self._rows, self._row = _native.PublishedRows(keys, np.ascontiguousarray(rows)), row
         if (twice := self._rows.twice) is not None:
@@ -68,18 +70,6 @@ class PublishedTable:
             return np.array(self._initial.pull(keys, create=False))
 
     # ---- the rest of the contract
-
-    @property
-    def dim(self) -> int:
-        return self._row.dim
-
-    @property
-    def row(self) -> Row:
-        return self._row
-
-    def open(self, row: Row) -> None:
-        if row != self._row:
-            raise PlanError(f"this published table holds rows of {words(self._row)}, but the model reads {words(row)}")
 
     def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
         """All rows are in memory."""
