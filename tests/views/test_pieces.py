@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ctrbox.errors import DataError, SourceError
-from ctrbox.views.indexed import Footer, IndexedFiles, _side_by_side
+from ctrbox.views.indexed import Footer, IndexedFiles
 from ctrbox.views.parquet import Parquet, _check_counts
 from ctrbox.views.source import open_source
 
@@ -72,18 +72,6 @@ def test_row_groups_add_up_to_the_file(rows: tuple[int, ...], told: int, says: s
     else:
         with pytest.raises(SourceError, match=says):
             _check_counts(Shown(), rows, told)  # type: ignore[arg-type]
-
-
-def test_work_side_by_side_keeps_its_order_and_its_first_error() -> None:
-    def work(item: int) -> int:
-        if item >= 5:
-            raise ValueError(f"item {item}")
-        return item * 2
-
-    for count in (0, 1, 3, 4, 5):
-        assert _side_by_side(work, range(count)) == [2 * item for item in range(count)]
-    with pytest.raises(ValueError, match="item 5"):
-        _side_by_side(work, range(9))
 
 
 def values(source: Any, name: str = "x", **options: Any) -> list[Any]:

@@ -26,23 +26,12 @@ def dense_optimizer(given: DenseOptimizer) -> Callable[[Any], torch.optim.Optimi
             return lambda weights: torch.optim.Adagrad(
                 weights, lr=given.lr, eps=given.eps, initial_accumulator_value=given.initial, weight_decay=given.l2
             )
-        case Adam():
-            return lambda weights: torch.optim.Adam(
-                weights,
-                lr=given.lr,
-                betas=(given.beta1, given.beta2),
-                eps=given.eps,
-                weight_decay=given.l2,
-                foreach=True,
-            )
-        case AdamW():
-            return lambda weights: torch.optim.AdamW(
-                weights,
-                lr=given.lr,
-                betas=(given.beta1, given.beta2),
-                eps=given.eps,
-                weight_decay=given.weight_decay,
-                foreach=True,
+        case Adam() | AdamW():
+            kind = torch.optim.Adam if isinstance(given, Adam) else torch.optim.AdamW
+            decay = given.l2 if isinstance(given, Adam) else given.weight_decay
+            betas = given.beta1, given.beta2
+            return lambda weights: kind(
+                weights, lr=given.lr, betas=betas, eps=given.eps, weight_decay=decay, foreach=True
             )
     if not callable(given) or isinstance(given, type):
         shown = given.__name__ if isinstance(given, type) else repr(given)

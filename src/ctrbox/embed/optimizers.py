@@ -28,7 +28,9 @@ from ctrbox.errors import PlanError
 Spec = tuple[int, tuple[float, float, float, float, float]]  # kind and parameters as the native core takes them
 
 
-def _checked(optimizer: Optimizer, *, positive: tuple[str, ...], below_one: tuple[str, ...] = ()) -> None:
+def _checked(
+    optimizer: Optimizer | _SumOfSquares, *, positive: tuple[str, ...], below_one: tuple[str, ...] = ()
+) -> None:
     """Every field is a finite number that a float32 can hold; those named are above 0, the others not below."""
     for field in fields(optimizer):
         value = getattr(optimizer, field.name)
@@ -62,32 +64,29 @@ class SGD:
         _checked(self, positive=("lr",))
 
 
+@dataclass(frozen=True)
+class _SumOfSquares:
+    """The settings of the optimizers that divide by the root of a sum of squared gradients."""
+
+    lr: float = 0.05
+    eps: float = 1e-8
+    initial: float = 0.0
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        _checked(self, positive=("lr", "eps"))
+
+
 @named_arguments
 @dataclass(frozen=True)
-class Adagrad:
+class Adagrad(_SumOfSquares):
     """The Adagrad optimizer: ``s += g²; w -= lr·g / (√s + eps)``, where ``s`` starts at ``initial``."""
 
-    lr: float = 0.05
-    eps: float = 1e-8
-    initial: float = 0.0
-    l2: float = 0.0
-
-    def __post_init__(self) -> None:
-        _checked(self, positive=("lr", "eps"))
-
 
 @named_arguments
 @dataclass(frozen=True)
-class RowwiseAdagrad:
+class RowwiseAdagrad(_SumOfSquares):
     """Adagrad with one ``s`` per row, to which the mean of the row's squared gradients is added."""
-
-    lr: float = 0.05
-    eps: float = 1e-8
-    initial: float = 0.0
-    l2: float = 0.0
-
-    def __post_init__(self) -> None:
-        _checked(self, positive=("lr", "eps"))
 
 
 @named_arguments

@@ -48,15 +48,8 @@ def fit_plan(plan: Any, progress: Progress | None = None) -> dict[int, State]:
         nodes = list({n.id: n for k in numbers for n in graph.fits[k].inputs}.values())
         if dimensions is not None and not covers(dimensions, [*nodes, *passed.frames[0].filters]):
             dimensions = None
-        extractor = Extractor(
-            passed,
-            fitted,
-            schema=NO_BATCH,
-            outputs=[Output("column", f"{n.op} {n.id}", n) for n in nodes],
-            dimensions=dimensions,
-            chunk_rows=plan.chunk_rows,
-            threads=plan.threads,
-        )
+        outputs = [Output("column", f"{n.op} {n.id}", n) for n in nodes]
+        extractor = Extractor(passed, fitted, **plan._options(schema=NO_BATCH, outputs=outputs, dimensions=dimensions))
         dimensions = extractor.dimensions
         fitted |= learn(extractor, {k: graph.fits[k] for k in numbers}, nodes, progress)
     asked = [n for frame in graph.asked[1:] for n in frame]

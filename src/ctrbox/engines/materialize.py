@@ -145,15 +145,7 @@ def tables(plan: Any, key: Node, outputs: list[Output], schema: pa.Schema, rows:
     """The log as tables of ``rows`` rows, ids and features computed in one run of one program."""
     plan.fit()
     columns = [Output("column", key.name, key), *(Output("column", o.name, o.node, o.width) for o in outputs)]
-    extractor = Extractor(
-        plan.graph,
-        plan.fitted,
-        schema=NO_BATCH,
-        outputs=columns,
-        dimensions=plan._dimensions,
-        chunk_rows=plan.chunk_rows,
-        threads=plan.threads,
-    )
+    extractor = Extractor(plan.graph, plan.fitted, **plan._options(schema=NO_BATCH, outputs=columns))
     plan._dimensions = extractor.dimensions
     frames = extractor.frames(rows)
     done = 0

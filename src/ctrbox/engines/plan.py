@@ -260,12 +260,7 @@ class Plan:
         self.fit()
         with self._lock:
             if self._extractor is None:
-                options: dict[str, Any] = {
-                    "schema": self.schema,
-                    "dimensions": self._dimensions,
-                    "chunk_rows": self.chunk_rows,
-                    "threads": self.threads,
-                }
+                options = self._options(schema=self.schema)
                 if wants_gpu(self.device):
                     from ctrbox.engines.cuda.extract import on_gpu
 
@@ -511,30 +506,20 @@ class Plan:
             return self.extractor()
         self.fit()
         with self._lock:
-            made = Extractor(
-                self.graph,
-                self.fitted,
-                schema=self.schema,
-                dimensions=self._dimensions,
-                chunk_rows=self.chunk_rows,
-                threads=self.threads,
-            )
+            made = Extractor(self.graph, self.fitted, **self._options(schema=self.schema))
             self._dimensions = made.dimensions
             return made
 
     def _without_labels(self, full: Extractor) -> Requests:
         outputs = [o for o in full.outputs if o.role not in LABELS]
         schema = replace(full.schema, label=False, weight=False, tasks=())
-        extractor = Extractor(
-            without_label_filters(self.graph),
-            self.fitted,
-            schema=schema,
-            outputs=outputs,
-            dimensions=full.dimensions,
-            chunk_rows=self.chunk_rows,
-            threads=self.threads,
-        )
-        return Requests(extractor)
+        options = self._options(schema=schema, outputs=outputs, dimensions=full.dimensions)
+        return Requests(Extractor(without_label_filters(self.graph), self.fitted, **options))
+
+    def _options(self, **others: Any) -> dict[str, Any]:
+        """Return the arguments of an `Extractor` of this plan: those that all of them share, and ``others``."""
+        shared = {"dimensions": self._dimensions, "chunk_rows": self.chunk_rows, "threads": self.threads}
+        return shared | others
 
     # ---- what happened
     @property

@@ -247,17 +247,9 @@ class DeepFFM:
         """
         if not isinstance(context, _native.FfmContext):
             raise PlanError(f"score needs the result of this model's `context` method, got {type(context).__name__}")
-        try:
-            predictions, broken = self._native.score(
-                context, self._part(candidates, self.fields[self._native.settings.context :])
-            )
-        except ValueError as error:
-            raise DataError(f"candidates: {error}") from error
-        if broken >= 0:
-            raise DataError(
-                f"the model's output for candidate {broken:,} is not finite; check that no value is too large"
-            )
-        return predictions
+        return scored(
+            lambda: self._native.score(context, self._part(candidates, self.fields[self._native.settings.context :]))
+        )
 
     # ---- files ----
 
@@ -488,3 +480,14 @@ def _threads(given: int | None, most: int) -> int:
 
 def _floats(column: np.ndarray | None) -> npt.NDArray[np.float32]:
     return np.zeros(0, np.float32) if column is None else np.ascontiguousarray(column, np.float32)
+
+
+def scored(score: Callable[[], tuple[npt.NDArray[np.float32], int]]) -> npt.NDArray[np.float32]:
+    """Return the click probabilities that a native call found, once it has told that all of them are finite."""
+    try:
+        found, broken = score()
+    except ValueError as error:
+        raise DataError(f"candidates: {error}") from error
+    if broken >= 0:
+        raise DataError(f"the model's output for candidate {broken:,} is not finite; check that no value is too large")
+    return found

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from ctrbox.files.side_by_side import side_by_side
 from ctrbox.files.version import FileVersion
 
 WHOLE_BYTES = 64 << 20
@@ -31,7 +31,6 @@ END_BYTES = 64 << 10
 BLOCK_BYTES = 16 << 10
 BLOCKS, LEAST_BLOCKS = 4096, 8
 MOST_FOOTER = 64 << 20
-THREADS = 8
 
 Attempt = Callable[[FileVersion, Callable[[], str]], str]
 
@@ -43,13 +42,7 @@ def content_checksums(files: Sequence[FileVersion], attempt: Attempt = lambda fi
     def one(file: FileVersion) -> str:
         return attempt(file, lambda: _checksum(file, blocks))
 
-    if len(files) < 4:
-        return [one(file) for file in files]
-    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="ctrbox-checksum")
-    try:
-        return list(pool.map(one, files))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    return side_by_side(one, files, "ctrbox-checksum")
 
 
 def checksums_of_own_files(paths: Sequence[Path]) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ctrbox.evaluate.figures import wilson
+from ctrbox.report.quality_shown import dots_of
 from ctrbox.report.recorded import Fields
 from ctrbox.report.words import fixed
 from ctrbox.show import charts
-from ctrbox.show.charts import Dot, text
+from ctrbox.show.charts import text
 from ctrbox.show.page import named, section, table
 
 KINDS = {"platt": "Platt scaling", "isotonic": "Isotonic regression"}
@@ -44,15 +44,9 @@ def calibrator(s: Fields) -> str:
         ]
         for name, side in sides
     ]
-    curves = "".join(f"<div><h3>{name.capitalize()}</h3>{_curve(side)}</div>" for name, side in sides)
+    curves = "".join(
+        f"<div><h3>{name.capitalize()}</h3>{charts.calibration_chart(dots_of(side.each('bins'), 'mean_p', 'click_rate'))}</div>"
+        for name, side in sides
+    )
     body = f'<div class="two">{curves}</div>{table(heads, lines)}'
     return section("calibrator", "Before and after the calibration", text(words, 1200), body)
-
-
-def _curve(side: Fields) -> str:
-    dots = []
-    for point in side.each("bins"):
-        p, met, rows = point.share("mean_p"), point.share("click_rate"), point.count("rows")
-        if p is not None and met is not None and rows:
-            dots.append(Dot(p, met, rows, *wilson(met, rows)))
-    return charts.calibration_chart(dots)

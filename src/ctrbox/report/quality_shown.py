@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
@@ -172,12 +172,18 @@ def smoothed(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 # ---- calibration ---------------------------------------------------------------------------------
 
 
+def dots_of(points: Iterable[Fields], predicted: str, met: str) -> list[Dot]:
+    """Return a dot with its interval for each group of rows; ``predicted`` and ``met`` name the fields with its two rates."""
+    found = []
+    for point in points:
+        p, rate, rows = point.share(predicted), point.share(met), point.count("rows")
+        if p is not None and rate is not None and rows:
+            found.append(Dot(p, rate, rows, *wilson(rate, rows)))
+    return found
+
+
 def calibration(s: Fields) -> str:
-    dots = []
-    for point in s.each("calibration"):
-        p, met, rows = point.share("p"), point.share("rate"), point.count("rows")
-        if p is not None and met is not None and rows:
-            dots.append(Dot(p, met, rows, *wilson(met, rows)))
+    dots = dots_of(s.each("calibration"), "p", "rate")
     far = [differs(d, len(dots)) for d in dots]
     words = [
         "Each dot is a group of rows with similar predictions. On the diagonal, as many were clicked as predicted."

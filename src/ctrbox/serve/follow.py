@@ -7,35 +7,22 @@ fail here is a passing fault of the machine, such as no memory: it is logged onc
 from __future__ import annotations
 
 import logging
-import threading
 
 from ctrbox.errors import CtrboxError
 from ctrbox.serve.board import Board
 from ctrbox.serve.served import Updated
+from ctrbox.serve.watcher import Watcher
 
 log = logging.getLogger("ctrbox.serve")
 
 
-class Follower:
+class Follower(Watcher):
     """``start`` to look every ``period`` seconds; ``look`` does it once, here."""
 
     def __init__(self, served: Updated, board: Board, period: float = 0.5) -> None:
-        self.served, self.board, self.period = served, board, period
+        super().__init__(self.look, period, "ctrbox-follow")
+        self.served, self.board = served, board
         self._told = ""  # the last fault that was logged
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="ctrbox-follow", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(self.period):
-            self.look()
 
     def look(self) -> bool:
         """Take the version of the board if this process serves another one; return whether it did."""

@@ -22,7 +22,6 @@ import errno
 import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,12 +33,13 @@ from ctrbox.publish.versions import Published, Update, Version
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.own_copy import OwnCopy
 from ctrbox.serve.served import Updated
+from ctrbox.serve.watcher import Watcher
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds until the next try after a passing fault
 log = logging.getLogger("ctrbox.serve")
 
 
-class Reloader:
+class Reloader(Watcher):
     """``start`` to watch every ``period`` seconds; ``look`` does it once, here."""
 
     def __init__(
@@ -53,7 +53,8 @@ class Reloader:
         own: OwnCopy | None = None,
     ) -> None:
         """``shares``: leave each version as a file for other processes. ``own``: the copy that the model was loaded from."""
-        self.served, self.published, self.metrics, self.period = served, published, metrics, period
+        super().__init__(self.look_safely, period, "ctrbox-reload")
+        self.served, self.published, self.metrics = served, published, metrics
         self.own = OwnCopy(published, served.version) if own is None else own
         self.copy = self.own.file
         self.shared = SharedVersions(self.own.folder) if shares else None
@@ -62,21 +63,10 @@ class Reloader:
         self._retry_at = math.inf  # by the monotonic clock
         self._wait = FIRST_WAIT
         self._told = ""  # the last fault that was counted and logged
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="ctrbox-reload", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def close(self) -> None:
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        super().close()
         self.own.close()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(self.period):
-            self.look_safely()
 
     def look_safely(self) -> None:
         """Look once; whatever a folder holds must not end the watch over it."""

@@ -22,7 +22,7 @@ from ctrbox.engines.missed_keys import JoinCount, counted_in
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
 from ctrbox.errors import DataError, PlanError
-from ctrbox.ffm.engine import DeepFFM
+from ctrbox.ffm.engine import DeepFFM, scored
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve.cache import ContextCache
@@ -188,18 +188,10 @@ class Scorer:
     def score(self, context: CachedContext, candidates: Batch) -> Scores:
         if context.part is not None:
             return self.engine.predict(self.split.joined(context.part, candidates))
-        native = getattr(candidates.sparse, "native", None)
-        if self.direct is None or native is None:
+        direct, native = self.direct, getattr(candidates.sparse, "native", None)
+        if direct is None or native is None:
             return self.engine.score(context.prepared, candidates)
-        try:
-            scores, broken = self.direct.score(self.engine._native, context.prepared, native)
-        except ValueError as error:
-            raise DataError(f"candidates: {error}") from error
-        if broken >= 0:
-            raise DataError(
-                f"the model's output for candidate {broken:,} is not finite; check that no value is too large"
-            )
-        return scores
+        return scored(lambda: direct.score(self.engine._native, context.prepared, native))
 
 
 def size_of(context: CachedContext) -> int:

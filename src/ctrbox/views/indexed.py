@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 
 from ctrbox.errors import CtrboxError, SourceError
 from ctrbox.files.filesystems import File, first_line
+from ctrbox.files.side_by_side import side_by_side
 from ctrbox.views.columns import Columns, ColumnSource, Scan, cut, digest
 from ctrbox.views.footers import sound_columns
 from ctrbox.views.morsel import Morsel, Origin
@@ -26,7 +26,7 @@ from ctrbox.views.partitions import Partitions
 from ctrbox.views.readahead import readahead
 from ctrbox.views.simple import Leaf, castable, leaves
 
-FOOTER_THREADS = 8
+THREADS = "ctrbox-footer"  # the names of threads that read footers begin with this
 
 
 @dataclass
@@ -239,7 +239,7 @@ class IndexedFiles(ColumnSource):
 
         every = range(len(footers))
         remote = any(file.store.remote for file in self._files)
-        return _side_by_side(ask, every) if remote else map(ask, every)
+        return side_by_side(ask, every, THREADS) if remote else map(ask, every)
 
     def _decode(
         self,
@@ -284,7 +284,7 @@ class IndexedFiles(ColumnSource):
     def _footers(self) -> list[Footer]:
         with self._lock:
             if self._read_footers is None:
-                rest = _side_by_side(self._footer, self._files[1:])
+                rest = side_by_side(self._footer, self._files[1:], THREADS)
                 for file, footer in zip(self._files[1:], rest, strict=True):
                     if footer.schema.equals(self._first.schema):
                         footer.schema, footer.leaves = self._first.schema, self._first.leaves
@@ -298,7 +298,7 @@ class IndexedFiles(ColumnSource):
         def rows(fragment: Any) -> int:
             return sum(group.num_rows for group in fragment.row_groups)
 
-        wanted = _side_by_side(rows, self._fragments)
+        wanted = side_by_side(rows, self._fragments, THREADS)
         for file, footer, count in zip(self._files, footers, wanted, strict=False):
             if count != sum(footer.rows):
                 raise SourceError(
@@ -330,14 +330,3 @@ class IndexedFiles(ColumnSource):
                 f"the file again with that type, or make a separate view for the files that differ"
             )
         return theirs
-
-
-def _side_by_side(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """Map by a few threads; the first item's error is the one raised, and no later item is begun after it."""
-    if len(items) < 4:
-        return [work(item) for item in items]
-    pool = ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="ctrbox-footer")
-    try:
-        return list(pool.map(work, items))
-    finally:
-        pool.shutdown(cancel_futures=True)

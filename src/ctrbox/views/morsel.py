@@ -9,6 +9,8 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctrbox.views.text_options import TextOptions
+
 MORSEL_ROWS = 65_536
 
 
@@ -86,3 +88,34 @@ class Source(Protocol):
         no filter: rows that fail it may come. `dictionary` names string columns to hand out
         dictionary-encoded as the file stores them (Parquet only; others ignore it).
         """
+
+
+class SourceOver:
+    """The part of a source over another one, ``inner``, that tells what ``inner`` tells."""
+
+    inner: Source
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def rows(self) -> int | None:
+        return self.inner.rows
+
+    @property
+    def bytes(self) -> int | None:
+        return self.inner.bytes
+
+    @property
+    def table(self) -> pa.Table | None:
+        """The rows as they lie in memory, of data that is in memory."""
+        return getattr(self.inner, "table", None)
+
+    @property
+    def text_options(self) -> TextOptions | None:
+        return getattr(self.inner, "text_options", None)
+
+    @property
+    def format_name(self) -> str | None:
+        return getattr(self.inner, "format_name", None)

@@ -20,7 +20,7 @@ from ctrbox.arguments.names import lacking
 from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.columns.times import as_time_advice
 from ctrbox.errors import DataError, PlanError
-from ctrbox.views.morsel import Morsel, Source
+from ctrbox.views.morsel import Morsel, Source, SourceOver
 from ctrbox.views.text_options import TextOptions
 
 EXACT = 1 << 53  # whole numbers up to this one are floats without rounding
@@ -43,7 +43,7 @@ class Described:
     format_name: str | None = None
 
 
-class AgreeingSource:
+class AgreeingSource(SourceOver):
     """An opened source that is held to a description.
 
     ``strict``: columns that had no nulls are taken to have none, and a scan that meets one is an error. Otherwise the planner
@@ -86,31 +86,6 @@ class AgreeingSource:
     def changed(self) -> bool:
         """Whether this source hands out anything else than the data itself would."""
         return self.strict or self.schema != self.inner.schema
-
-    @property
-    def table(self) -> pa.Table | None:
-        """The rows as they lie in memory, of data that is in memory."""
-        return getattr(self.inner, "table", None)
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def text_options(self) -> TextOptions | None:
-        return getattr(self.inner, "text_options", None)
-
-    @property
-    def format_name(self) -> str | None:
-        return getattr(self.inner, "format_name", None)
-
-    @property
-    def rows(self) -> int | None:
-        return self.inner.rows
-
-    @property
-    def bytes(self) -> int | None:
-        return self.inner.bytes
 
     def nullable(self, column: str) -> bool:
         if self.nullable_then(column):

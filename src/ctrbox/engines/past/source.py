@@ -28,7 +28,7 @@ from ctrbox.engines.past.states import Rows, State, load_state, states_of
 from ctrbox.errors import PlanError
 from ctrbox.plan.graph.serial import Writer, canonical
 from ctrbox.plan.language.past import PastFeature
-from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin, Source
+from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin, Source, SourceOver
 from ctrbox.views.recorded import opened
 from ctrbox.views.view import View, WithHistory
 
@@ -136,8 +136,11 @@ class Saved:
             load_state(state, self.path, self.begins[state.first.name])
 
 
-class PastSource:
-    """A source with the columns of one step ``with_history`` behind its own. ``saved``: what its scans begin with."""
+class PastSource(SourceOver):
+    """A source with the columns of one step ``with_history`` behind its own. ``saved``: what its scans begin with.
+
+    ``table`` holds the rows of the log without the histories, for those who send a plan to another process.
+    """
 
     def __init__(self, inner: Source, inputs: Inputs, step: WithHistory, saved: Saved | None = None) -> None:
         self.inner = inner
@@ -149,35 +152,10 @@ class PastSource:
         self.schema = pa.schema([*inner.schema, *made])
 
     @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def rows(self) -> int | None:
-        return self.inner.rows
-
-    @property
-    def bytes(self) -> int | None:
-        return self.inner.bytes
-
-    @property
-    def table(self) -> pa.Table | None:
-        """The rows of the log as they lie in memory, without histories; for those who send a plan to another process."""
-        return getattr(self.inner, "table", None)
-
-    @property
     def read_for_histories(self) -> list[str]:
         """The columns that histories are computed from, whether or not a feature reads them too."""
         below = self.inner.read_for_histories if isinstance(self.inner, PastSource) else []
         return list(dict.fromkeys([*below, *self.inputs.columns]))
-
-    @property
-    def text_options(self) -> Any:
-        return getattr(self.inner, "text_options", None)
-
-    @property
-    def format_name(self) -> str | None:
-        return getattr(self.inner, "format_name", None)
 
     def open(self) -> PastSource:
         """Return this source with its data open; see ``opened``."""

@@ -1,0 +1,28 @@
+"""Defines ``Watcher``: a thread that looks for something new every few moments until it is closed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Watcher:
+    """``start`` begins to call ``look`` every ``period`` seconds; ``close`` ends it and waits for a call under way."""
+
+    def __init__(self, look: Callable[[], object], period: float, name: str) -> None:
+        self.period = period
+        self._watched = look
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self.period):
+            self._watched()
