@@ -57,7 +57,6 @@ def evaluate(
         typer.Argument(
             metavar="DATA",
             help="Path or glob of a log with labels. Default: the rows that the run held back for validation.",
-            show_default=False,
         ),
     ] = None,
     view: OtherViews = None,
@@ -110,9 +109,7 @@ Examples:
 
 def predict(
     run: RunFolder,
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="Path or glob of a log, with or without labels.", show_default=False)
-    ],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Path or glob of a log, with or without labels.")],
     output: Annotated[
         str,
         typer.Option(
@@ -240,9 +237,7 @@ def trial(
     ] = False,
     epochs: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=1, help="Number of epochs. Default: the job's setting, otherwise 1.", show_default=False
-        ),
+        typer.Option(metavar="N", min=1, help="Number of epochs. Default: the job's setting, otherwise 1."),
     ] = None,
     batch_size: Annotated[
         int | None,
@@ -250,7 +245,6 @@ def trial(
             min=1,
             metavar="ROWS",
             help="Number of rows per training step. Default: as for `ctrbox train`.",
-            show_default=False,
         ),
     ] = None,
     limit: Limit = None,

@@ -66,15 +66,12 @@ app.add_typer(datasets_app, name="datasets")
 app.add_typer(table.app, name="table")
 app.add_typer(publish.app, name="publish")
 
-JobFile = Annotated[
-    Path, typer.Argument(metavar="JOB.PY", help="Job file: a Python file that defines `plan`.", show_default=False)
-]
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.PY", help="Job file: a Python file that defines `plan`.")]
 JobOrPlan = Annotated[
     Path,
     typer.Argument(
         metavar="JOB.PY|RUN|PLAN",
         help="Job file (a Python file that defines `plan`), run folder, folder of a served model, or saved plan file.",
-        show_default=False,
     ),
 ]
 AllowOperators = Annotated[

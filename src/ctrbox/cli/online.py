@@ -37,9 +37,7 @@ SECRET = re.compile(r"://[^/@\s]+@")  # of a broker's address; what is said may 
 
 JobFile = Annotated[
     Path,
-    typer.Argument(
-        metavar="JOB.PY", help="Job file: a Python file that defines `plan` and `engine`.", show_default=False
-    ),
+    typer.Argument(metavar="JOB.PY", help="Job file: a Python file that defines `plan` and `engine`."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
@@ -51,7 +49,6 @@ def online(
         typer.Option(
             metavar="DIR|URL",
             help="Source of the events: a folder of chunk files (Parquet, Arrow or JSON lines), or nats://host:port/STREAM.",
-            show_default=False,
         ),
     ],
     out: Annotated[
@@ -59,7 +56,6 @@ def online(
         typer.Option(
             metavar="MODEL",
             help="Model folder to create or continue; `ctrbox serve` opens the same folder.",
-            show_default=False,
         ),
     ],
     every: Annotated[
@@ -92,7 +88,6 @@ def online(
         typer.Option(
             metavar="DATA",
             help="Log of past rows with labels to learn from before the stream; may be repeated. Default: none.",
-            show_default=False,
         ),
     ] = None,
     checkpoint: Annotated[
@@ -118,7 +113,6 @@ def online(
             "--id",
             metavar="COLUMN",
             help="Column with the id by which clicks and impressions are matched. Default: the key of the log.",
-            show_default=False,
         ),
     ] = None,
     time_column: Annotated[
@@ -130,7 +124,6 @@ def online(
             metavar="UNIT",
             help="Unit of event times that are whole numbers since 1970: s, ms, us or ns. Required if the log stores the time "
             "as whole numbers. Default: the unit that `time_units=` of the log's view declares.",
-            show_default=False,
         ),
     ] = None,
     event_column: Annotated[
@@ -145,7 +138,7 @@ def online(
     ] = False,
     publish_at_end: Annotated[
         bool | None,
-        typer.Option(help="Publish one more version at the end. Default: only with --once.", show_default=False),
+        typer.Option(help="Publish one more version at the end. Default: only with --once."),
     ] = None,
     delete: Annotated[
         bool,

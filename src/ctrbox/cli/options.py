@@ -47,7 +47,6 @@ Servers = Annotated[
         "--server",
         metavar="FIELD=PATH",
         help="Vector file, such as images.ctrvec, from which the Model Server of field FIELD computes vectors; may be repeated.",
-        show_default=False,
     ),
 ]
 SignWith = Annotated[
@@ -57,7 +56,6 @@ SignWith = Annotated[
         metavar="KEY",
         help="Private key file, made by `ctrbox publish keygen`, with which each published version is signed. Required if the "
         "folder's versions are signed. Default: no signature.",
-        show_default=False,
     ),
 ]
 RowsAsJson = Annotated[

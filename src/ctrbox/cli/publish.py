@@ -26,7 +26,6 @@ ModelFile = Annotated[
         metavar="MODEL",
         help="Model to publish: a saved Deep FFM, a run folder (which may be on s3:// or hdfs://), a *.safetensors file, a "
         "table's Parquet export or a weight file.",
-        show_default=False,
     ),
 ]
 Folder = Annotated[
@@ -34,20 +33,16 @@ Folder = Annotated[
     typer.Argument(
         metavar="FOLDER",
         help="Folder of published versions: a local path, s3://bucket/folder or hdfs://host/folder.",
-        show_default=False,
     ),
 ]
-Base = Annotated[
-    Path, typer.Argument(metavar="BASE", help="Older weight file, which the patch changes.", show_default=False)
-]
-Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="File to write.", show_default=False)]
+Base = Annotated[Path, typer.Argument(metavar="BASE", help="Older weight file, which the patch changes.")]
+Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="File to write.")]
 PublicKeys = Annotated[
     list[Path] | None,
     typer.Option(
         "--public-key",
         metavar="FILE",
         help="Public key file of the publisher; may be repeated.",
-        show_default=False,
     ),
 ]
 Note = Annotated[str, typer.Option(metavar="TEXT", help="Note about this version, shown by `ctrbox publish log`.")]
@@ -90,7 +85,7 @@ def pack(
 
 @app.command(epilog="\b\nExamples:\n  ctrbox publish unpack new.fbw -o dense.safetensors\n")
 def unpack(
-    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", help="Weight file to read.", show_default=False)],
+    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", help="Weight file to read.")],
     output: Output,
 ) -> None:
     """Convert a weight file to safetensors or Parquet.
@@ -106,9 +101,7 @@ def unpack(
 @app.command(epilog="\b\nExamples:\n  ctrbox publish diff old.fbw new.fbw -o update.patch\n")
 def diff(
     base: Base,
-    new: Annotated[
-        Path, typer.Argument(metavar="NEW", help="Newer weight file, which the patch produces.", show_default=False)
-    ],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Newer weight file, which the patch produces.")],
     output: Output,
     as_json: AsJson = False,
 ) -> None:
@@ -130,9 +123,7 @@ def diff(
 @app.command(epilog="\b\nExamples:\n  ctrbox publish apply old.fbw update.patch -o new.fbw\n")
 def apply(
     base: Base,
-    patch: Annotated[
-        Path, typer.Argument(metavar="PATCH", help="Patch file that was made for BASE.", show_default=False)
-    ],
+    patch: Annotated[Path, typer.Argument(metavar="PATCH", help="Patch file that was made for BASE.")],
     output: Output,
     most_bytes: Annotated[
         int | None,
@@ -172,7 +163,6 @@ def create(
         typer.Argument(
             metavar="FOLDER",
             help="Folder to create for the model: a local path, s3://bucket/folder or hdfs://host/folder.",
-            show_default=False,
         ),
     ],
     job: Annotated[
@@ -181,7 +171,6 @@ def create(
             metavar="JOB.PY",
             help="Job file: a Python file that defines `plan`. For a run folder it is needed only if the model's "
             "class is your own.",
-            show_default=False,
         ),
     ] = None,
     model: Annotated[
@@ -190,7 +179,6 @@ def create(
             metavar="MODEL",
             help="Model to publish: run folder (which may be on s3:// or hdfs://), saved Deep FFM or weight file. Default: the "
             "job's `engine`.",
-            show_default=False,
         ),
     ] = None,
     view: OtherViews = None,
@@ -267,7 +255,6 @@ def keygen(
         typer.Argument(
             metavar="KEY",
             help="File to write the private key to; the public key is written to KEY.pub. Existing files are not replaced.",
-            show_default=False,
         ),
     ],
     as_json: AsJson = False,
@@ -292,9 +279,7 @@ def keygen(
 )
 def sign(
     folder: Folder,
-    sign_with: Annotated[
-        Path, typer.Option("--sign-with", metavar="KEY", help="Private key file to sign with.", show_default=False)
-    ],
+    sign_with: Annotated[Path, typer.Option("--sign-with", metavar="KEY", help="Private key file to sign with.")],
     public_key: PublicKeys = None,
     as_json: AsJson = False,
 ) -> None:
@@ -333,7 +318,6 @@ def verify(
         typer.Argument(
             metavar="PATH",
             help="Folders of published versions (which may be on s3:// or hdfs://), patches or weight files to check.",
-            show_default=False,
         ),
     ],
     public_key: PublicKeys = None,
@@ -421,9 +405,7 @@ def whole(published: Any, model: str, servers: list[str], job: Path | None = Non
 @app.command(epilog="\b\nExamples:\n  ctrbox publish rollback published 6\n")
 def rollback(
     folder: Folder,
-    version: Annotated[
-        int, typer.Argument(metavar="VERSION", help="Number of the older version to publish again.", show_default=False)
-    ],
+    version: Annotated[int, typer.Argument(metavar="VERSION", help="Number of the older version to publish again.")],
     note: Note = "",
     sign_with: SignWith = None,
     as_json: AsJson = False,

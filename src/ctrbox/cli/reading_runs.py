@@ -25,7 +25,6 @@ RunFolder = Annotated[
     typer.Argument(
         metavar="RUN",
         help="Run folder of a finished training: a local path, s3://bucket/folder or hdfs://host/folder.",
-        show_default=False,
     ),
 ]
 OwnJob = Annotated[
@@ -34,7 +33,6 @@ OwnJob = Annotated[
         "--job",
         metavar="JOB.PY",
         help="Job file that trained the run; needed if its model or an operator is your own code. The file is executed.",
-        show_default=False,
     ),
 ]
 OtherViews = Annotated[
@@ -43,7 +41,6 @@ OtherViews = Annotated[
         "--view",
         metavar="NAME=PATH",
         help="Read the view NAME of the plan from PATH instead of the saved path; may be repeated.",
-        show_default=False,
     ),
 ]
 AllowViews = Annotated[
@@ -54,7 +51,6 @@ AllowViews = Annotated[
         help="Allow views to be opened below this path, such as /data or s3://bucket/; may be repeated. A run may come from "
         "somebody else, so the paths that it names are opened without this option only below the current folder or beside "
         "the run. The environment variable CTRBOX_ALLOW_VIEWS (comma-separated paths) does the same.",
-        show_default=False,
     ),
 ]
 Ram = Annotated[

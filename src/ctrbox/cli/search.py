@@ -35,7 +35,6 @@ def search(
         typer.Argument(
             metavar="TRAIN",
             help="File of training examples: text, or a cache of parsed examples (*.ctrx).",
-            show_default=False,
         ),
     ],
     test: Annotated[

@@ -32,7 +32,6 @@ def serve(
         typer.Argument(
             metavar="MODEL",
             help="Folder of a published model, or a run folder: a local path, s3://bucket/folder or hdfs://host/folder.",
-            show_default=False,
         ),
     ],
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Network address to listen on.")] = "127.0.0.1",
@@ -44,7 +43,6 @@ def serve(
             min=1,
             max=65_535,
             help="Port of the gRPC server. Default: no gRPC server.",
-            show_default=False,
         ),
     ] = None,
     token_file: Annotated[
@@ -53,7 +51,6 @@ def serve(
             metavar="FILE",
             help="File with the token that requests must carry. Default: the environment variable CTRBOX_TOKEN. A token is "
             "required if --host is not a loopback address.",
-            show_default=False,
         ),
     ] = None,
     name: Annotated[
@@ -61,7 +58,6 @@ def serve(
         typer.Option(
             metavar="NAME",
             help="Name of the model in the URLs of the v2 protocol. Default: the name of its folder.",
-            show_default=False,
         ),
     ] = "",
     max_candidates: Annotated[
@@ -123,7 +119,6 @@ def serve(
             metavar="FILE",
             help="PEM file with the certificate chain; enables TLS 1.2 or newer for HTTP and gRPC. The server reloads the file "
             "when it changes. Default: no TLS.",
-            show_default=False,
         ),
     ] = None,
     tls_key: Annotated[
@@ -131,7 +126,6 @@ def serve(
         typer.Option(
             metavar="FILE",
             help="PEM file with the unencrypted private key. Default: the key is read from the --tls-cert file.",
-            show_default=False,
         ),
     ] = None,
     allow_host: Annotated[
@@ -140,7 +134,6 @@ def serve(
             metavar="NAME",
             help="Additional host name that a server without a token accepts in the Host and Origin headers, besides loopback "
             "names and --host; may be repeated.",
-            show_default=False,
         ),
     ] = None,
     cache: Annotated[
@@ -160,7 +153,6 @@ def serve(
             help="Number of worker processes. They share the port and the memory of the model, and divide --max-connections and "
             "--cache among them; a worker that dies is replaced. Default: the number of usable cores, but 1 for a published run "
             "and for a run with a Sparse Table.",
-            show_default=False,
         ),
     ] = None,
     threads: Annotated[
@@ -171,7 +163,6 @@ def serve(
             metavar="N",
             help="Number of threads that score requests in each worker; 0 scores on the event loop. Default: 1 for a run folder, "
             "otherwise 0.",
-            show_default=False,
         ),
     ] = None,
     public_key: Annotated[
@@ -182,7 +173,6 @@ def serve(
             help="Public key file of the model's publisher, from `ctrbox publish keygen`. The server then takes only versions "
             "that were signed with its private key. May be repeated, to change from one key to another. Default: signatures "
             "are not checked.",
-            show_default=False,
         ),
     ] = None,
     model_id: Annotated[
@@ -191,7 +181,6 @@ def serve(
             metavar="ID",
             help="Identity that a signed model must have, 32 hexadecimal digits from `ctrbox publish log`. Default: the identity "
             "of the first version that the server meets.",
-            show_default=False,
         ),
     ] = "",
     trust_file: Annotated[
@@ -200,7 +189,6 @@ def serve(
             metavar="FILE",
             help="File in which the server remembers the newest signed version, so that it refuses an older one after a restart "
             "too. Default: none; a restarted server accepts any signed version.",
-            show_default=False,
         ),
     ] = None,
     view: OtherViews = None,

@@ -16,7 +16,7 @@ app = Commands(
     help="Inspect, check and compact the folder of a Sparse Table.", no_args_is_help=True, rich_markup_mode=None
 )
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a Sparse Table.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a Sparse Table.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 Ram = Annotated[
     str, typer.Option(metavar="SIZE", help="Memory that the command may use, such as 500MB; units are powers of 1024.")

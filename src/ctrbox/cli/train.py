@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 JobFile = Annotated[
     Path,
-    typer.Argument(
-        metavar="JOB.PY", help="Job file: a Python file that defines `plan` and `model`.", show_default=False
-    ),
+    typer.Argument(metavar="JOB.PY", help="Job file: a Python file that defines `plan` and `model`."),
 ]
 Threads = Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of worker threads. Default: all cores.")]
 Limit = Annotated[
@@ -44,7 +42,6 @@ Limit = Annotated[
         min=1,
         metavar="ROWS",
         help="Train and validate on only the first ROWS rows of the log. Default: the job's setting, otherwise all rows.",
-        show_default=False,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
@@ -72,7 +69,6 @@ def train(
             metavar="DIR|URL",
             help="Folder of the run: a local path, s3://bucket/folder or hdfs://host/folder. Default: runs/<job>; if it holds "
             "a finished run, runs/<job>-2 and so on.",
-            show_default=False,
         ),
     ] = None,
     epochs: Annotated[
@@ -86,7 +82,6 @@ def train(
             help="Number of rows per training step, 1 to 16777216. Default: the job's setting, otherwise a power of two "
             "from 64 "
             "to 16384 that gives about 250 steps per epoch.",
-            show_default=False,
         ),
     ] = None,
     limit: Limit = None,
@@ -96,7 +91,6 @@ def train(
             metavar="SHARE|DATA",
             help="Rows to validate on: a share of the log from 0 to 0.9, taken from its end (0 validates on nothing), or the "
             "path of another log with labels. Default: the job's setting, otherwise 0.1.",
-            show_default=False,
         ),
     ] = None,
     lr: Annotated[
@@ -107,7 +101,6 @@ def train(
             metavar="RATE",
             help="Learning rate of the embedding tables, above 0 (for FTRL: alpha); replaces the job's. Rows and optimizer "
             "states are kept. Default: the job's setting.",
-            show_default=False,
         ),
     ] = None,
     seed: Annotated[
@@ -118,7 +111,6 @@ def train(
             metavar="SEED",
             help="Seed of all random choices; the same seed on the same machine gives the same weights. Default: the job's "
             "setting, otherwise 0.",
-            show_default=False,
         ),
     ] = None,
     negatives: Annotated[
@@ -127,7 +119,6 @@ def train(
             metavar="SHARE",
             help="Share of the training rows without a click to keep, above 0 and at most 1; predictions are corrected for it. "
             "Default: the job's setting, otherwise 1.",
-            show_default=False,
         ),
     ] = None,
     calibrate: Annotated[
@@ -140,7 +131,6 @@ def train(
             "log(w0 / w1), where w0 and w1 are the weights of all rows without and with a click; 'intercept' adds the number "
             "that makes predicted and actual clicks of the validation rows equal; NUMBER must be above -50 and below 50. "
             "Default: the job's setting, otherwise no correction.",
-            show_default=False,
         ),
     ] = None,
     patience: Annotated[
@@ -150,7 +140,6 @@ def train(
             metavar="EVALUATIONS",
             help="Stop after this number of evaluations in a row without a better result, and keep the best weights; needs "
             "validation rows. Default: the job's setting, otherwise train all epochs.",
-            show_default=False,
         ),
     ] = None,
     evaluate_every: Annotated[
@@ -169,7 +158,6 @@ def train(
             metavar="BATCHES",
             help="Number of batches, 0 to 64, that are read ahead and wait on disk, so that a Sparse Table larger than memory "
             "keeps rows that are needed again soon. Default: the job's setting, otherwise 0.",
-            show_default=False,
         ),
     ] = None,
     resume: Annotated[
@@ -189,7 +177,6 @@ def train(
             help="What to do with rows that a table already holds: 'empty' removes them before the first step, 'keep' "
             "continues "
             "from them. Default: keep, with a warning; required with --overwrite if a table holds rows.",
-            show_default=False,
         ),
     ] = None,
     earlier: Annotated[
@@ -199,7 +186,6 @@ def train(
             metavar="RUN",
             help="Continue from this finished run: start with its weights, tables and optimizer states. The run itself is not "
             "changed.",
-            show_default=False,
         ),
     ] = None,
     tuned: Annotated[
@@ -207,7 +193,6 @@ def train(
         typer.Option(
             metavar="DIR",
             help="Folder of a `ctrbox tune` study, such as tune/job; train with the parameters of its best trial.",
-            show_default=False,
         ),
     ] = None,
     threads: Threads = None,
@@ -217,7 +202,6 @@ def train(
             metavar="ADDRESS|local",
             help="Address of the Ray cluster to train on: host:port, 'auto' for the cluster that this machine belongs to, or "
             "'local' to start one on this machine. Default: train in this process.",
-            show_default=False,
         ),
     ] = None,
     workers: Annotated[
@@ -243,7 +227,6 @@ def train(
             max=1024,
             help="Number of processes on this machine that train together, each on a part of every batch and with a part of the "
             "tables, without Ray. torchrun sets this number itself. Default: 1.",
-            show_default=False,
         ),
     ] = None,
     rank_timeout: Annotated[

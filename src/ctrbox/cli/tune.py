@@ -26,7 +26,7 @@ def tune(
     trials: Annotated[int, typer.Option(metavar="N", min=1, help="Number of trials to add to the study.")] = 20,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of the study. Default: tune/<job>.", show_default=False),
+        typer.Option(metavar="DIR", help="Folder of the study. Default: tune/<job>."),
     ] = None,
     metric: Annotated[
         str,
