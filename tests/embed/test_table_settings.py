@@ -25,10 +25,9 @@ from ctrbox.embed.table import (
     checked_counts,
     checked_init,
     checked_keys,
-    refused,
+    refuse_gradient,
     same_shape,
     shape_of,
-    words,
 )
 from ctrbox.embed.vectors import misses as misses_module
 from ctrbox.embed.vectors.misses import PLAIN, Misses, plain
@@ -111,10 +110,15 @@ def test_counts_are_numbers_from_0_on(counts: Any, says: str) -> None:
 
 
 def test_a_refused_gradient_names_the_part_of_the_row() -> None:
-    assert "(first-order weight of its row)" in refused(Row(2, linear=True), 7, 1.5, 0)
-    assert "(float 0 of its row)" in refused(Row(2, linear=True), 7, 1.5, 1)
-    assert "the gradient of key 7 is nan (float 0 of its row)" in refused(Row(2), 7, float("nan"), 0)
-    assert (words(Row(2)), words(Row(2, linear=True))) == ("dim=2", "dim=2, linear")
+    gradients = np.full((2, 3), 1.5, np.float32)
+    with pytest.raises(DataError, match=r"the gradient of key 5 is 1\.5 \(first-order weight of its row\)"):
+        refuse_gradient(Row(2, linear=True), KEYS, gradients, 0)
+    with pytest.raises(DataError, match=r"the gradient of key 5 is 1\.5 \(float 0 of its row\)"):
+        refuse_gradient(Row(2, linear=True), KEYS, gradients, 1)
+    with pytest.raises(DataError, match=r"the gradient of key 7 is nan \(float 0 of its row\)"):
+        refuse_gradient(Row(2), KEYS, np.full((2, 2), np.nan, np.float32), 2)
+    refuse_gradient(Row(2), KEYS, gradients[:, :2], -1)
+    assert (str(Row(2)), str(Row(2, linear=True))) == ("dim=2", "dim=2, linear")
     check_row(Row(0, linear=True))
     with pytest.raises(PlanError, match="a row needs a vector"):
         check_row(Row(0))

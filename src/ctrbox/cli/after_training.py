@@ -16,7 +16,7 @@ import typer
 from ctrbox.cli.demo import best_auc, demo_job, generate
 from ctrbox.cli.ended import finish
 from ctrbox.cli.job import blaming
-from ctrbox.cli.options import RowsAsJson, Servers
+from ctrbox.cli.options import AsJson, BatchSize, Epochs, RowsAsJson, Servers
 from ctrbox.cli.output import check_output, sink
 from ctrbox.cli.reading_runs import (
     AllowViews,
@@ -31,7 +31,7 @@ from ctrbox.cli.reading_runs import (
     tell_of_servers,
 )
 from ctrbox.cli.terminal import Mistake, hint, meter, say, say_json, tell, written_aside
-from ctrbox.cli.train import AsJson, JobFile, Limit, Threads, Watch, fit, load_seeded
+from ctrbox.cli.train import JobFile, Limit, Threads, Watch, fit, load_seeded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -235,18 +235,8 @@ def trial(
     together: Annotated[
         bool, typer.Option("--together", help="Add all features at once instead of one after the other.")
     ] = False,
-    epochs: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Number of epochs. Default: the job's setting, otherwise 1."),
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="ROWS",
-            help="Number of rows per training step. Default: as for `ctrbox train`.",
-        ),
-    ] = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
     limit: Limit = None,
     threads: Threads = None,
     as_json: AsJson = False,

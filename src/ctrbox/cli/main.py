@@ -38,7 +38,7 @@ from ctrbox.cli.demo import generate
 from ctrbox.cli.ended import told_losses
 from ctrbox.cli.help_text import Commands
 from ctrbox.cli.job import batches, load_plan
-from ctrbox.cli.options import RowsAsJson, in_words_of_options
+from ctrbox.cli.options import AllowOperators, AsJson, RowsAsJson, in_words_of_options
 from ctrbox.cli.output import check_output, no_rows, sink
 from ctrbox.cli.reading_runs import plan_at
 from ctrbox.cli.terminal import Mistake, hint, meter, run, say, say_json, tell, written_aside
@@ -74,14 +74,6 @@ JobOrPlan = Annotated[
         help="Job file (a Python file that defines `plan`), run folder, folder of a served model, or saved plan file.",
     ),
 ]
-AllowOperators = Annotated[
-    bool,
-    typer.Option(
-        "--allow-operators",
-        help="Import the Python modules of user-defined operators that the plan names; this runs their code.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 
 def ended_with_version(asked: bool) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ctrbox.cli.job import blaming, load_job
-from ctrbox.cli.options import SignWith
+from ctrbox.cli.options import AsJson, SignWith
 from ctrbox.cli.terminal import hint, say, say_json, stopped_with, tell, utf8
 
 ONLINE_EXAMPLES = """\b
@@ -39,7 +39,6 @@ JobFile = Annotated[
     Path,
     typer.Argument(metavar="JOB.PY", help="Job file: a Python file that defines `plan` and `engine`."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 
 def online(

@@ -1,4 +1,4 @@
-"""Parses options that several commands share, such as NAME=PATH pairs, and words errors for the command line."""
+"""Defines and parses options that several commands share, and words errors for the command line."""
 
 from __future__ import annotations
 
@@ -41,6 +41,26 @@ WORDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] 
     (re.compile(r"\b(patience|cluster)=(?=[ ,;]|$)"), r"--\1"),
 )
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
+Epochs = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Number of epochs. Default: the job's setting, otherwise 1.")
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="ROWS",
+        help="Number of rows per training step, 1 to 16777216. Default: the job's setting, otherwise a power of two from 64 to "
+        "16384 that gives about 250 steps per epoch.",
+    ),
+]
+AllowOperators = Annotated[
+    bool,
+    typer.Option(
+        "--allow-operators",
+        help="Import the Python modules of user-defined operators that the plan names; this runs their code.",
+    ),
+]
 Servers = Annotated[
     list[str] | None,
     typer.Option(

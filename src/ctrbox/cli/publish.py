@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ctrbox.cli.help_text import Commands
-from ctrbox.cli.options import Servers, SignWith, vector_files
+from ctrbox.cli.options import AsJson, Servers, SignWith, vector_files
 from ctrbox.cli.reading_runs import AllowViews, OtherViews, OwnJob, fetched, load_run, reading
 from ctrbox.cli.terminal import Mistake, hint, say, say_json, tell
 from ctrbox.files.urls import stored_url, url_of
@@ -46,7 +46,6 @@ PublicKeys = Annotated[
     ),
 ]
 Note = Annotated[str, typer.Option(metavar="TEXT", help="Note about this version, shown by `ctrbox publish log`.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 
 @app.command(epilog="\b\nExamples:\n  ctrbox publish pack model.ffm -o new.fbw --base old.fbw\n")

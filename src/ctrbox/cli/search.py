@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ctrbox.cli.options import AsJson
 from ctrbox.cli.terminal import Mistake, hint, meter, say, say_json, tell
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def search(
         int | None,
         typer.Option(metavar="N", min=1, help="Number of models trained at the same time. Default: one per core."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train many Deep FFMs at once and compare them.
 

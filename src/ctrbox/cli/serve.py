@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ctrbox.cli.options import Servers, in_words_of_options, pairs_of, vector_files
+from ctrbox.cli.options import AllowOperators, Servers, in_words_of_options, pairs_of, vector_files
 from ctrbox.cli.reading_runs import AllowViews, OtherViews, OwnJob, asking_for_the_job, operators_in, own_job, plan_of
 from ctrbox.cli.terminal import Mistake, hint, say_json, tell
 from ctrbox.files.urls import url_of
@@ -195,13 +195,7 @@ def serve(
     allow_views: AllowViews = None,
     job: OwnJob = None,
     servers: Servers = None,
-    allow_operators: Annotated[
-        bool,
-        typer.Option(
-            "--allow-operators",
-            help="Import the Python modules of user-defined operators that the plan names; this runs their code.",
-        ),
-    ] = False,
+    allow_operators: AllowOperators = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object to stdout when the server is ready.")
     ] = False,

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ctrbox.cli.help_text import Commands
+from ctrbox.cli.options import AsJson
 from ctrbox.cli.terminal import Mistake, hint, say, say_json, tell, utf8, written_aside
 
 app = Commands(
@@ -17,7 +18,6 @@ app = Commands(
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a Sparse Table.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 Ram = Annotated[
     str, typer.Option(metavar="SIZE", help="Memory that the command may use, such as 500MB; units are powers of 1024.")
 ]

@@ -19,7 +19,7 @@ import typer
 
 from ctrbox.cli.ended import Done, finish
 from ctrbox.cli.job import Job, blaming, load_job
-from ctrbox.cli.options import in_words_of_options
+from ctrbox.cli.options import AsJson, BatchSize, Epochs, in_words_of_options
 from ctrbox.cli.ranks import check_job, command_again, end_of_rank, joined, threads_of
 from ctrbox.cli.reading_runs import evaluate_command
 from ctrbox.cli.terminal import Mistake, Stopped, hint, stopped_with, tell, utf8, written_aside
@@ -44,7 +44,6 @@ Limit = Annotated[
         help="Train and validate on only the first ROWS rows of the log. Default: the job's setting, otherwise all rows.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 # Rows a second on a terminal move by themselves; in a log a line now and then is enough.
 LOG_SECONDS = 15.0
@@ -71,19 +70,8 @@ def train(
             "a finished run, runs/<job>-2 and so on.",
         ),
     ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Number of epochs. Default: the job's setting, otherwise 1.")
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="ROWS",
-            help="Number of rows per training step, 1 to 16777216. Default: the job's setting, otherwise a power of two "
-            "from 64 "
-            "to 16384 that gives about 250 steps per epoch.",
-        ),
-    ] = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
     limit: Limit = None,
     valid: Annotated[
         str | None,
