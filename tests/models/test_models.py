@@ -31,10 +31,20 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("DICM", {"base": "lr"}),
     ("DICM", {"base": "din"}),
     ("TwoTower", {"user": ["user", "history"], "ad": ["ad", "query"], "hidden": [], "pooling": "sum"}),
+    ("AutoInt", {"layers": 3, "heads": 1, "width": 5, "hidden": []}),
+    ("MaskNet", {"structure": "parallel", "blocks": [6, 5, 4], "reduction": 0.5}),
+    ("FinalMLP", {"first_context": ["user"], "second_context": ["ad", "query"], "heads": 4, "second_hidden": [8]}),
+    ("FinalMLP", {"gates": False, "activation": "prelu", "heads": 1, "dims": {"query": 7}}),
+    ("GDCN", {"structure": "stacked", "layers": 1}),
+    ("BST", {"layers": 2, "heads": 3, "longest": 3}),
+    ("SIM", {"search": "hash", "keep": 2, "bits": 8}),
+    ("SIM", {"keep": 3, "activation": "prelu", "longest": 2, "pooling": {"query": "max"}}),
+    ("HSTU", {"layers": 1, "heads": 1, "width": 3, "longest": 3}),
     ("JointTowers", {"embedding": "layer"}),
     ("JointTowers", {"dims": {"user": 7}, "hidden": [6, 5, 4]}),
 ]
-NEEDS_FIELDS = ("FM", "PNN", "DeepFM", "XDeepFM", "DIN", "TwoTower")
+WITH_HISTORY = ("DIN", "BST", "SIM", "HSTU")
+NEEDS_FIELDS = ("FM", "PNN", "DeepFM", "XDeepFM", "AutoInt", "MaskNet", "TwoTower", *WITH_HISTORY)
 
 
 def named(value: object) -> str:
@@ -153,7 +163,7 @@ def test_a_plan_without_sparse_fields(name: str) -> None:
 @every_model
 def test_a_plan_without_ragged_fields(name: str) -> None:
     flat = Schema((*schema(2).sparse, Field("last", "ad", False)), (), True, False, False)
-    model = made(name, flat, **({"history": "last"} if name == "DIN" else {}))
+    model = made(name, flat, **({"history": "last"} if name in WITH_HISTORY else {}))
     assert model(inputs(model.reads, 6, longest=1)).shape == (6,)
 
 
@@ -163,7 +173,7 @@ def test_an_empty_plan_is_refused(name: str) -> None:
         made(name, schema(0, 0))
 
 
-@pytest.mark.parametrize("name", ["FM", "PNN", "DeepFM", "XDeepFM"])
+@pytest.mark.parametrize("name", ["FM", "PNN", "DeepFM", "XDeepFM", "AutoInt", "MaskNet"])
 def test_models_that_multiply_vectors_refuse_unequal_dims(name: str) -> None:
     with pytest.raises(PlanError, match="the same dim for all"):
         made(name, schema(), dims={"user": 8})
@@ -171,7 +181,7 @@ def test_models_that_multiply_vectors_refuse_unequal_dims(name: str) -> None:
         made(name, schema(), dim=0)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("DIN", "TwoTower")])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in (*WITH_HISTORY, "TwoTower")])
 def test_a_sequence_that_nobody_would_read_is_refused(name: str) -> None:
     with pytest.raises(PlanError, match=f"{name} reads no sequences; field 'query'"):
         made(name, schema(), pooling={"query": "none"})

@@ -11,6 +11,8 @@ from ctrbox.arguments.names import one_of
 from ctrbox.errors import PlanError
 from ctrbox.models import MODELS, Reads
 from ctrbox.models.asked import asked, sizes
+from ctrbox.models.final_mlp import Fusion
+from ctrbox.models.products import GatedCrossNetwork
 from tests.models.worlds import inputs, made, schema
 
 SUMMANDS = {"first", "pairs", "tower", "of_cin", "of_cross", "score"}
@@ -120,3 +122,59 @@ def test_fields_without_a_pooling_of_their_own_are_averaged() -> None:
     assert set(Reads(schema(), pooling={}).pooling.values()) == {"mean"}
     with pytest.raises(PlanError, match="pooling of 'user' is 'most'; expected one of sum, mean, max, none"):
         Reads(schema(), pooling="most")
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "words"),
+    [
+        ("MaskNet", {"reduction": 0}, "reduction of MaskNet must be a number from 0.01 to 16, got 0"),
+        ("MaskNet", {"structure": "seriel"}, "nearest: 'serial'"),
+        ("MaskNet", {"blocks": []}, "the blocks of MaskNet must be a list of layer widths"),
+        ("MaskNet", {"dim": 1}, "expected a dim of 2 or more, got 1"),
+        ("FinalMLP", {"hidden": [6, 5]}, "the last width of hidden is 5, which 2 heads of FinalMLP do not divide"),
+        ("FinalMLP", {"second_hidden": [7]}, "the last width of second_hidden is 7"),
+        ("FinalMLP", {"hidden": []}, "hidden must be a list of layer widths"),
+        ("FinalMLP", {"first_context": ["usr"]}, "first_context of FinalMLP names 'usr', .* nearest: 'user'"),
+        ("FinalMLP", {"gates": "no"}, "gates must be True or False"),
+        ("GDCN", {"layers": 0}, "layers of GDCN must be a whole number from 1 to 256"),
+        ("AutoInt", {"heads": 0}, "heads of AutoInt must be a whole number"),
+        ("AutoInt", {"width": 0}, "width of AutoInt must be a whole number"),
+    ],
+)
+def test_what_the_newer_models_refuse(name: str, more: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        made(name, schema(), **more)
+
+
+def test_a_gated_cross_is_the_cross_times_its_gate() -> None:
+    torch.manual_seed(2)
+    net = GatedCrossNetwork(3, 2)
+    x0 = torch.randn(4, 3)
+    x = x0
+    for layer, gate in zip(net.layers, net.gates, strict=True):
+        x = x0 * (x @ layer.weight + layer.bias) * torch.sigmoid(x @ gate.weight) + x
+    torch.testing.assert_close(net(x0), x)
+
+
+def test_the_fusion_of_final_mlp_is_a_sum_over_heads() -> None:
+    torch.manual_seed(2)
+    fusion = Fusion(4, 6, 2)
+    left, right = torch.randn(5, 4), torch.randn(5, 6)
+    wanted = (left @ fusion.of_left.weight + right @ fusion.of_right.weight).squeeze(1)
+    for head in range(2):
+        a, b = left[:, 2 * head : 2 * head + 2], right[:, 3 * head : 3 * head + 3]
+        wanted = wanted + torch.einsum("ri,ij,rj->r", a, fusion.pairs[head], b)
+    torch.testing.assert_close(fusion(left, right).squeeze(1), wanted)
+
+
+def test_the_gates_of_final_mlp_read_their_context_alone() -> None:
+    model: Any = made("FinalMLP", schema(dense=0), first_context=["user"], second_context=["ad"])
+    x = inputs(model.reads, 5)
+    flat = x.flat.detach()
+    for gate, name in zip(model.gates, ("user", "ad"), strict=True):
+        ratio = gate(torch.ones(5, model.reads.width), [x.field(name)])
+        torch.testing.assert_close(gate(flat, [x.field(name)]), flat * ratio)
+        ratio.sum().backward(retain_graph=True)
+    assert [bool(g.any()) for g in x.pooled[0].vectors.grad.abs().sum((0, 2))] == [
+        name in ("user", "ad") for name in model.reads.fields
+    ]

@@ -24,6 +24,8 @@ from ctrbox.models.aggregators import (
     SumPooling,
 )
 from ctrbox.models.attention import LocalActivation
+from ctrbox.models.autoint import AutoInt
+from ctrbox.models.bst import BST
 from ctrbox.models.cin import CIN
 from ctrbox.models.dcnv2 import DCNv2
 from ctrbox.models.deep_crossing import DeepCrossing
@@ -33,17 +35,30 @@ from ctrbox.models.dicm import DICM
 from ctrbox.models.din import DIN
 from ctrbox.models.embedding_mlp import EmbeddingMLP
 from ctrbox.models.esmm import ESMM
+from ctrbox.models.final_mlp import FinalMLP
 from ctrbox.models.fm import FM
+from ctrbox.models.gdcn import GDCN
+from ctrbox.models.hstu import HSTU
 from ctrbox.models.inputs import Inputs, Pooled, Reads
 from ctrbox.models.joint_towers import JointTowers
 from ctrbox.models.lr import LR
+from ctrbox.models.masknet import MaskNet
 from ctrbox.models.mlp import MLP, Dice
 from ctrbox.models.mmoe import MMoE
 from ctrbox.models.objective import Objective
 from ctrbox.models.ple import PLE
 from ctrbox.models.pnn import PNN
-from ctrbox.models.products import CrossMixture, CrossNetwork, InnerProducts, OuterProducts, PairSum
+from ctrbox.models.products import (
+    CrossMixture,
+    CrossNetwork,
+    GatedCrossNetwork,
+    InnerProducts,
+    OuterProducts,
+    PairSum,
+)
+from ctrbox.models.self_attention import SelfAttention
 from ctrbox.models.shared_bottom import SharedBottom
+from ctrbox.models.sim import SIM
 from ctrbox.models.two_tower import TwoTower
 from ctrbox.models.wide_deep import WideDeep
 from ctrbox.models.xdeepfm import XDeepFM
@@ -60,7 +75,14 @@ MODELS: dict[str, type[nn.Module]] = {
     "DeepFM": DeepFM,
     "XDeepFM": XDeepFM,
     "DCNv2": DCNv2,
+    "AutoInt": AutoInt,
+    "MaskNet": MaskNet,
+    "FinalMLP": FinalMLP,
+    "GDCN": GDCN,
     "DIN": DIN,
+    "BST": BST,
+    "SIM": SIM,
+    "HSTU": HSTU,
     "JointTowers": JointTowers,
     "DICM": DICM,
     "TwoTower": TwoTower,
@@ -90,19 +112,24 @@ def build(name: str, schema: Schema, config: Mapping[str, Any] | None = None) ->
 
 
 __all__ = [
+    "BST",
     "CIN",
     "DICM",
     "DIN",
     "ESMM",
     "EVERY_MODEL",
     "FM",
+    "GDCN",
+    "HSTU",
     "LR",
     "MLP",
     "MODELS",
     "PLE",
     "PNN",
+    "SIM",
     "TASK_MODELS",
     "AttentivePooling",
+    "AutoInt",
     "Concatenation",
     "CrossMixture",
     "CrossNetwork",
@@ -112,12 +139,15 @@ __all__ = [
     "DenseInput",
     "Dice",
     "EmbeddingMLP",
+    "FinalMLP",
     "FirstOrder",
+    "GatedCrossNetwork",
     "InnerProducts",
     "Inputs",
     "JointTowers",
     "LocalActivation",
     "MMoE",
+    "MaskNet",
     "MaxPooling",
     "MultiQueryAttentivePooling",
     "Objective",
@@ -125,6 +155,7 @@ __all__ = [
     "PairSum",
     "Pooled",
     "Reads",
+    "SelfAttention",
     "SharedBottom",
     "SumPooling",
     "TwoTower",

@@ -7,21 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
-from torch import nn
-
-from ctrbox.arguments.names import named_arguments, one_of
+from ctrbox.arguments.names import named_arguments
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import MOST_LAYERS, MOST_WIDTH, needs_inputs
-from ctrbox.models.click_model import ClickModel
-from ctrbox.models.inputs import Inputs
-from ctrbox.models.mlp import MLP, scoring_tower
+from ctrbox.models.asked import MOST_LAYERS, MOST_WIDTH
+from ctrbox.models.crossed import CrossedModel
 from ctrbox.models.products import CrossMixture, CrossNetwork
 
 
 @named_arguments
-class DCNv2(ClickModel):
+class DCNv2(CrossedModel):
     """y = b + w · cross(x) + tower(x) (``structure="parallel"``) or b + tower(cross(x)) (``"stacked"``).
 
     ``rank=None`` gives cross layers a full matrix; a number makes each a mixture of ``experts`` of that rank.
@@ -43,24 +38,12 @@ class DCNv2(ClickModel):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__(locals())
-        needs_inputs("DCNv2", self.reads)
-        self.structure = one_of("structure", structure, ("parallel", "stacked"))
-        width = self.reads.width + self.reads.dense
+        arguments = locals()
+        super().__init__(arguments)
         whole("layers of DCNv2", layers, 1, MOST_LAYERS)
         if rank is None:
-            self.cross: nn.Module = CrossNetwork(width, layers)
+            self.cross = CrossNetwork(self.width, layers)
         else:
             whole("rank of DCNv2", rank, 1, MOST_WIDTH)
-            self.cross = CrossMixture(width, layers, rank, whole("experts of DCNv2", experts, 1, MOST_LAYERS))
-        self.of_cross = MLP(width, (1,), bias=False) if structure == "parallel" else None
-        self.tower = scoring_tower(width, hidden, dropout=dropout, batch_norm=batch_norm)
-        self.bias = nn.Parameter(torch.zeros(1))
-
-    def forward(self, x: Inputs) -> torch.Tensor:
-        x0 = torch.cat([x.flat, self.dense(x.dense, x.logs)], 1)
-        crossed = self.cross(x0)
-        if self.of_cross is None:
-            return self.tower(crossed).squeeze(1) + self.bias
-        # One linear map over both, as in the paper, is the sum of one over each.
-        return self.of_cross(crossed).squeeze(1) + self.tower(x0).squeeze(1) + self.bias
+            self.cross = CrossMixture(self.width, layers, rank, whole("experts of DCNv2", experts, 1, MOST_LAYERS))
+        self.add_tower(arguments)

@@ -20,7 +20,7 @@ from ctrbox.models.aggregators import AGGREGATORS, one_behaviour
 from ctrbox.models.asked import asked, needs_inputs
 from ctrbox.models.attention import LocalActivation
 from ctrbox.models.dense import DenseInput
-from ctrbox.models.din import pairs_of
+from ctrbox.models.history_fields import pairs_of
 from ctrbox.models.inputs import Inputs, Reads
 from ctrbox.models.mlp import linear, scoring_tower
 from ctrbox.models.one_row import stands_for_all
@@ -72,7 +72,7 @@ class DICM(nn.Module):
         for name in images:
             if name in ids:
                 raise PlanError(f"DICM reads {name!r} as an image; remove it from fields")
-        self.pairs = pairs_of(schema, target, history, ids) if base == "din" else []
+        self.pairs = pairs_of("DICM", schema, target, history, ids) if base == "din" else []
         sequences = {past: "none" for _, past in self.pairs} | ({behaviour: "none"} if behaviour else {})
         how = {n: pooling if isinstance(pooling, str) else pooling.get(n, "mean") for n in [*ids, *images]}
         width = 1 if base == "lr" else dim  # the weight of a key is a vector of one number

@@ -140,6 +140,26 @@ def _with_one_row(layer: Affine, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return rows[0].expand(len(parts[0]), -1)
 
 
+class Body(nn.Module):
+    """Layers with an activation behind each, also the last: the bottom that tasks share, an expert, a stream of FinalMLP."""
+
+    def __init__(
+        self,
+        inputs: int,
+        widths: Sequence[int],
+        *,
+        activation: str = "relu",
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        found = sizes("the widths of an expert", widths, empty=False)
+        self.layers, self.between, self.width = _hidden(inputs, found, activation, dropout, batch_norm)
+
+    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+        return self.between[-1](_through(self.layers, self.between, parts))
+
+
 class MLP(nn.Module):
     """``MLP(480, (128, 64, 1))``: (rows, 480) → (rows, 1). ``bias=False`` leaves the last bias out."""
 
@@ -154,34 +174,43 @@ class MLP(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if not is_number(dropout) or not 0.0 <= dropout < 1.0:
-            raise PlanError(f"dropout must be from 0 to less than 1, got {shown_value(dropout)}")
-        batch_norm = flag("batch_norm", batch_norm)
-        if inputs < 1:
-            raise PlanError(f"a tower needs at least one input, got {inputs}")
         *hidden, last = sizes("the widths of a tower", widths, empty=False)
-        self.layers = nn.ModuleList()
-        self.between = nn.ModuleList()
-        for width in hidden:
-            self.layers.append(linear(inputs, width))
-            steps: list[nn.Module] = [Norm(width)] if batch_norm else []
-            steps.append(_activation(activation, width))
-            if dropout:
-                steps.append(Dropout(float(dropout)))
-            self.between.append(nn.Sequential(*steps))
-            inputs = width
-        self.layers.append(linear(inputs, last, bias=bias, last=True))
+        self.layers, self.between, width = _hidden(inputs, hidden, activation, dropout, batch_norm)
+        self.layers.append(linear(width, last, bias=bias, last=True))
 
     def forward(self, *parts: torch.Tensor) -> torch.Tensor:
-        first = self.layers[0]
-        assert isinstance(first, Affine)
-        x = side_by_side(first, parts)
-        for layer, step in zip(self.layers[1:], self.between, strict=True):
-            x = layer(step(x))
-        return x
+        return _through(self.layers, self.between, parts)
 
 
-_activation = activation  # MLP has an argument of that name
+def _hidden(
+    inputs: int, widths: Sequence[int], kind: str, dropout: float, batch_norm: bool
+) -> tuple[nn.ModuleList, nn.ModuleList, int]:
+    """Return linear layers, what stands behind each (normalisation, activation, dropout), and the last width."""
+    if not is_number(dropout) or not 0.0 <= dropout < 1.0:
+        raise PlanError(f"dropout must be from 0 to less than 1, got {shown_value(dropout)}")
+    batch_norm = flag("batch_norm", batch_norm)
+    if inputs < 1:
+        raise PlanError(f"a tower needs at least one input, got {inputs}")
+    layers, between = nn.ModuleList(), nn.ModuleList()
+    for width in sizes("the widths of a tower", widths):
+        layers.append(linear(inputs, width))
+        steps: list[nn.Module] = [Norm(width)] if batch_norm else []
+        steps.append(activation(kind, width))
+        if dropout:
+            steps.append(Dropout(float(dropout)))
+        between.append(nn.Sequential(*steps))
+        inputs = width
+    return layers, between, inputs
+
+
+def _through(layers: nn.ModuleList, between: nn.ModuleList, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return what the last layer gives; what stands behind it is left to the caller."""
+    first = layers[0]
+    assert isinstance(first, Affine)
+    x = side_by_side(first, parts)
+    for layer, step in zip(layers[1:], between, strict=False):
+        x = layer(step(x))
+    return x
 
 
 def scoring_tower(

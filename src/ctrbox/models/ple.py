@@ -17,7 +17,8 @@ from ctrbox.arguments.names import named_arguments
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
 from ctrbox.models.inputs import Inputs
-from ctrbox.models.task_model import MOST_EXPERTS, Body, Gate, TaskModel, towers
+from ctrbox.models.mlp import Body
+from ctrbox.models.task_model import MOST_EXPERTS, Gate, TaskModel, towers
 
 
 @named_arguments

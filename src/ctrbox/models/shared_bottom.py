@@ -13,7 +13,8 @@ import torch
 from ctrbox.arguments.names import named_arguments
 from ctrbox.columns.batch import Schema
 from ctrbox.models.inputs import Inputs
-from ctrbox.models.task_model import Body, TaskModel, towers
+from ctrbox.models.mlp import Body
+from ctrbox.models.task_model import TaskModel, towers
 
 
 @named_arguments

@@ -1,4 +1,4 @@
-"""Defines ``TaskModel``, the base class of models of several labels, and the towers, experts and gates that they are made of."""
+"""Defines ``TaskModel``, the base class of models of several labels, and the towers and gates that they are made of."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctrbox.models.asked import needs_inputs, sizes
+from ctrbox.models.asked import needs_inputs
 from ctrbox.models.click_model import ClickModel
 from ctrbox.models.inputs import Inputs
-from ctrbox.models.mlp import Affine, Dropout, Norm, linear, scoring_tower, side_by_side
+from ctrbox.models.mlp import Affine, scoring_tower, side_by_side
 from ctrbox.models.objective import Objective, tasks_of
 
 MOST_EXPERTS = 64
@@ -50,30 +50,6 @@ class TaskModel(ClickModel):
 def towers(count: int, inputs: int, hidden: Any, *, dropout: float, batch_norm: bool) -> nn.ModuleList:
     """Return ``count`` towers, each from ``inputs`` columns to one output."""
     return nn.ModuleList(scoring_tower(inputs, hidden, dropout=dropout, batch_norm=batch_norm) for _ in range(count))
-
-
-class Body(nn.Module):
-    """Layers with a ReLU behind each: the bottom that tasks share, or an expert."""
-
-    def __init__(self, inputs: int, widths: Any, *, dropout: float = 0.0, batch_norm: bool = False) -> None:
-        super().__init__()
-        found = sizes("the widths of an expert", widths, empty=False)
-        self.layers = nn.ModuleList()
-        self.between = nn.ModuleList()
-        for width in found:
-            self.layers.append(linear(inputs, width))
-            steps = [Norm(width)] if batch_norm else []
-            self.between.append(nn.Sequential(*steps, nn.ReLU(), *([Dropout(float(dropout))] if dropout else [])))
-            inputs = width
-        self.width = inputs
-
-    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
-        first = self.layers[0]
-        assert isinstance(first, Affine)
-        x = self.between[0](side_by_side(first, parts))
-        for layer, step in zip(self.layers[1:], self.between[1:], strict=True):
-            x = step(layer(x))
-        return x
 
 
 class Gate(nn.Module):

@@ -1,0 +1,45 @@
+"""``CrossedModel``: what DCNv2 and GDCN share, a cross network before a tower or parallel to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ctrbox.arguments.names import one_of
+from ctrbox.models.asked import needs_inputs
+from ctrbox.models.click_model import ClickModel
+from ctrbox.models.inputs import Inputs
+from ctrbox.models.mlp import MLP, scoring_tower
+
+
+class CrossedModel(ClickModel):
+    """y = b + w · cross(x) + tower(x) (``structure="parallel"``) or b + tower(cross(x)) (``"stacked"``).
+
+    A subclass gives ``locals()`` and then sets ``cross``, a network from ``width`` columns to as many.
+    """
+
+    cross: nn.Module
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        super().__init__(arguments)
+        needs_inputs(type(self).__name__, self.reads)
+        self.structure = one_of("structure", arguments["structure"], ("parallel", "stacked"))
+        self.width = self.reads.width + self.reads.dense
+
+    def add_tower(self, arguments: Mapping[str, Any]) -> None:
+        """Add what follows the cross network. Called after ``cross`` is set, so that a seed gives the same weights as before."""
+        self.of_cross = MLP(self.width, (1,), bias=False) if self.structure == "parallel" else None
+        how = {name: arguments[name] for name in ("dropout", "batch_norm")}
+        self.tower = scoring_tower(self.width, arguments["hidden"], **how)
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Inputs) -> torch.Tensor:
+        x0 = torch.cat([x.flat, self.dense(x.dense, x.logs)], 1)
+        crossed = self.cross(x0)
+        if self.of_cross is None:
+            return self.tower(crossed).squeeze(1) + self.bias
+        # One linear map over both, as in the papers, is the sum of one over each.
+        return self.of_cross(crossed).squeeze(1) + self.tower(x0).squeeze(1) + self.bias
