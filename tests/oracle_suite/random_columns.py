@@ -264,9 +264,11 @@ def lists(rng: random.Random, rows: int) -> Column:
     mask = pa.array([not here for here in there], pa.bool_())
     large = inner.refused if too_large(plain) else ""
     if layout == "fixed":
-        array = pa.FixedSizeListArray.from_arrays(inner.array, type=pa.list_(inner.array.type, size), mask=mask)
-        if not size:  # from_arrays cannot tell how many lists of no element there are
-            array = pa.array([[] if here else None for here in there], pa.list_(inner.array.type, 0))
+        kind = pa.list_(inner.array.type, size)
+        if size:
+            array = pa.FixedSizeListArray.from_arrays(inner.array, type=kind, mask=mask)
+        else:  # from_arrays divides by the size, which ends the process on x86_64
+            array = pa.array([[] if here else None for here in there], kind)
         return Column(array, plain, "a null inside a list of fixed size" if holes else large, tuple(holes))
     if layout in ("list", "large"):
         kind = pa.ListArray if layout == "list" else pa.LargeListArray

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ctrbox as cb
 from ctrbox import col
@@ -39,6 +41,21 @@ def torch_fuses() -> bool:
     return bool((torch.full((64,), -(1 + 2.0**-11)).add(x, alpha=1 + 2.0**-12) == 2.0**-24).all())
 
 
+def torch_rounds_roots() -> bool:
+    """Whether torch's square roots are the nearest floats. Those of Intel MKL, on x86_64, miss the nearest for some of them."""
+    x = np.random.default_rng(1).random(10_000, np.float32)
+    return bool((torch.from_numpy(x).sqrt().numpy() == np.sqrt(x)).all())
+
+
+class NearestRoots(TorchDispatchMode):
+    """Inside it torch computes with square roots that are rounded to the nearest float, everything else as always."""
+
+    def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if call is torch.ops.aten.sqrt.default:
+            return torch.from_numpy(np.sqrt(args[0].detach().numpy()))
+        return call(*args, **(kwargs or {}))
+
+
 def in_torch(optimizer: Optimizer, weight: torch.Tensor) -> torch.optim.Optimizer:
     options: dict[str, Any] = {"foreach": False, "fused": False, "lr": optimizer.lr, "eps": optimizer.eps}  # type: ignore[union-attr]
     options["betas"] = (optimizer.beta1, optimizer.beta2)  # type: ignore[union-attr]
@@ -59,6 +76,7 @@ def test_a_hundred_steps_have_the_bits_of_torch_also_in_rows_that_no_batch_touch
     table.open(row)
     weight = torch.from_numpy(table.pull(KEPT).copy()).requires_grad_()
     slow = in_torch(optimizer, weight)
+    exact = torch_rounds_roots()
     for step in range(100):
         some = rng.permutation(len(KEPT) - 10)[: rng.integers(0, 20)]  # the last ten keys are in no batch
         g = (rng.normal(size=(len(some), row.width)) * 10.0 ** rng.integers(-5, 2)).astype(np.float32)
@@ -67,12 +85,26 @@ def test_a_hundred_steps_have_the_bits_of_torch_also_in_rows_that_no_batch_touch
         slow.param_groups[0]["lr"] = optimizer.lr * factor  # type: ignore[union-attr]
         weight.grad = torch.zeros_like(weight)
         weight.grad[some] = torch.from_numpy(g)
-        slow.step()
+        with nullcontext() if exact else NearestRoots():
+            slow.step()
         table.push(KEPT[some], g)
         np.testing.assert_array_equal(bits(table.pull(KEPT)), bits(weight.detach().numpy()))
         if step == 50:  # as a training that stops and resumes
             table.save(tmp_path / "half.ctrtable")
             table = MemoryTable.load(tmp_path / "half.ctrtable")
+
+
+def test_rows_stay_close_to_torch_with_whatever_square_roots_it_has() -> None:
+    optimizer, rng = Adam(lr=0.01, dense=True), np.random.default_rng(4)
+    table = MemoryTable(8, optimizer=optimizer, init=0.1, seed=3)
+    weight = torch.from_numpy(table.pull(KEPT).copy()).requires_grad_()
+    slow = in_torch(optimizer, weight)
+    for _ in range(50):
+        g = rng.normal(size=(len(KEPT), 8)).astype(np.float32)
+        weight.grad = torch.from_numpy(g)
+        slow.step()
+        table.push(KEPT, g)
+    np.testing.assert_allclose(table.pull(KEPT), weight.detach().numpy(), rtol=1e-5, atol=1e-7)
 
 
 @settings(max_examples=80, deadline=None)
