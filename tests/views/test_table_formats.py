@@ -1,4 +1,4 @@
-"""Tables of Delta Lake, Iceberg and Hudi are refused, with advice, wherever a path leads into one."""
+"""Paths that lead into a table of Delta Lake, Iceberg or Hudi, instead of to its own folder, are refused with advice."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ def make(root: Path, marker: str) -> Path:
 @pytest.mark.parametrize("path", ["", "data", "data/day=1", "data/day=1/old.parquet", "data/*/*.parquet", "../*", "**"])
 def test_table_is_refused_from_above_within_and_below(tmp_path: Path, kind: str, path: str) -> None:
     root = make(tmp_path / "clicks", MARKERS[kind])
+    if not path and kind != "Apache Hudi":
+        pytest.skip("the folder itself is read as a table")
     with pytest.raises(SourceError, match=rf"clicks is a table of {kind}.*deleted or replaced") as caught:
         open_source(str(root / path))
     assert str(root) in str(caught.value)
@@ -56,8 +58,9 @@ def test_path_within_the_working_directory_is_refused(tmp_path: Path, monkeypatc
 def test_newest_metadata_of_iceberg_is_named(tmp_path: Path) -> None:
     root = make(tmp_path / "clicks", MARKERS["Apache Iceberg"])
     (root / "metadata" / f"00012-{UUID}.metadata.json").write_text("{}")
-    with pytest.raises(SourceError, match=r"from_metadata\('.*/clicks/metadata/00012-.*\.metadata\.json'\)"):
-        open_source(root)
+    for path in (root, root / "data"):
+        with pytest.raises(SourceError, match=r"cb.View\('.*/clicks/metadata/00012-.*\.metadata\.json'\)"):
+            open_source(path)
 
 
 def test_folders_that_only_look_alike_are_read(tmp_path: Path) -> None:
@@ -86,6 +89,6 @@ def test_tables_on_s3_are_refused(tmp_path: Path) -> None:
         for kind, marker in MARKERS.items():
             make(tmp_path / kind, marker)
             url = server.put(tmp_path / kind, f"warehouse/{kind}/clicks")
-            for path in (url, f"{url}/data/day=1", f"{url}/data/*/new.parquet"):
+            for path in (f"{url}/data/day=1", f"{url}/data/*/new.parquet"):
                 with pytest.raises(SourceError, match=rf"s3://logs/warehouse/{kind}/clicks is a table of {kind}"):
                     open_source(path, storage_options=server.options)

@@ -165,7 +165,7 @@ def test_folders_above_a_file_may_be_tables_unless_they_are_partitions() -> None
 
 def test_remote_folders_are_asked_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(table_formats, "_met", lambda fs, folder: asked.append(folder))
+    monkeypatch.setattr(table_formats, "table_format", lambda fs, folder: asked.append(folder))
     remote = pafs.SubTreeFileSystem("/", pafs.LocalFileSystem())
     files = [f"b/t/{k:02}/f" for k in range(40)]
     table_formats.refuse_table_formats(remote, "s3://", "b/t", files)

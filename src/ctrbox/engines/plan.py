@@ -150,8 +150,18 @@ class Plan:
         `files.checksum` says which bytes are covered. Compare these digests before resuming at a saved position in another
         process.
         """
+        return [[view.name, view.source.fingerprint()] for view in self._views()]
+
+    @property
+    def table_versions(self) -> dict[str, dict[str, Any]]:
+        """The ``path``, ``format`` ("delta" or "iceberg") and ``version`` of each view that reads a table, by the view's name."""
+        from ctrbox.engines.saved_views import versions_of
+
+        return versions_of(self._views())
+
+    def _views(self) -> list[View]:
         views = {id(source.view): source.view for frame in self.graph.frames for source in frame.sources}
-        return [[view.name, view.source.fingerprint()] for view in views.values()]
+        return list(views.values())
 
     # ---- learning, looking, keeping
     def fit(self) -> Plan:

@@ -26,6 +26,8 @@ from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.graph.serial import Reader, a_dict, a_list, a_number, a_text, canonical, malformed, texts
 from ctrbox.views.allowed import Allowed, to_allow
 from ctrbox.views.recorded import AgreeingSource, Described, RecordedSource
+from ctrbox.views.snapshots.files import TableFiles
+from ctrbox.views.snapshots.opening import LOGS, read_snapshot
 from ctrbox.views.source import Source, like
 from ctrbox.views.text_options import TextOptions, checked_options
 from ctrbox.views.view import View
@@ -87,6 +89,13 @@ def reference_of(source: Source) -> Mapping[str, Any] | None:
     """Return where files are found again; None for rows in memory and streams."""
     if isinstance(source, RecordedSource):
         return source.described.reference
+    if isinstance(source, TableFiles):
+        snapshot = source.snapshot
+        return {
+            "paths": [_without_secrets(source.name)],
+            "format": snapshot.format,
+            "version": snapshot.version,
+        }
     files = getattr(source, "_files", None)
     form = _format_name(getattr(source, "_format", None))
     if not files or form is None:
@@ -96,6 +105,20 @@ def reference_of(source: Source) -> Mapping[str, Any] | None:
     text = getattr(source, "text_options", None)
     said = text.given() if text is not None else {}
     return {"paths": [_without_secrets(p) for p in paths], "format": form, **({"text": said} if said else {})}
+
+
+def versions_of(views: Sequence[View]) -> dict[str, dict[str, Any]]:
+    """Return, by the view's name, the path, format and version of each view that reads a version of a table."""
+    found = {}
+    for view in views:
+        reference = reference_of(_data(view.source))
+        if reference is not None and "version" in reference:
+            found[view.name] = {
+                "path": reference["paths"][0],
+                "format": reference["format"],
+                "version": reference["version"],
+            }
+    return found
 
 
 def _format_name(form: Any) -> str | None:
@@ -184,6 +207,8 @@ def _described(name: str, entry: dict[str, Any]) -> Described:
         if not paths or any("\0" in path for path in paths):
             raise malformed("a source without paths")
         a_text(source.get("format"), "a format")
+        if "version" in source:
+            a_number(source["version"], "a version", 1 << 63)
         said = a_dict(source.get("text", {}), "text options")
         unknown = set(said) - {f.name for f in fields(TextOptions)}
         if unknown:
@@ -238,11 +263,17 @@ def open_view(described: Described, key: Sequence[str], keep: str | None, allowe
         raise PlanError(f"view {name!r} was made of rows in memory, which are not saved; pass them: {instead}")
     paths = list(reference["paths"])
     _check_allowed(name, paths, allowed, instead)
+    version = reference.get("version")
     try:
-        files = find_files(paths, None, None)
+        table = None
+        if version is not None:
+            # The log of a table is read before its files are known, so the folder with the log is checked as well.
+            _check_allowed(name, [f"{paths[0]}/{log}" for log in LOGS if "://" not in paths[0]], allowed, instead)
+            table = read_snapshot(paths[0], reference["format"], version)
+        files = find_files(paths, None, None) if table is None else table.files
         _check_allowed(name, [file.path for file in files if not file.store.remote], allowed, instead)
         data, said = paths[0] if len(paths) == 1 else paths, reference.get("text", {})
-        return View(data, key, keep=keep, name=name, format=reference["format"], **said).source
+        return View(data, key, keep=keep, name=name, format=reference["format"], version=version, **said).source
     except SourceError as error:
         raise SourceError(f"view {name!r}: {error}; or pass other data: {instead}") from error
 

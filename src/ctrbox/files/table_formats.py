@@ -1,9 +1,10 @@
-"""Refuses folders of Delta Lake, Apache Iceberg and Apache Hudi tables, because their files alone are not their rows.
+"""Recognizes folders of Delta Lake, Apache Iceberg and Apache Hudi tables, whose files alone are not their rows.
 
 These formats keep their rows in Parquet files and say in a log beside them which files, and which rows of a file, belong
 to the table. A delete or an update writes new files and leaves the old ones where they are, for readers of older
 versions. A reader that takes every file of the folder gets rows that were deleted, and both versions of rows that were
-replaced. CTRBox does not read these logs, so it refuses the folder and names a library that does.
+replaced. A view of the table's own folder reads its log (`ctrbox.views.table_snapshot`); anything else that leads to
+files of a table, such as a glob, one of its files or one of its folders, is refused here.
 
 Looked at: every folder above a data file, except partitions (``day=2026-01-01``), up to LEVELS_ABOVE folders above the
 path that was given; on remote stores at most MOST_REMOTE folders, the outermost first, for at most MOST_SECONDS. A
@@ -33,12 +34,20 @@ _NUMBER = re.compile(r"\d+")
 
 _DELTA, _HUDI = "_delta_log", ".hoodie"
 _ADVICE = {
-    "Delta Lake": "use the deltalake package: cb.View(deltalake.DeltaTable({root!r}).to_pyarrow_dataset())",
-    "Apache Iceberg": (
-        "use the pyiceberg package: cb.View(pyiceberg.table.StaticTable.from_metadata({marker!r}).scan().to_arrow())"
-    ),
+    "Delta Lake": "open the folder itself: cb.View({root!r})",
+    "Apache Iceberg": "open the folder itself or its current metadata file: cb.View({marker!r})",
     "Apache Hudi": "write a copy of the table as plain Parquet files, with Spark for instance, and open the copy",
 }
+
+
+def is_iceberg_metadata(name: str) -> bool:
+    """Return whether the Iceberg libraries name a metadata file of a table like this."""
+    return _ICEBERG.fullmatch(name) is not None
+
+
+def iceberg_number(name: str) -> int:
+    """Return the number of a metadata file; a later one has a larger number."""
+    return int(_NUMBER.findall(name)[0])
 
 
 def refuse_table_formats(fs: pafs.FileSystem, prefix: str, given: str, files: Iterable[str]) -> None:
@@ -52,7 +61,7 @@ def refuse_table_formats(fs: pafs.FileSystem, prefix: str, given: str, files: It
     folders = sorted(found_above, key=lambda folder: (folder.count("/"), folder))
     began = time.monotonic()
     for folder in folders if local else folders[:MOST_REMOTE]:
-        found = _met(fs, folder)
+        found = table_format(fs, folder)
         if found is not None:
             kind, marker = found
             root = prefix + folder
@@ -74,8 +83,8 @@ def _above(file: str, least: int) -> Iterator[str]:
             yield "/".join(parts[:depth])
 
 
-def _met(fs: pafs.FileSystem, folder: str) -> tuple[str, str] | None:
-    """The format whose table a folder is, with the name that tells it."""
+def table_format(fs: pafs.FileSystem, folder: str) -> tuple[str, str] | None:
+    """Return the format whose table a folder is, with the name below the folder that tells it; None for other folders."""
     try:
         delta, hudi, iceberg = fs.get_file_info([f"{folder}/{name}" for name in (_DELTA, _HUDI, "metadata")])
         if delta.type == pafs.FileType.Directory:
@@ -84,10 +93,9 @@ def _met(fs: pafs.FileSystem, folder: str) -> tuple[str, str] | None:
             return "Apache Hudi", _HUDI
         if iceberg.type == pafs.FileType.Directory:
             found = fs.get_file_info(pafs.FileSelector(f"{folder}/metadata", allow_not_found=True))
-            names = [info.base_name for info in found if _ICEBERG.fullmatch(info.base_name)]
+            names = [info.base_name for info in found if is_iceberg_metadata(info.base_name)]
             if names:
-                newest = max(names, key=lambda name: int(_NUMBER.findall(name)[0]))
-                return "Apache Iceberg", f"metadata/{newest}"
+                return "Apache Iceberg", f"metadata/{max(names, key=iceberg_number)}"
     except (OSError, RuntimeError, UnicodeError, pa.ArrowException):
         pass  # whoever may not look into a folder is not told what it is
     return None

@@ -205,12 +205,16 @@ def identity(
         raise PlanError(
             f"config of {type(model).__name__} must be plain JSON, so that it can be saved with the run: {error}"
         ) from None
+    versions = {view: table["version"] for view, table in plan.table_versions.items()}
+    if valid is not None:
+        versions |= {f"{view} (validation)": table["version"] for view, table in valid.table_versions.items()}
     return {
         "ctrbox": ctrbox.__version__,
         "torch": str(torch.__version__),
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
         "machine": platform.machine(),
         "plan": plan.fingerprint,
+        **({"version of the table": versions} if versions else {}),
         "data": [*plan.data_fingerprints(), *(valid.data_fingerprints() if valid is not None else ())],
         "model": type(model).__name__,
         "model config": config,

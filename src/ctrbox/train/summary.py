@@ -105,6 +105,7 @@ def summarize(
         "warnings": plan.warnings,
         "casts": [asdict(cast) for cast in plan.casts if cast.lost],
         "joins": [asdict(join) for join in plan.joins],
+        **({"table_versions": plan.table_versions} if plan.table_versions else {}),
         "machine": f"{platform.machine()}, {learner.threads} threads",
         "metrics": {},
     }

@@ -27,6 +27,11 @@ def codec_of(path: str) -> str | None:
     return CODECS.get(path.rpartition(".")[2].lower())
 
 
+def has_extension(path: str) -> bool:
+    """Return whether a path ends like a data file."""
+    return path.rpartition(".")[2].lower() in (*_BY_EXTENSION, *CODECS)
+
+
 def format_of(files: Sequence[File], given: str | None) -> str:
     """The one format of all files: `given`, or what their names say."""
     if given is not None:

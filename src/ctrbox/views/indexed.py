@@ -92,7 +92,7 @@ class Indexed(Protocol):
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
     """Consecutive groups of one file that are decoded together; `row` is the first one's row in the file."""
 
     file: int
@@ -169,15 +169,11 @@ class IndexedFiles(ColumnSource):
         chosen = self._columns.choose(columns, self.name, asked.dictionary)
         footers = self._footers()
         stored = [leaf for leaf in chosen if leaf.name not in self._partitions.columns]
-        alike = [self._first.leaves[leaf.name] for leaf in stored]
-        theirs = [
-            alike if footer.leaves is self._first.leaves else [self._agree(i, footer, leaf) for leaf in stored]
-            for i, footer in enumerate(footers)
-        ]
+        theirs = self._theirs(footers, stored)
         pieces = self._pieces(footers, asked.start, asked.rows, asked.prune, asked.stop)
         coded = [leaf.name for leaf in stored if leaf.name in asked.dictionary]
 
-        def task(piece: _Piece) -> Callable[[], tuple[_Piece, list[pa.RecordBatch]]]:
+        def task(piece: Piece) -> Callable[[], tuple[Piece, list[pa.RecordBatch]]]:
             file = piece.file
             return lambda: (piece, self._decode(piece, footers[file], chosen, theirs[file], coded))
 
@@ -195,28 +191,36 @@ class IndexedFiles(ColumnSource):
                     yield Morsel(part, origin, piece.start + at)
                 row += batch.num_rows
 
+    def _theirs(self, footers: Sequence[Footer], stored: Sequence[Leaf]) -> list[list[Leaf]]:
+        """The columns of each file that are read for those of the view."""
+        alike = [self._first.leaves[leaf.name] for leaf in stored]
+        return [
+            alike if footer.leaves is self._first.leaves else [self._agree(i, footer, leaf) for leaf in stored]
+            for i, footer in enumerate(footers)
+        ]
+
     def _pieces(
         self, footers: Sequence[Footer], start: int, rows: int, prune: pc.Expression | None, stop: int | None = None
-    ) -> Iterator[_Piece]:
+    ) -> Iterator[Piece]:
         """Groups from `start` to `stop` that `prune` leaves; small neighbours in a file go together."""
         every: Iterable[set[int] | None] = itertools.repeat(None, len(footers))
         surviving = every if prune is None else self._survivors(footers, prune)
         total = 0
         for file, (footer, kept) in enumerate(zip(footers, surviving, strict=True)):
             row, base, run = 0, total, 0
-            pending: _Piece | None = None
+            pending: Piece | None = None
             for group, count in enumerate(footer.rows):
                 wanted = count > 0 and base + row + count > start and (stop is None or base + row < stop)
                 wanted = wanted and (kept is None or group in kept)
                 if wanted and pending and pending.groups.stop == group and run + count <= rows:
                     run += count
                     together = range(pending.groups.start, group + 1)
-                    pending = _Piece(file, together, pending.row, pending.start, run)
+                    pending = Piece(file, together, pending.row, pending.start, run)
                 elif wanted:
                     if pending:
                         yield pending
                     run = count
-                    pending = _Piece(file, range(group, group + 1), row, base + row, count)
+                    pending = Piece(file, range(group, group + 1), row, base + row, count)
                 row += count
             if pending:
                 yield pending
@@ -228,22 +232,23 @@ class IndexedFiles(ColumnSource):
         Remote files are asked side by side before the first one is read. A local file is asked when its turn comes: asking
         takes some milliseconds per file, and the first rows of a log of many files would wait for all of them.
         """
-        fields = self._partitions.fields
 
         def ask(file: int) -> set[int] | None:
-            found = self._files[file]
-            promise = self._partitions.guarantee(file)
-            return found.store.attempt(
-                found.shown, lambda: self._format.survivors(found, footers[file], prune, promise, fields)
-            )
+            return self._ask(file, footers[file], prune)
 
         every = range(len(footers))
         remote = any(file.store.remote for file in self._files)
         return side_by_side(ask, every, THREADS) if remote else map(ask, every)
 
+    def _ask(self, file: int, footer: Footer, prune: pc.Expression) -> set[int] | None:
+        """The groups of a file that `prune` leaves; None: all of them."""
+        found = self._files[file]
+        promise, fields = self._partitions.guarantee(file), self._partitions.fields
+        return found.store.attempt(found.shown, lambda: self._format.survivors(found, footer, prune, promise, fields))
+
     def _decode(
         self,
-        piece: _Piece,
+        piece: Piece,
         footer: Footer,
         chosen: Sequence[Leaf],
         theirs: Sequence[Leaf],

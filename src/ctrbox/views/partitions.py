@@ -30,6 +30,13 @@ class Partitions:
                 )
         self.columns = {name: _column([value[name] for value in found]) for name in names}
 
+    @classmethod
+    def of(cls, columns: Mapping[str, pa.Array]) -> Partitions:
+        """Return partition columns of these values, one for each file, in the types that they have."""
+        made = cls([])
+        made.columns = dict(columns)
+        return made
+
     @property
     def fields(self) -> list[pa.Field]:
         return [pa.field(name, column.type, nullable=column.null_count > 0) for name, column in self.columns.items()]

@@ -20,6 +20,7 @@ from ctrbox.views.memory import from_capsule, from_dataset
 from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin, Source
 from ctrbox.views.parquet import Parquet
 from ctrbox.views.partitions import Partitions
+from ctrbox.views.snapshots.opening import open_table, path_of_table
 from ctrbox.views.streamed import StreamedFiles
 from ctrbox.views.text_options import FOR_JSON, TextOptions
 
@@ -35,6 +36,7 @@ def open_source(
     filesystem: Any = None,
     storage_options: Mapping[str, Any] | None = None,
     text: TextOptions | None = None,
+    version: int | None = None,
 ) -> Source:
     """Open `data` for reading, again and again, always in the same order.
 
@@ -49,10 +51,24 @@ def open_source(
     be read only once is drained here and held. An object whose attribute ``streaming`` is True is asked for a
     fresh stream at each scan and never held; its ``batches()``, where it has them, are read instead. A
     ``pyarrow.dataset.Dataset`` of files is opened as files.
+
+    The folder of a Delta Lake or Iceberg table, a metadata file of Iceberg, or a table object of deltalake or pyiceberg is
+    opened as one version of the table: `version` (of Iceberg the id of a snapshot), or else the newest.
     """
+    known = path_of_table(data)
+    if known is not None:
+        data, version = known[0], known[1] if version is None else version
     if isinstance(data, (str, os.PathLike)):
-        path = os.fspath(data)
-        return _open_files(str(path), [str(path)], format, filesystem, storage_options, text)
+        path = str(os.fspath(data))
+        table = open_table(path, format, version, filesystem, storage_options)
+        if table is not None:
+            _refuse_text(text, (), f"a table ({table.snapshot.format})")
+            return table
+        return _open_files(path, [path], format, filesystem, storage_options, text)
+    if version is not None:
+        raise SourceError(
+            f"version= chooses a version of a Delta Lake or Iceberg table, not of a {type(data).__name__}"
+        )
     if isinstance(data, Sequence) and data and all(isinstance(path, (str, os.PathLike)) for path in data):
         paths = [str(os.fspath(path)) for path in data]
         name = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"

@@ -113,6 +113,9 @@ class View:
     in which unit ("s", "ms", "us" or "ns") requests and streams may give a column of times as a number, for example
     ``{"ts": "s"}``; without it they must give ISO 8601 text. It changes nothing about how the view itself is read.
 
+    ``version`` chooses a version of a Delta Lake table, or a snapshot of an Iceberg table by its id. By default it is the newest
+    when the view is made; the view reads this version from then on.
+
     For text files: ``delimiter`` separates the fields (default ``","``, for .tsv a tab; it may have several characters,
     such as ``"::"``). ``header=False`` says that the first line is a row, ``names`` names all columns. ``encoding`` is
     that of the file (default UTF-8), ``quote`` the quote character (default ``'"'``; False: none). ``types`` declares
@@ -137,6 +140,7 @@ class View:
         format: str | None = None,
         filesystem: Any = None,
         storage_options: dict[str, Any] | None = None,
+        version: int | None = None,
         delimiter: str | None = None,
         header: bool | None = None,
         names: Sequence[str] | None = None,
@@ -150,7 +154,9 @@ class View:
         text = checked_options(
             delimiter=delimiter, header=header, names=names, encoding=encoding, quote=quote, types=types
         )
-        source = open_source(data, format=format, filesystem=filesystem, storage_options=storage_options, text=text)
+        source = open_source(
+            data, format=format, filesystem=filesystem, storage_options=storage_options, text=text, version=version
+        )
         keys = _names(key, "key")
         for k in keys:
             if k not in source.schema.names:
