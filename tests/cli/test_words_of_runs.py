@@ -127,7 +127,7 @@ def test_without_a_key_probabilities_stand_alone_and_without_rows_columns_do() -
         {"probability": [0.0, 0.01]},
         {"probability": [0.02]},
     ]
-    empty = learning.keyed(run_of([], []), None, None)
+    empty = learning.Columns(run_of([], [])).of(None, None)
     assert (empty.num_rows, empty.schema.names) == (0, ["id", "probability"])
     assert empty.schema.field("id").type == pa.int64()
 

@@ -74,7 +74,7 @@ def dense_scorer(
         candidate_features=SimpleNamespace(sparse=(), dense=candidates),
         schema=SimpleNamespace(dense=whole, dense_width=len(names), dense_names=names),
     )
-    model = SimpleNamespace(sources=[], shift=0.0, calibration=None, reads=None)
+    model = SimpleNamespace(sources=[], shift=0.0, calibration=None, reads=None, tasks=())
     return ModelScorer(model, split, None)  # type: ignore[arg-type]
 
 
@@ -95,7 +95,7 @@ def test_dense_columns_of_context_and_candidates_come_in_the_order_of_the_model(
 def scored(logits: list[float], shift: float = 0.0, calibration: Calibration | None = None, **fields: Any) -> Any:
     """Score candidates whose logits are known; fields named c_… are the context's."""
     scorer = dense_scorer([], [], [])
-    scorer.click_model = SimpleNamespace(shift=shift, calibration=calibration)
+    scorer.click_model = SimpleNamespace(shift=shift, calibration=calibration, tasks=())
     scorer._logits = lambda *given: np.array(logits, np.float32)
     theirs = {name: keys for name, keys in fields.items() if not name.startswith("c_")}
     mine = {name: keys for name, keys in fields.items() if name.startswith("c_")}

@@ -103,6 +103,7 @@ class Broken:
     """A model that fails."""
 
     version = 7
+    tasks = ()
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

@@ -18,6 +18,12 @@ from ctrbox.serve.server import TOKEN, TOKEN_FILE_BYTES, Server, Settings, brack
 from ctrbox.serve.service import Limits
 
 
+class _Other:
+    """A model of one label that is no run."""
+
+    tasks = ()
+
+
 @pytest.mark.parametrize(
     ("host", "expected"),
     [
@@ -95,7 +101,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         )
         monkeypatch.setattr(module, "ModelFolder", SimpleNamespace(open=lambda path, **how: folder))
         monkeypatch.setattr(module, "ServedRun", SimpleNamespace)
-        served = SimpleNamespace() if kind == RUN else object()
+        served = SimpleNamespace(tasks=()) if kind == RUN else _Other()
         monkeypatch.setattr(module, "open_served", lambda *_, **how: served)
         monkeypatch.setattr(module, "OwnCopy", lambda published: None)
         monkeypatch.setattr(module, "Reloader", lambda *given, **how: given)

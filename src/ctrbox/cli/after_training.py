@@ -32,10 +32,13 @@ from ctrbox.cli.reading_runs import (
 )
 from ctrbox.cli.terminal import Mistake, hint, meter, say, say_json, tell, written_aside
 from ctrbox.cli.train import JobFile, Limit, Threads, Watch, fit, load_seeded
+from ctrbox.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
+
+    from ctrbox.predict.score_expression import ScoreExpression
 
 # ---- evaluate ------------------------------------------------------------------------------------
 
@@ -104,6 +107,7 @@ PREDICT_EXAMPLES = """\b
 Examples:
   ctrbox predict runs/job data/tomorrow -o predictions.parquet
   ctrbox predict runs/job data/tomorrow -o - | python read_arrow_stream.py
+  ctrbox predict runs/several data/tomorrow -o scores.parquet --score "click * convert"
 """
 
 
@@ -119,6 +123,15 @@ def predict(
             help="File for the predictions: *.parquet, *.arrow or *.csv, or - for an Arrow stream on stdout.",
         ),
     ],
+    score: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXPR",
+            help="Expression of several labels, such as 'click * convert', for another column, score. It may have + - * /, "
+            "numbers, parentheses, names of labels and pow(a, b). Default: no such column.",
+            show_default=False,
+        ),
+    ] = None,
     view: OtherViews = None,
     allow_views: AllowViews = None,
     server: Servers = None,
@@ -135,11 +148,12 @@ def predict(
     check_output(output, (".parquet", ".arrow", ".csv"), as_json)
     options: dict[str, Any] = {"allow_views": allow_views, "threads": threads, "ram": ram, "server": server}
     loaded = load_run(run, job, view=view, **options)
+    columns = Columns(loaded, None if score is None else expression(loaded, score))
     started = time.perf_counter()
     rows = 0
-    with meter("predicting") as tick, sink(output, lambda part: part, lambda: keyed(loaded, None, None)) as write:
+    with meter("predicting") as tick, sink(output, lambda part: part, lambda: columns.of(None, None)) as write:
         with blaming(job), reading(data):
-            for part in predictions(loaded, data):
+            for part in predictions(loaded, data, columns):
                 write(part)
                 rows += part.num_rows
                 tick(rows)
@@ -159,16 +173,17 @@ def predict(
     hint(f"ctrbox report {shlex.quote(str(run))}")
 
 
-def predictions(run: Any, data: str) -> Iterator[pa.RecordBatch]:
+def predictions(run: Any, data: str, columns: Columns | None = None) -> Iterator[pa.RecordBatch]:
     """Key columns and probability, in the order of the log; without a key, the probability alone."""
     import pyarrow as pa
 
     from ctrbox.plan.language.expr import col
 
+    columns = columns or Columns(run)
     names = run.plan.log.key
     if not names:
         for p in run.predictions(data):
-            yield keyed(run, None, p)
+            yield columns.of(None, p)
         return
     keys = run.plan.over(data, label=False).columns({name: col(name) for name in names})
     waiting: pa.Table | None = None
@@ -177,31 +192,54 @@ def predictions(run: Any, data: str) -> Iterator[pa.RecordBatch]:
             while waiting is None or waiting.num_rows < len(p):
                 more = next(keys)
                 waiting = more if waiting is None else pa.concat_tables([waiting, more])
-            yield keyed(run, waiting.slice(0, len(p)), p)
+            yield columns.of(waiting.slice(0, len(p)), p)
             waiting = waiting.slice(len(p))
     finally:
         keys.close()
 
 
-def keyed(run: Any, keys: pa.Table | None, p: np.ndarray | None) -> pa.RecordBatch:
-    """One part of the predictions; without any, the columns they would have."""
-    import pyarrow as pa
+def expression(run: Any, score: str) -> ScoreExpression:
+    """Return the expression that was typed for --score, checked against the labels of the run."""
+    from ctrbox.predict.score_expression import ScoreExpression
 
-    columns = {} if keys is None else {name: keys.column(name).combine_chunks() for name in keys.column_names}
-    if p is None:
-        types = {name: run.plan.log.source.schema.field(name).type for name in run.plan.log.key}
-        columns = {name: pa.array([], kind) for name, kind in types.items()}
-    tasks = run.plan.schema.tasks
-    if not tasks:
-        return pa.RecordBatch.from_pydict({**columns, "probability": pa.array([] if p is None else p, pa.float64())})
-    for k, task in enumerate(tasks):
-        if task.name in columns:
-            raise Mistake(
-                f"key column {task.name!r} of the log has the same name as a label, and both would be columns of the "
-                "predictions; rename the label in the job and train again"
-            )
-        columns[task.name] = pa.array([] if p is None else p[:, k], pa.float64())
-    return pa.RecordBatch.from_pydict(columns)
+    try:
+        return ScoreExpression.of(score, [task.name for task in run.plan.schema.tasks])
+    except DataError as error:
+        raise Mistake(f"--score: {error}") from None
+
+
+class Columns:
+    """Columns of the predictions of a run: the key columns of the log, and a column for each label or the probability."""
+
+    def __init__(self, run: Any, score: ScoreExpression | None = None) -> None:
+        self.run, self.score = run, score
+        self.labels = [task.name for task in run.plan.schema.tasks]
+        for name in [*self.labels, *(["score"] if score is not None else [])]:
+            if name in run.plan.log.key:
+                what = "column of the score" if name not in self.labels else "label"
+                raise Mistake(
+                    f"key column {name!r} of the log has the same name as a {what}, and both would be columns of the "
+                    "predictions; rename the key column, or the label in the job, and train again"
+                )
+        if score is not None and "score" in self.labels:
+            raise Mistake("--score would write a column score, but a label of the run has this name; remove --score")
+
+    def of(self, keys: pa.Table | None, p: np.ndarray | None) -> pa.RecordBatch:
+        """Return one part of the predictions; without any, the columns they would have."""
+        import pyarrow as pa
+
+        columns = {} if keys is None else {name: keys.column(name).combine_chunks() for name in keys.column_names}
+        if p is None:
+            types = {name: self.run.plan.log.source.schema.field(name).type for name in self.run.plan.log.key}
+            columns = {name: pa.array([], kind) for name, kind in types.items()}
+        found: dict[str, Any] = {"probability": [] if p is None else p}
+        if self.labels:
+            found = {name: [] if p is None else p[:, k] for k, name in enumerate(self.labels)}
+        if self.score is not None:
+            found["score"] = [] if p is None else self.score.of_predictions(p)
+        return pa.RecordBatch.from_pydict(
+            columns | {name: pa.array(each, pa.float64()) for name, each in found.items()}
+        )
 
 
 # ---- trial ---------------------------------------------------------------------------------------

@@ -200,10 +200,14 @@ class ClickModel:
 
     def predict(self, batch: Batch) -> Floats:
         """Return the probability of a click for each row or, for several labels, the predictions (rows, tasks)."""
+        return self.predictions(batch).astype(np.float32)
+
+    def predictions(self, batch: Batch) -> np.ndarray:
+        """Return the same as `predict` in float64, before it is rounded."""
         logits = self.score(self.look(batch, prefetch=False))
         if self.tasks:
-            return predictions_of(logits, self.tasks).astype(np.float32)
-        return (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+            return predictions_of(logits, self.tasks)
+        return 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
 
     # ---- parts of a step
     @contextlib.contextmanager

@@ -20,6 +20,7 @@ from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.predict.click_model import ClickModel
 from ctrbox.predict.published import weights_of_run
 from ctrbox.predict.run_folder import fetched_run, other_plan, read_run
+from ctrbox.predict.score_expression import ScoreExpression
 from ctrbox.publish.sources import CLICK_MODEL
 from ctrbox.publish.weights import Weights
 
@@ -61,13 +62,23 @@ class RunPredictor:
             raise PlanError(other_plan(self.click_model.schema.fingerprint, batch.schema.fingerprint))
         return self.click_model.predict(batch)
 
-    def predict(self, rows: Any, *, warn: bool = True) -> Any:
+    def predict(self, rows: Any, *, score: str | None = None, warn: bool = True) -> Any:
         """Return the click probability of each raw row; NaN, with a warning, for a row that a filter drops.
 
-        For a model of several labels, it returns a dict with one such array for each label.
+        For a model of several labels, it returns a dict with one such array for each label. With ``score``, an expression of the
+        labels such as ``"click * convert * value"``, it returns one array, the score of each row.
         ``rows``: anything that speaks Arrow, a dict or a list of dicts. Columns that the plan merges from another view must
         be among them. ``warn=False``: say nothing about rows that a filter drops.
         """
+        tasks = self.click_model.tasks
+        asked = None if score is None else ScoreExpression.of(score, [task.name for task in tasks])
+        found = self.predictions_of_rows(rows, warn=warn)
+        if asked is not None:
+            return asked.of_predictions(found).astype(np.float32)
+        return by_name(found, tasks) if tasks else found.astype(np.float32)
+
+    def predictions_of_rows(self, rows: Any, *, warn: bool = True) -> np.ndarray:
+        """Return the predictions (rows,) or, for several labels, (rows, labels) in float64; NaN as `predict` says."""
         table = self._table(rows)
         merged = self.plan.extractor()
         for source, columns in zip(merged.log.sources[1:], merged.columns[1:], strict=True):
@@ -78,19 +89,18 @@ class RunPredictor:
                         "predict a whole log with its views: run.predictions(path)"
                     )
         batch = self.plan.run(table)
-        p = self.click_model.predict(batch)
-        tasks = self.click_model.tasks
+        p = self.click_model.predictions(batch)
         if batch.index is None:
-            return by_name(p, tasks) if tasks else p
-        whole = np.full((table.num_rows, *p.shape[1:]), np.nan, np.float32)
+            return p
+        whole = np.full((table.num_rows, *p.shape[1:]), np.nan)
         whole[batch.index] = p
         dropped = table.num_rows - len(p)
         if dropped and warn:
             warnings.warn(
                 f"the plan's filters drop {dropped:,} of {table.num_rows:,} rows; their predictions are NaN",
-                stacklevel=2,
+                stacklevel=3,
             )
-        return by_name(whole, tasks) if tasks else whole
+        return whole
 
     def _table(self, rows: Any) -> pa.Table:
         if is_dicts(rows):

@@ -229,10 +229,11 @@ class Metrics:
         counters: dict[str, float],
         by_label: Sequence[ByLabel] = (),
         memory: int | None = None,
+        more: Sequence[str] = (),
     ) -> str:
         """Return everything in Prometheus' text form, with more gauges and counters by name and counters by labels.
 
-        ``memory``: bytes that the server holds; by default those of this process.
+        ``memory``: bytes that the server holds; by default those of this process. ``more``: lines that others wrote.
         """
         with self._lock:
             requests, buckets, seconds = self.requests, self.buckets, self.seconds
@@ -267,6 +268,7 @@ class Metrics:
             for labels, count in one.values:
                 shown = ",".join(f'{label}="{escaped(what)}"' for label, what in labels.items())
                 lines.append(f"{name}{{{shown}}} {count}")
+        lines += more
         for kind, values in (("counter", counters), ("gauge", gauges)):
             for what, value in sorted(values.items()):
                 name = f"ctrbox_{what}_total" if kind == "counter" else f"ctrbox_{what}"

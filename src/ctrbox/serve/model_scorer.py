@@ -20,6 +20,7 @@ import torch
 
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.raw import brief
+from ctrbox.columns.tasks import predictions_of
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.known_keys import Asked, asked_of_lookup, asked_of_rows
 from ctrbox.embed.lookup import Lookup
@@ -29,6 +30,7 @@ from ctrbox.engines.split import Split
 from ctrbox.errors import DataError
 from ctrbox.evaluate.calibration_maps import Calibration
 from ctrbox.models.inputs import Inputs, Pooled
+from ctrbox.models.objective import stacked
 from ctrbox.predict.click_model import LONGEST, ClickModel, slice_keys
 from ctrbox.predict.sources import Source
 from ctrbox.serve.objects import ObjectKeys, Objects, matrix, served_by
@@ -155,19 +157,22 @@ class ModelScorer:
 
     def score(self, context: Batch, found: Found, candidates: Batch, own: Own) -> tuple[Floats, int, tuple[Asked, ...]]:
         """Return probabilities, how many distinct keys of the request had no vector anywhere, and counts of the candidates'
-        keys by field."""
+        keys by field. For several labels, it returns predictions (rows, labels) in float64 instead of probabilities."""
         with torch.inference_mode():
             theirs = self._found(candidates, self.candidate_sides, own)
             logits = self._logits(context, found, candidates, theirs)
         if self.click_model.shift:
             logits = logits + np.float32(self.click_model.shift)
         if not np.isfinite(logits).all():
-            row = int(np.flatnonzero(~np.isfinite(logits))[0])
+            row = int(np.argwhere(~np.isfinite(logits))[0, 0])
             raise DataError(f"the model's output for candidate {row:,} is not finite; check that no value is too large")
         if self.click_model.calibration is not None:
             logits = self._calibrated(self.click_model.calibration, logits, context, candidates)
         with np.errstate(over="ignore"):  # a logit below -709 is a probability of 0
-            scores = (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+            if self.click_model.tasks:
+                scores: Any = predictions_of(logits, self.click_model.tasks)
+            else:
+                scores = (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
         return scores, len(found.without | theirs.without), theirs.counted
 
     def _calibrated(self, calibration: Calibration, logits: Floats, context: Batch, candidates: Batch) -> Floats:
@@ -180,15 +185,19 @@ class ModelScorer:
 
     def _logits(self, context: Batch, found: Found, candidates: Batch, theirs: Found) -> Floats:
         rows = candidates.rows
+        tasks = self.click_model.tasks
         if not rows:
-            return np.zeros(0, np.float32)
+            return np.zeros((0, len(tasks)) if tasks else 0, np.float32)
         pools = [*(expanded(p, rows) for p in found.pools), *theirs.pools]
         sequences = {n: (i.expand(rows, -1, -1), w.expand(rows)) for n, (i, w) in found.sequences.items()}
         dense = self._dense(context, candidates)
         inputs = Inputs(
             self.click_model.reads, rows, dense, tuple(pools), {**sequences, **theirs.sequences}, None, found.kept
         )
-        logits: Floats = self.click_model.model(inputs).numpy()
+        answer: Any = self.click_model.model(inputs)
+        if tasks:
+            answer = stacked(answer, tasks, rows, type(self.click_model.model).__name__)
+        logits: Floats = answer.numpy()
         return logits
 
     def _found(self, batch: Batch, sides: list[Side], own: Own) -> Found:

@@ -10,6 +10,7 @@ import orjson
 from ctrbox import __version__
 from ctrbox.columns.raw import RawColumn
 from ctrbox.columns.times import UNITS
+from ctrbox.predict.score_expression import MOST_CHARACTERS, example
 from ctrbox.serve.objects import MOST_OBJECTS
 from ctrbox.serve.service import Service
 
@@ -50,22 +51,29 @@ def openapi(service: Service) -> dict[str, Any]:
     }
     if service.served.objects():
         request["properties"] |= {"objects": OBJECTS}
-    example = {
+    request_example: dict[str, Any] = {
         "context": {n: sample(c) for n, c in once.items()},
         "candidates": [{n: sample(c) for n, c in each.items()}],
     }
-    scored = {
-        "type": "object",
-        "properties": {
-            "version": {"type": "integer"},
-            "scores": {
-                "type": "array",
-                "items": {"type": ["number", "null"]},
-                "description": "null: a filter drops it",
-            },
-        },
+    scores: dict[str, Any] = {
+        "type": "array",
+        "items": {"type": ["number", "null"]},
+        "description": "null: a filter drops it",
     }
+    scored: dict[str, Any] = {"type": "object", "properties": {"version": {"type": "integer"}, "scores": scores}}
+    if labels := service.labels:
+        told = f"optional: an expression of the labels by which the candidates are ranked, such as {example(labels)}"
+        request["properties"] |= {"score": {"type": "string", "maxLength": MOST_CHARACTERS, "description": told}}
+        request_example |= {"score": example(labels)}
+        ranking = {
+            "type": "array",
+            "items": {"type": "integer"},
+            "description": "positions of the candidates, the highest score first",
+        }
+        by_label = {"type": "object", "properties": dict.fromkeys(labels, scores)}
+        scored["properties"] |= {"scores": by_label, "score": scores, "ranking": ranking}
     v2 = f"/v2/models/{service.name}"
+    gives = " and ".join(f"`{name}`" for name in service.labels) or "`score`"
     get = {
         "/healthz": "Liveness; asks for no token.",
         "/metrics": "Counts and latencies, for Prometheus.",
@@ -81,13 +89,13 @@ def openapi(service: Service) -> dict[str, Any]:
         "/v1/score": {
             "post": {
                 "summary": "Score candidates: one context, many candidates, as raw fields.",
-                "requestBody": {"content": {"application/json": {"schema": request, "example": example}}},
+                "requestBody": {"content": {"application/json": {"schema": request, "example": request_example}}},
                 "responses": responses(scored),
             }
         },
         f"{v2}/infer": {
             "post": {
-                "summary": "Open Inference Protocol: tensors of raw columns in, `score` out; JSON or binary.",
+                "summary": f"Open Inference Protocol: tensors of raw columns in, {gives} out; JSON or binary.",
                 "responses": responses({"type": "object"}),
             }
         },

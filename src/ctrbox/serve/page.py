@@ -82,6 +82,8 @@ function show(s) {
   put('patch', last.at ? ago(Date.now() / 1000 - last.at) : 'none yet',
     s.patches.applied + ' applied, ' + s.patches.refused + ' refused'
       + (last.seconds ? ', took ' + last.seconds.toFixed(2) + ' s' : ''));
+  s.labels.forEach((one, k) => put('label-' + k, one.mean == null ? '–' : one.mean.toPrecision(4),
+    'mean of ' + short(one.rows) + ' predictions'));
   const minute = s.minute;
   lines('requests', [minute.requests], ['requests/s'], true);
   lines('latency', [minute.p50_ms, minute.p99_ms], ['p50', 'p99'], true);
@@ -123,6 +125,19 @@ tick();
 """
 
 
+def labels_of(service: Service) -> str:
+    """Return a card for each of several labels, in which the script shows the mean of its predictions."""
+    cards = "".join(
+        f'<div class="card"><small class="what">{escape(task.name)}, {task.kind}</small><b id="label-{k}">–</b>'
+        f'<small id="label-{k}-note"></small></div>'
+        for k, task in enumerate(service.served.tasks)
+    )
+    told = "The mean prediction of each label for all candidates that were scored since the start."
+    return (
+        f'<section><h2>Labels</h2><p class="note">{told}</p><div class="cards">{cards}</div></section>' if cards else ""
+    )
+
+
 def page(service: Service) -> str:
     name = escape(service.name)
     cards = "".join(
@@ -144,7 +159,7 @@ def page(service: Service) -> str:
         f'<p id="state">connecting…</p><nav><a href="/docs">routes</a><a href="/metrics">metrics</a></nav>'
         f'<div class="cards">{cards}</div><section><h2>Serving</h2><p class="note">The last minute.</p><div class="two">'
         f"{chart('requests', 'Requests a second')}{chart('latency', 'Latency, ms', 'p50', 'p99')}</div></section>"
-        f"{try_form.form(service)}"
+        f"{labels_of(service)}{try_form.form(service)}"
         f'<section id="learning" hidden><h2>Learning</h2><p class="note">Windows of the stream, each predicted before it was '
         f'learned from.</p><div class="two">{chart("aucs", "AUC by window")}'
         f"{chart('losses', 'Log loss by window', 'model', 'best constant')}</div></section></main>"

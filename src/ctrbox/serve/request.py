@@ -2,8 +2,8 @@
 
     {"context": {"user_id": 7, …}, "candidates": [{"ad_id": 1, …}, …]}       or "candidates": {"ad_id": [1, …], …}
 
-Beside them "objects" may come (objects.py). Which columns come once is settled by the model's folder; a run takes any of its
-columns in either part.
+Beside them "objects" may come (objects.py), and "score", an expression of several labels (answers.py). Which columns come once is
+settled by the model's folder; a run takes any of its columns in either part.
 
 Candidates and the context go from the bytes straight into native frames where they are plain (`_native.RequestRows`); everything
 else, and everything wrong, goes the slow way through Python's values, which gives the same columns or says what is wrong.
@@ -31,7 +31,7 @@ from ctrbox.serve.json_body import read_json
 from ctrbox.serve.objects import Objects
 from ctrbox.serve.refused import Refused
 
-PARTS = {"context", "candidates", "objects"}
+PARTS = {"context", "candidates", "objects", "score"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Request:
     rows: int
     key: bytes  # equal for equal contexts
     objects: Mapping[str, Objects] | None = None  # by field: what came with it to be embedded
+    score: str | None = None  # the expression of several labels that it asks for
 
 
 class RequestReader:
@@ -137,9 +138,12 @@ class RequestReader:
         self.check_count(count(candidates))
         rows = each.rows(candidates)
         embedded = objects.from_json(given["objects"]) if "objects" in given else None
-        return Request(partial(once.row, context), rows, rows.num_rows, orjson.dumps(context), embedded)
+        score = given.get("score")
+        if "score" in given and not isinstance(score, str):
+            raise Refused(400, f"score must be a string, an expression of the labels of the model, got {brief(score)}")
+        return Request(partial(once.row, context), rows, rows.num_rows, orjson.dumps(context), embedded, score)
 
-    def from_tensors(self, tensors: Mapping[str, np.ndarray]) -> Request:
+    def from_tensors(self, tensors: Mapping[str, np.ndarray], score: str | None = None) -> Request:
         """Tensors by column: of one element for the context's, else one a candidate. A column of the context has a first
         dimension of 1; a second one of 1 is taken away where the column holds no lists."""
         plain: dict[str, np.ndarray] = {}
@@ -184,7 +188,7 @@ class RequestReader:
         # Not by Python's values: a time may lie beyond those of datetime.
         embedded = objects.from_tensors(beside) if beside else None
         key = b"tensors " + context.serialize().to_pybytes()
-        return Request(lambda: context, candidates, rows, key, embedded)
+        return Request(lambda: context, candidates, rows, key, embedded, score)
 
     def _parts(self, once: frozenset[str]) -> tuple[RowReader, RowReader]:
         return self._fixed if self._fixed is not None else self.readers(dict.fromkeys(once))

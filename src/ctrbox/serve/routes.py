@@ -1,6 +1,6 @@
 """Answers HTTP requests by route, without any knowledge of sockets.
 
-    POST /v1/score                    {"context": …, "candidates": …} → {"scores": […], "version": 7}
+    POST /v1/score                    {"context": …, "candidates": …} → {"scores": […], "version": 7} (answers.py)
     GET  /v2 …                        the Open Inference Protocol, JSON and binary tensors
     GET  /healthz, /v2/health/live    liveness; everything else asks for the token, where there is one
     GET  /metrics, /openapi.json, /docs, /, /v1/live
@@ -110,15 +110,14 @@ class Routes:
 
     def score(self, body: bytes) -> Answer:
         request = self.service.served.reader.from_json(body)
-        scores, version = self.service.score(request)
-        answer = orjson.dumps({"version": version, "scores": scores}, option=orjson.OPT_SERIALIZE_NUMPY)
+        answer = orjson.dumps(self.service.answer(request).json(), option=orjson.OPT_SERIALIZE_NUMPY)
         return Answer(200, answer, JSON, (), request.rows)
 
     def infer(self, body: bytes, header: str | None, version: str) -> Answer:
-        asked = read_infer(body, header)
-        request = self.service.served.reader.from_tensors(asked.tensors)
-        scores, served = self.service.score(request, version)
-        answer, json_bytes = infer_answer(self.service.name, served, asked, scores)
+        asked = read_infer(body, header, self.service.labels)
+        request = self.service.served.reader.from_tensors(asked.tensors, asked.score)
+        found = self.service.answer(request, version)
+        answer, json_bytes = infer_answer(self.service.name, found.version, asked, found.outputs())
         if json_bytes is None:
             return Answer(200, answer, JSON, (), request.rows)
         return Answer(200, answer, BINARY, ((LENGTH_OF_JSON, b"%d" % json_bytes),), request.rows)

@@ -18,12 +18,13 @@ import numpy as np
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from ctrbox.errors import CtrboxError, PlanError
+from ctrbox.serve.answers import names_of_outputs
 from ctrbox.serve.door import client_of
 from ctrbox.serve.head import HEAD_BYTES
 from ctrbox.serve.listener import IDLE_SECONDS
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.service import Limits, Service
-from ctrbox.serve.tensors import NUMPY, OUTPUT, check_output, checked_shape, from_binary, objects, wrong
+from ctrbox.serve.tensors import DATATYPES, NUMPY, check_output, checked_shape, from_binary, little, objects, wrong
 from ctrbox.serve.tls import Certificate
 
 CODES = {
@@ -122,16 +123,20 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):
         def work() -> Any:
             nonlocal rows
             self.service.check_model(request.model_name, request.model_version)
+            expression = score_of(request)
+            possible = names_of_outputs(self.service.labels, expression)
             for output in request.outputs:
-                check_output(output.name)
-            asked = self.service.served.reader.from_tensors(tensors_of(request))
-            scores, version = self.service.score(asked, request.model_version)
+                check_output(output.name, possible)
+            asked = self.service.served.reader.from_tensors(tensors_of(request), expression)
+            found = self.service.answer(asked, request.model_version)
             rows = asked.rows
             answer = service_pb2.ModelInferResponse(
-                model_name=self.service.name, model_version=str(version), id=request.id
+                model_name=self.service.name, model_version=str(found.version), id=request.id
             )
-            answer.outputs.add(name=OUTPUT, datatype="FP32", shape=[len(scores)])
-            answer.raw_output_contents.append(np.ascontiguousarray(scores, "<f4").tobytes())
+            given = found.outputs()
+            for name in dict.fromkeys(output.name for output in request.outputs) or given:
+                answer.outputs.add(name=name, datatype=DATATYPES[given[name].dtype.char], shape=[len(given[name])])
+                answer.raw_output_contents.append(little(given[name]).tobytes())
             return answer
 
         def counted() -> Any:
@@ -163,6 +168,16 @@ for _name in vars(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 def typed(entry: dict[str, Any]) -> dict[str, Any]:
     return {**entry, "data_type": getattr(model_config_pb2, entry["data_type"])}
+
+
+def score_of(request: Any) -> str | None:
+    """Return the expression of several labels that a request asks for: its parameter ``score``."""
+    if "score" not in request.parameters:
+        return None
+    given = request.parameters["score"]
+    if given.WhichOneof("parameter_choice") != "string_param":
+        raise wrong("parameter 'score' must be a string, an expression of the labels of the model")
+    return str(given.string_param)
 
 
 def tensors_of(request: Any) -> dict[str, np.ndarray]:

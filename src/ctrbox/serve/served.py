@@ -18,6 +18,7 @@ import pyarrow as pa
 from ctrbox import _native
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch, Schema
+from ctrbox.columns.tasks import Task
 from ctrbox.engines.missed_keys import JoinCount, counted_in
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
@@ -35,11 +36,8 @@ if TYPE_CHECKING:
     from ctrbox.serve.own_copy import OwnCopy
     from ctrbox.serve.served_model import ServedModel
 
-Scores = npt.NDArray[np.float32]
+Scores = npt.NDArray[Any]  # float32 (rows,) of one label, float64 (rows, labels) of several
 
-SEVERAL = (
-    "only models of one label can be served, but this one has several (labels=); use run.predict or `ctrbox predict`"
-)
 OBJECTS = 1 << 10  # bytes of the small objects that a cached context is made of, beside its parts
 
 
@@ -50,11 +48,15 @@ class Served(Protocol):
     reader: RequestReader
     cache: ContextCache
     known: KnownKeys  # counts of keys by field; without fields where the model knows no keys
+    tasks: tuple[Task, ...]  # several labels, in the order of the scores; () for one label
 
     @property
     def version(self) -> int: ...
     def score(self, request: Request) -> tuple[Scores, int]:
-        """Probabilities of a click, one a candidate, NaN where a filter of the plan drops it; and the version they are of."""
+        """Return a score for each candidate, NaN where a filter of the plan drops it, and the version they are of.
+
+        For one label they are click probabilities (rows,) in float32, for several labels predictions (rows, labels) in float64.
+        """
         ...
 
     def objects(self) -> dict[str, int]:
@@ -97,6 +99,7 @@ class CachedContext:
 
 class ServedFfm:
     kind = DEEP_FFM
+    tasks: tuple[Task, ...] = ()
 
     def __init__(
         self, plan: Plan, context: tuple[str, ...], live: Live, *, cache_bytes: int, most_candidates: int
@@ -205,10 +208,20 @@ def no_objects(request: Request) -> None:
         raise DataError("this model does not compute vectors for objects; leave objects out of the request")
 
 
+def no_scores(tasks: Sequence[Task]) -> Scores:
+    """Return the scores of no candidates."""
+    return np.zeros((0, len(tasks))) if tasks else np.zeros(0, np.float32)
+
+
+def as_scores(predictions: np.ndarray, tasks: Sequence[Task]) -> Scores:
+    """Return predictions in float64 as scores: those of one label are rounded to float32."""
+    return predictions if tasks else predictions.astype(np.float32)
+
+
 def spread(scores: Scores, batch: Batch, rows: int) -> Scores:
     if batch.index is None:
         return scores
-    whole = np.full(rows, np.nan, np.float32)
+    whole = np.full((rows, *scores.shape[1:]), np.nan, scores.dtype)
     whole[batch.index] = scores
     return whole
 
@@ -222,9 +235,7 @@ class ServedRun:
     def __init__(self, run: RunPredictor, *, most_candidates: int) -> None:
         from ctrbox.predict.unlearned import tell_of_keys  # brings torch, which a Deep FFM is served without
 
-        if run.click_model.tasks:
-            raise PlanError(SEVERAL)
-        self.run = run
+        self.run, self.tasks = run, run.click_model.tasks
         self.cache = ContextCache(0)
         self.known = KnownKeys(run.fields)
         tell_of_keys(run.click_model, lambda _, asked: self.known.add(asked))
@@ -253,11 +264,11 @@ class ServedRun:
         no_objects(request)
         context, candidates = request.context(), request.candidates
         if not request.rows:
-            return np.zeros(0, np.float32), self.version
+            return no_scores(self.tasks), self.version
         zeros = pa.array(np.zeros(request.rows, np.int32))
         columns = {n: context.column(n).take(zeros) for n in context.schema.names}
         columns |= {n: candidates.column(n) for n in candidates.schema.names}
-        return np.asarray(self.run.predict(pa.table(columns), warn=False), np.float32), self.version
+        return as_scores(self.run.predictions_of_rows(pa.table(columns), warn=False), self.tasks), self.version
 
 
 def open_served(

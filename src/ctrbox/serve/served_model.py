@@ -18,7 +18,6 @@ from ctrbox.embed.known_keys import Asked
 from ctrbox.engines.missed_keys import JoinCount
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
-from ctrbox.errors import PlanError
 from ctrbox.predict.click_model import ClickModel
 from ctrbox.predict.published import click_model_of
 from ctrbox.publish.sources import CLICK_MODEL
@@ -28,7 +27,7 @@ from ctrbox.serve.known_keys import KnownKeys
 from ctrbox.serve.model_scorer import Found, ModelScorer
 from ctrbox.serve.objects import ObjectKeys
 from ctrbox.serve.request import Request, RequestReader
-from ctrbox.serve.served import OBJECTS, SEVERAL, Scores, spread
+from ctrbox.serve.served import OBJECTS, Scores, spread
 
 NOTHING: dict[int, dict[int, np.ndarray]] = {}
 
@@ -63,11 +62,10 @@ class ServedModel:
         most_candidates: int,
         own: nn.Module | None = None,
     ) -> None:
-        if plan.schema.tasks:
-            raise PlanError(SEVERAL)
         self.own = own  # a model of the user's own class, into copies of which versions are read
         self.split = Split(plan, context)
         self.schema: Schema = plan.schema
+        self.tasks = self.schema.tasks
         self.keys = ObjectKeys(plan)
         self.live = self.read(weights, version)
         self.cache = ContextCache(cache_bytes)

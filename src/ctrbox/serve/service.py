@@ -16,15 +16,18 @@ import numpy as np
 from ctrbox import __version__
 from ctrbox.errors import CtrboxError, DataError, SourceError
 from ctrbox.files.regular import read_regular
+from ctrbox.predict.score_expression import ScoreExpression
+from ctrbox.serve.answers import Answered, described_outputs
 from ctrbox.serve.board import Desk
 from ctrbox.serve.door import Door
 from ctrbox.serve.hosts import AllowedHosts
+from ctrbox.serve.label_sums import LabelSums, lines_of, means_of
 from ctrbox.serve.metrics import ByLabel, Metrics
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.refused import Refused, overloaded
 from ctrbox.serve.request import Request
 from ctrbox.serve.served import Served
-from ctrbox.serve.tensors import OUTPUT, inputs_of
+from ctrbox.serve.tensors import inputs_of
 from ctrbox.serve.worker_figures import Figures, figures_of
 
 log = logging.getLogger("ctrbox.serve")
@@ -59,10 +62,17 @@ class Service:
     hosts: AllowedHosts | None = None  # the names that a server without a token answers to; None: any
     desk: Desk | None = None  # of one of several workers; None: this process is the whole server
     door: Door = field(init=False)
+    label_sums: LabelSums = field(init=False)
 
     def __post_init__(self) -> None:
         limits = self.limits
         self.door = Door(limits.connections, limits.buffered_bytes, limits.client_share, limits.body_bytes)
+        self.label_sums = LabelSums(self.labels)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of several labels; () for a model of one label."""
+        return tuple(task.name for task in self.served.tasks)
 
     @property
     def ready(self) -> bool:
@@ -97,8 +107,20 @@ class Service:
                 f"{self.served.version}",
             )
 
+    def answer(self, request: Request, version: str = "") -> Answered:
+        """Score the candidates and, if the request asks for an expression of several labels, compute it and rank them by it.
+
+        ``version``: refuse to answer with another one.
+        """
+        asked = None if request.score is None else ScoreExpression.of(request.score, self.labels)
+        predictions, served = self.score(request, version)
+        found = Answered.of(predictions, served, self.labels, asked)
+        if isinstance(found.scores, dict):
+            self.label_sums.add(found.scores)
+        return found
+
     def score(self, request: Request, version: str = "") -> tuple[np.ndarray, int]:
-        """Scores and the version they are of; ``version``: refuse to answer with another."""
+        """Return what `Served.score` does; ``version``: refuse to answer with another one."""
         try:
             scores, served = self.served.score(request)
         except Refused:
@@ -126,7 +148,7 @@ class Service:
             "versions": [str(self.served.version)],
             "platform": f"ctrbox_{self.served.kind}",
             "inputs": inputs_of(reader.columns, reader.context),
-            "outputs": [{"name": OUTPUT, "datatype": "FP32", "shape": [-1]}],
+            "outputs": described_outputs(self.labels),
         }
 
     def model_config(self) -> dict[str, Any]:
@@ -181,6 +203,7 @@ class Service:
         return {
             "model": {"name": self.name, "kind": self.served.kind, "version": now["versions"][0]},
             "workers": {**self.workers(), "each": self.each_worker()},
+            "labels": means_of(now["labels"]),
             **m.live(),
             "waiting": gauges["requests_pending"],
             "cache": {
@@ -252,7 +275,8 @@ class Service:
             gauges["objects_vectors"] = now["vectors"]
         counters = {**now["counters"], "workers_replaced": workers["replaced"]}
         news = {} if self.desk is None else self.desk.board.news.read()
-        return self.metrics.text(gauges, counters, [keys_of(now), joins_of(now)], news.get("memory"))
+        by_label = [keys_of(now), joins_of(now)]
+        return self.metrics.text(gauges, counters, by_label, news.get("memory"), lines_of(now["labels"]))
 
 
 def keys_of(now: Figures) -> ByLabel:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import orjson
 
 from ctrbox.columns.raw import brief
+from ctrbox.serve.answers import RANKING, SCORE, names_of_outputs
 from ctrbox.serve.json_body import read_json
 from ctrbox.serve.refused import Refused
 
@@ -38,7 +39,7 @@ NUMPY: dict[str, Any] = {
 }
 OF_KIND = {"b": "BOOL", "i": "INT64", "t": "BYTES", "f": "FP64", "s": "BYTES"}  # a time is ISO 8601 text
 JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
-OUTPUT = "score"
+DATATYPES = {"f": "FP32", "i": "INT32"}  # of outputs, by the letter of their numpy type
 MOST_INPUTS = 1024
 
 
@@ -46,15 +47,21 @@ MOST_INPUTS = 1024
 class InferRequest:
     id: str
     tensors: dict[str, np.ndarray]
-    binary: bool  # whether the output is wanted as binary
+    binary: bool  # whether outputs are wanted as binary, where the request does not say it of each
+    score: str | None = None  # the expression of several labels that is asked for
+    outputs: Mapping[str, bool] = field(
+        default_factory=dict
+    )  # those that are wanted, and whether as binary; empty: all
 
 
 def wrong(message: str) -> Refused:
     return Refused(400, message)
 
 
-def read_infer(body: bytes, header_bytes: str | None) -> InferRequest:
-    """A request of REST; ``header_bytes``: the JSON's length where tensors follow it, as the header says."""
+def read_infer(body: bytes, header_bytes: str | None, labels: Sequence[str] = ()) -> InferRequest:
+    """A request of REST; ``header_bytes``: the JSON's length where tensors follow it, as the header says.
+
+    ``labels``: the names of several labels that the model has."""
     head, rest = body, b""
     if header_bytes is not None:
         plain = header_bytes.isascii() and header_bytes.isdigit() and len(header_bytes) < 16
@@ -86,27 +93,35 @@ def read_infer(body: bytes, header_bytes: str | None) -> InferRequest:
         at += size
     if at != len(rest):
         raise wrong(f"{len(rest) - at} binary bytes belong to no input")
-    return InferRequest(a_text(given.get("id", ""), "id"), tensors, wants_binary(given))
+    parameters = a_dict(given.get("parameters"), "parameters")
+    score = parameters.get("score")
+    if score is not None and not isinstance(score, str):
+        raise wrong(f"parameter 'score' must be a string, an expression of the labels of the model, got {brief(score)}")
+    every = parameters.get("binary_data_output", False) is True
+    outputs = wanted_outputs(given.get("outputs"), every, names_of_outputs(labels, score))
+    return InferRequest(a_text(given.get("id", ""), "id"), tensors, every, score, outputs)
 
 
-def wants_binary(given: dict[str, Any]) -> bool:
-    every = a_dict(given.get("parameters"), "parameters").get("binary_data_output", False)
-    outputs = given.get("outputs")
+def wanted_outputs(outputs: Any, every: bool, possible: Sequence[str]) -> dict[str, bool]:
+    """Return the outputs that a request names, and whether each is wanted as binary; ``every``: if it does not say so."""
     if not outputs:
-        return every is True
+        return {}
     if not isinstance(outputs, list):
         raise wrong(f"outputs must be a list, got {brief(outputs)}")
-    chosen = every
+    found = {}
     for entry in outputs:
         name = a_text(a_dict(entry, "an output").get("name"), "an output's name")
-        check_output(name)
-        chosen = a_dict(entry.get("parameters"), "parameters").get("binary_data", every)
-    return chosen is True
+        check_output(name, possible)
+        found[name] = a_dict(entry.get("parameters"), "parameters").get("binary_data", every) is True
+    return found
 
 
-def check_output(name: str) -> None:
-    if name != OUTPUT:
-        raise wrong(f"there is no output {name[:100]!r}; this model gives {OUTPUT!r}")
+def check_output(name: str, possible: Sequence[str]) -> None:
+    if name not in possible:
+        asked = "; 'score' and 'ranking' need the parameter score, an expression of the labels" * (
+            name in (SCORE, RANKING)
+        )
+        raise wrong(f"there is no output {name[:100]!r}; this model gives {', '.join(map(repr, possible))}{asked}")
 
 
 def described(entry: Any) -> tuple[str, str, list[int]]:
@@ -197,18 +212,31 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> np.n
         raise wrong(f"input {name!r} holds a number outside the range of {datatype}") from None
 
 
-def infer_answer(name: str, version: int, request: InferRequest, scores: np.ndarray) -> tuple[bytes, int | None]:
-    """The body, and the JSON's length where the scores follow as binary."""
-    output: dict[str, Any] = {"name": OUTPUT, "datatype": "FP32", "shape": [len(scores)]}
-    answer: dict[str, Any] = {"model_name": name, "model_version": str(version), "outputs": [output]}
+def infer_answer(
+    name: str, version: int, request: InferRequest, outputs: Mapping[str, np.ndarray]
+) -> tuple[bytes, int | None]:
+    """The body, and the JSON's length where outputs follow as binary."""
+    told: list[dict[str, Any]] = []
+    binary: list[bytes] = []
+    for output, as_binary in (request.outputs or dict.fromkeys(outputs, request.binary)).items():
+        values = outputs[output]
+        entry: dict[str, Any] = {"name": output, "datatype": DATATYPES[values.dtype.char], "shape": [len(values)]}
+        if as_binary:
+            binary.append(little(values).tobytes())
+            entry["parameters"] = {"binary_data_size": len(binary[-1])}
+        else:
+            entry["data"] = values
+        told.append(entry)
+    answer: dict[str, Any] = {"model_name": name, "model_version": str(version), "outputs": told}
     if request.id:
         answer["id"] = request.id
-    if not request.binary:
-        output["data"] = scores
-        return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), None
-    output["parameters"] = {"binary_data_size": 4 * len(scores)}
-    head = orjson.dumps(answer)
-    return head + np.ascontiguousarray(scores, "<f4").tobytes(), len(head)
+    head = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+    return (head + b"".join(binary), len(head)) if binary else (head, None)
+
+
+def little(values: np.ndarray) -> np.ndarray:
+    """Return an output with the byte order of the wire."""
+    return np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
 
 
 def inputs_of(columns: Mapping[str, Any], context: frozenset[str] | None) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import orjson
 
 from ctrbox.columns.raw import RawColumn
 from ctrbox.columns.times import UNITS
+from ctrbox.predict.score_expression import example
 from ctrbox.serve.openapi import parts_of, sample
 from ctrbox.serve.service import Service
 
@@ -26,7 +27,7 @@ cursor:pointer}#scored{margin:12px 0;font-size:16px}#scored.bad{color:var(--bad)
 SCRIPT = r"""
 function requestText() {
   const parts = {context: [], candidates: []};
-  for (const field of document.querySelectorAll('#try input')) {
+  for (const field of document.querySelectorAll('#try input[data-part]')) {
     const {part, kind, words} = field.dataset, typed = field.value.trim();
     const quoted = kind === 'text' || (kind === 'time' && typed !== '' && !/^-?\d+$/.test(typed));
     const value = quoted ? JSON.stringify(kind === 'text' ? field.value : typed) : typed === '' ? 'null' : typed;
@@ -34,7 +35,9 @@ function requestText() {
     parts[part].push(JSON.stringify(field.name) + ': ' + value);
   }
   const context = parts.context.length ? '"context": {' + parts.context.join(', ') + '}, ' : '';
-  return '{' + context + '"candidates": [{' + parts.candidates.join(', ') + '}]}';
+  const asked = $('expression') ? $('expression').value.trim() : '';
+  const score = asked ? ', "score": ' + JSON.stringify(asked) : '';
+  return '{' + context + '"candidates": [{' + parts.candidates.join(', ') + '}]' + score + '}';
 }
 $('try').addEventListener('submit', async event => {
   event.preventDefault();
@@ -47,9 +50,13 @@ $('try').addEventListener('submit', async event => {
     const answer = await fetch('/v1/score', {method: 'POST', headers: {'content-type': 'application/json'}, body: text});
     const found = await answer.json();
     if (!answer.ok) throw new Error(found.error);
-    const score = found.scores[0];
+    const several = Array.isArray(found.scores) ? null : Object.entries(found.scores).map(([name, p]) => [name, p[0]]);
+    if (several && found.score) several.push(['score', found.score[0]]);
+    const score = several ? several[0][1] : found.scores[0];
+    const words = several ? () => several.map(([name, p]) => name + ' ' + p.toPrecision(5)).join(', ')
+      : () => 'click probability ' + score.toPrecision(5);
     told(score == null ? 'A filter of the plan drops this row, so it has no score.'
-      : 'click probability ' + score.toPrecision(5) + ' (model version ' + found.version + ')', false);
+      : words() + ' (model version ' + found.version + ')', false);
   } catch (error) { told(error.message, true); }
 });
 """
@@ -71,6 +78,12 @@ def form(service: Service) -> str:
     if once:
         parts += f"<h3>Context, sent once per request</h3>{_fields(once, 'context')}<h3>Candidate</h3>"
     parts += _fields(each, "candidates")
+    if service.labels:
+        shown = escape(example(service.labels))
+        parts += (
+            '<h3>Score</h3><div class="fields"><label>score<small>optional; an expression of the labels, such as '
+            f'{shown}</small><input id="expression" value="{shown}" autocomplete="off" spellcheck="false"></label></div>'
+        )
     options = '-H "Authorization: Bearer $TOKEN" ' if service.token else ""
     return (
         '<section><h2>Try a request</h2><p class="note">The fields are the columns of the raw log that the model reads, each '

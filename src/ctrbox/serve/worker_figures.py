@@ -7,6 +7,7 @@ are plain JSON:
     gauges     what is so now
     keys       by field: known, unknown
     joins      view, columns, keys, missed
+    labels     of several labels, by name: sum and number of the predictions (label_sums.py)
     unlearned  fields of which no key was known for long (known_keys.py)
     vectors    objects whose vectors are published: the same number in every worker
     versions   of the model, that workers serve
@@ -52,6 +53,7 @@ def figures_of(service: Service) -> Figures:
         "gauges": gauges,
         "keys": {name: [counts["known"], counts["unknown"]] for name, counts in served.known.counted().items()},
         "joins": [[join.view, list(join.on), join.keys, join.missed] for join in served.joins()],
+        "labels": service.label_sums.told(),
         "unlearned": served.known.never_found(),
         "vectors": objects.get("vectors"),
         "versions": [served.version],
@@ -64,6 +66,7 @@ def together(parts: Iterable[Figures]) -> Figures:
     gauges: Counter[str] = Counter()
     keys: dict[str, list[int]] = {}
     joins: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    labels: dict[str, list[float]] = {}
     unlearned: dict[str, None] = {}
     vectors: int | None = None
     versions: set[int] = set()
@@ -80,6 +83,9 @@ def together(parts: Iterable[Figures]) -> Figures:
         for view, on, looked_up, missed in part["joins"]:
             found = joins.setdefault((view, tuple(on)), [0, 0])
             found[0], found[1] = found[0] + looked_up, found[1] + missed
+        for name, (total, count) in part.get("labels", {}).items():
+            sums = labels.setdefault(name, [0.0, 0])
+            sums[0], sums[1] = sums[0] + total, sums[1] + count
         unlearned |= dict.fromkeys(part["unlearned"])
         vectors = part["vectors"] if vectors is None else vectors
         versions |= set(part["versions"])
@@ -88,6 +94,7 @@ def together(parts: Iterable[Figures]) -> Figures:
         "gauges": dict(gauges),
         "keys": keys,
         "joins": [[view, list(on), *counts] for (view, on), counts in joins.items()],
+        "labels": labels,
         "unlearned": list(unlearned),
         "vectors": vectors,
         "versions": sorted(versions),
