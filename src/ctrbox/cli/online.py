@@ -89,6 +89,14 @@ def online(
             help="Log of past rows with labels to learn from before the stream; may be repeated. Default: none.",
         ),
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with the state of the plan's histories to begin a new model folder with, as `plan.histories()` saves it. "
+            "Default: histories begin empty.",
+        ),
+    ] = None,
     checkpoint: Annotated[
         str, typer.Option(metavar="SPAN", help="Minimum time between two checkpoints, such as 30s or 5m.")
     ] = "30s",
@@ -197,6 +205,7 @@ def online(
             out,
             context=loaded.context,
             warm_up=warm_up or (),
+            state=state,
             id=id_column,
             once=once,
             publish_at_end=publish_at_end,

@@ -5,6 +5,7 @@
       checkpoint-0000000012/   the last two
         state.json             sealed: positions, counts, progress; size and SHA-256 of the other files
         engine.ffm             weights and accumulators, with checksums of its own
+        histories.past         the state of histories and counters, of a plan that has some; with checksums of its own
         held.arrow clicks.arrow ready.arrow window.arrow
 
 A folder is written aside, every file synced, and renamed. So at any moment, and after a crash at any moment, what was learned
@@ -23,13 +24,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from ctrbox.errors import CtrboxError, DataError, SourceError
+from ctrbox.engines.past.histories import Histories
+from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError
 from ctrbox.ffm.engine import DeepFFM
 from ctrbox.files.atomic import locked, remove, synced, written_aside
 from ctrbox.files.sealed import read_sealed, sealed
 
 NAME = re.compile(r"checkpoint-(\d{10})")
-STATE, ENGINE = "state.json", "engine.ffm"
+STATE, ENGINE, PAST = "state.json", "engine.ffm", "histories.past"
+CHECKED = (ENGINE, PAST)  # files that check themselves
 KEPT = 2
 
 
@@ -39,6 +42,7 @@ class Checkpoint:
     state: dict[str, Any]
     tables: dict[str, pa.Table]
     engine: DeepFFM
+    has_histories: bool = False
 
 
 class Checkpoints:
@@ -51,12 +55,21 @@ class Checkpoints:
         """While inside, no other process learns into this folder."""
         return locked(self.folder, f"learn into {self.folder.parent}")
 
-    def write(self, number: int, state: Mapping[str, Any], tables: Mapping[str, pa.Table], engine: DeepFFM) -> None:
+    def write(
+        self,
+        number: int,
+        state: Mapping[str, Any],
+        tables: Mapping[str, pa.Table],
+        engine: DeepFFM,
+        histories: Histories | None = None,
+    ) -> None:
         """Whole or not at all; then the oldest goes."""
         place = self.folder / f"checkpoint-{number:010}"
         with written_aside(place, folder=True) as aside:
             aside.mkdir()
             engine.save(aside / ENGINE)
+            if histories is not None:
+                histories.save(aside / PAST)
             for name, table in tables.items():
                 _write(aside / f"{name}.arrow", table)
             files = {p.name: _facts(p) for p in sorted(aside.iterdir())}
@@ -73,12 +86,15 @@ class Checkpoints:
             return []
         return sorted(p for p in self.folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir())
 
-    def last(self, tell: Any) -> Checkpoint | None:
-        """The newest that is whole; ``tell`` gets what is wrong with newer ones, which go. SourceError where none is."""
+    def last(self, tell: Any, histories: Histories | None = None) -> Checkpoint | None:
+        """The newest that is whole; ``tell`` gets what is wrong with newer ones, which go. SourceError where none is.
+
+        ``histories``: gets the state that the checkpoint holds.
+        """
         wrong: dict[Path, str] = {}
         for place in reversed(self.found()):
             try:
-                found = _read(place)
+                found = _read(place, histories)
             except CtrboxError as error:
                 wrong[place] = str(error)
                 continue
@@ -91,7 +107,7 @@ class Checkpoints:
         return None
 
 
-def _read(place: Path) -> Checkpoint:
+def _read(place: Path, histories: Histories | None) -> Checkpoint:
     state = read_sealed(place / STATE, "checkpoint")
     files = state.get("files")
     if not isinstance(files, dict) or ENGINE not in files:
@@ -112,8 +128,11 @@ def _read(place: Path) -> Checkpoint:
     engine = DeepFFM.load(place / ENGINE)
     if engine.learned != state.get("learned"):
         raise DataError(f"{place / ENGINE} learned {engine.learned:,} examples, expected {state.get('learned')}")
+    if histories is not None and PAST in files:
+        with contextlib.suppress(PlanError):  # of another plan, which the loop tells
+            histories.load(place / PAST)
     found = NAME.fullmatch(place.name)
-    return Checkpoint(int(found[1]) if found else 0, state, tables, engine)
+    return Checkpoint(int(found[1]) if found else 0, state, tables, engine, PAST in files)
 
 
 def _write(path: Path, table: pa.Table) -> None:
@@ -123,8 +142,8 @@ def _write(path: Path, table: pa.Table) -> None:
 
 
 def _facts(path: Path) -> list[Any]:
-    """Size and checksum; the engine's file checks itself."""
-    if path.name == ENGINE:
+    """Size and checksum; the files of the engine and of histories check themselves."""
+    if path.name in CHECKED:
         return [path.stat().st_size, ""]
     with path.open("rb") as file:
         return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]

@@ -23,6 +23,7 @@ from ctrbox.errors import DataError, PlanError
 from ctrbox.ffm.engine import DeepFFM
 from ctrbox.loop.events import Events
 from ctrbox.loop.join import CLICKED, Examples, Join, Origin, origin_columns, origin_of
+from ctrbox.loop.past import PastOfExamples
 
 ROWS = 8192  # learned at once; an end is asked for between
 
@@ -31,7 +32,13 @@ class Learner:
     """``bad_row(chunk, row, why)`` is told of rows that the plan refuses."""
 
     def __init__(
-        self, plan: Plan, engine: DeepFFM, join: Join, bad_row: Callable[[str, int, str], object], threads: int = 1
+        self,
+        plan: Plan,
+        engine: DeepFFM,
+        join: Join,
+        bad_row: Callable[[str, int, str], object],
+        threads: int = 1,
+        past: PastOfExamples | None = None,
     ) -> None:
         if plan.features.weight is not None:
             raise PlanError(
@@ -39,6 +46,7 @@ class Learner:
                 "from the plan"
             )
         self.plan, self.engine, self.join, self.bad_row, self.threads = plan, engine, join, bad_row, threads
+        self.past = past  # of a plan with histories
         self.dropped = 0  # by the plan's filters
         self.refused = 0  # by the plan
         self._ready: deque[Examples] = deque()
@@ -62,11 +70,28 @@ class Learner:
         if rows < len(part):
             self._ready.appendleft(Examples(part.rows.slice(rows), part.clicked[rows:], part.origin[rows:]))
             part = Examples(part.rows.slice(0, rows), part.clicked[:rows], part.origin[:rows])
-        self._learn(part.rows, part.clicked, part.origin.__getitem__)
+        self._learn_in_order(part.rows, part.clicked, part.origin.__getitem__)
 
     def learn_past(self, rows: pa.RecordBatch, file: str = "", first: int = 0) -> None:
         """From rows of the log that have their label already, those of ``file`` from row ``first`` on."""
-        self._learn(rows, None, lambda row: (file, first + row))
+        self._learn_in_order(rows, None, lambda row: (file, first + row))
+
+    def _learn_in_order(
+        self, rows: pa.RecordBatch, clicked: npt.NDArray[np.float32] | None, origin: Callable[[int], Origin]
+    ) -> None:
+        """Learn from rows that no later call gets again; histories see each of them once."""
+        if self.past is None:
+            self._learn(rows, clicked, origin)
+            return
+
+        def refused(row: int, why: str) -> None:
+            self.refused += 1
+            self.bad_row(*origin(row), why)
+
+        taken, places = self.past.add(rows, clicked, refused)
+        if len(taken):
+            labels = None if clicked is None else clicked[places]
+            self._learn(taken, labels, lambda row: origin(int(places[row])))
 
     def _learn(
         self,

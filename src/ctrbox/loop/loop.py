@@ -17,8 +17,11 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
+
 from ctrbox.arguments.sizes import bytes_within
 from ctrbox.columns.times import checked_unit
+from ctrbox.engines.past.histories import Histories
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 from ctrbox.ffm.engine import DeepFFM
@@ -29,6 +32,7 @@ from ctrbox.loop.checkpoint import Checkpoint, Checkpoints
 from ctrbox.loop.events import Layout, Piece, unlikely_clock
 from ctrbox.loop.join import BEGIN, Join
 from ctrbox.loop.learner import ROWS, Learner
+from ctrbox.loop.past import PastOfExamples, histories_of
 from ctrbox.loop.status import Complaints, status, write_status
 from ctrbox.loop.stream import Position, Stream, open_stream
 from ctrbox.publish.keys import PrivateKey
@@ -57,7 +61,10 @@ class OnlineLoop:
     ``strict``      the first malformed row or unreadable chunk is an error
     ``context``     the log's columns that come once per request, for the server
     ``sign_with``   a private key, or its file, with which every version is signed
+    ``state``       file with the state of the plan's histories (``plan.histories``) to begin with; default: they begin empty
     """
+
+    histories: Histories | None = None  # the state of the plan's histories, which the loop alone feeds
 
     def __init__(
         self,
@@ -80,6 +87,7 @@ class OnlineLoop:
         time: str = "ts",
         time_unit: str | None = None,
         event: str = "event",
+        state: str | os.PathLike[str] | None = None,
         once: bool = False,
         delete: bool = False,
         strict: bool = False,
@@ -104,7 +112,10 @@ class OnlineLoop:
         self.once, self.delete, self.strict = once, delete, strict
         self.publish_at_end = once if publish_at_end is None else publish_at_end
         key = plan.log.key[0] if plan.log.key else "id"
-        columns, log = plan.fit().request_schema(), plan.log.source.schema
+        self.histories, self.state = histories_of(plan.fit()), state
+        if state is not None and self.histories is None:
+            raise PlanError("state= is the state of histories, but the plan has no histories; leave state= out")
+        columns, log = self._raw_columns(plan.request_schema()), plan.log.source.schema
         units = plan.time_units | ({} if time_unit is None else {time: checked_unit(time_unit)})
         self.layout = Layout.of(columns, log, id=id or key, time=time, event=event, time_units=units)
         self.checkpoints = Checkpoints(self.out / "online")
@@ -122,6 +133,15 @@ class OnlineLoop:
         self.complaints = Complaints(tell, self.out / "online" / "refused.jsonl", strict)
         self.learner = self._fresh()
 
+    def _raw_columns(self, columns: pa.Schema, *, label: bool = False) -> pa.Schema:
+        """Return the columns that rows must have: those of the features, and what histories read instead of what they make."""
+        if self.histories is None:
+            return columns
+        past, log = PastOfExamples(self.plan, self.histories), self.plan.log.source.schema
+        read = self.histories.columns if label else past.raw
+        names = [name for name in dict.fromkeys([*columns.names, *read]) if name not in self.histories.made]
+        return pa.schema([columns.field(name) if name in columns.names else log.field(name) for name in names])
+
     # ---- the whole
 
     def run(self) -> dict[str, Any]:
@@ -132,7 +152,7 @@ class OnlineLoop:
             self.folder = self._open_folder()
             stack.enter_context(self.checkpoints.locked())
             self.asked = stack.enter_context(asked_to_end())
-            position = self._restore(self.checkpoints.last(self.tell))
+            position = self._restore(self.checkpoints.last(self.tell, self.histories))
             self.began_with = self.engine.learned
             self._know_version()
             self.stream = first if first is not None and position is None else self._open_stream(position, stack)
@@ -205,7 +225,7 @@ class OnlineLoop:
         """Past rows, fetched ahead; they have their labels."""
         if self.warm["done"]:
             return
-        columns = self.plan.request_schema(label=True).names
+        columns = self._raw_columns(self.plan.request_schema(label=True), label=True).names
         start = (self.warm["file"], self.warm["rows"])
         checksum = content_of(start[0]) if start[0] else ""
         if start[0] and self.warm.get("checksum", checksum) != checksum:
@@ -285,7 +305,7 @@ class OnlineLoop:
             "complaints": [self.complaints.lines, self.complaints.chunks],
         }
         try:
-            self.checkpoints.write(self._number + 1, state, tables, self.engine)
+            self.checkpoints.write(self._number + 1, state, tables, self.engine, self.histories)
         except WriteError as error:
             self.failed = str(error)
             self.tell(f"the checkpoint could not be written, so the previous one is kept: {error}")
@@ -304,8 +324,17 @@ class OnlineLoop:
 
     def _restore(self, found: Checkpoint | None) -> Position | None:
         if found is None:
+            if self.state is not None and self.histories is not None:
+                self.histories.load(self.state)
             return None
         self._check(found)
+        if self.histories is not None and not found.has_histories:
+            raise PlanError(
+                f"{self.out} was started by a version of CTRBox that read the histories of the plan from the events; this "
+                "version computes them itself, so choose another folder"
+            )
+        if self.state is not None:
+            self.tell(f"{self.out} has a state of histories of its own; state= is ignored now")
         found.engine.progress.show = self.engine.progress.show
         self.engine, self._number = found.engine, found.number
         self.learner = self._fresh()
@@ -324,7 +353,8 @@ class OnlineLoop:
 
     def _fresh(self) -> Learner:
         join = Join(self.layout, self.window_us, self.lateness_us, self.held_bytes)
-        return Learner(self.plan, self.engine, join, self.complaints.line, self.threads)
+        past = None if self.histories is None else PastOfExamples(self.plan, self.histories)
+        return Learner(self.plan, self.engine, join, self.complaints.line, self.threads, past)
 
     @property
     def _decisive(self) -> dict[str, Any]:
