@@ -11,6 +11,7 @@ void bind_catalogue(nb::module_& m);
 void bind_tables(nb::module_& m);
 void bind_frame(nb::module_& m);
 void bind_program(nb::module_& m);
+void bind_spilled(nb::module_& m);
 void bind_batch(nb::module_& m);
 void bind_lookup(nb::module_& m);
 void bind_embed(nb::module_& m);

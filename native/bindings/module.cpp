@@ -16,6 +16,7 @@ NB_MODULE(_native, m) {
   bind_tables(m);                // sets, boundaries, JSON paths, dictionaries
   bind_frame(m);                 // columns in, columns out
   bind_program(m);               // instructions over registers
+  bind_spilled(m);               // joined views on disk
   bind_batch(m);                 // what training gets
   bind_lookup(m);                // unique keys, pooling, gradients
   bind_embed(m);                 // tables of trainable rows

@@ -79,6 +79,10 @@ void guarded(F f) {
     piece = e.piece;
     position = e.position;
     message = e.what();
+  } catch (const SpilledViewError& e) {
+    nb::object type = nb::module_::import_("ctrbox.errors").attr("SourceError");
+    PyErr_SetString(type.ptr(), e.what());
+    throw nb::python_error();
   }
   if (piece >= 0) {
     nb::object error = row_error_type(message, piece, position);
@@ -269,9 +273,12 @@ void bind_program(nb::module_& m) {
           },
           nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
           nb::arg())
-      .def("lookup", &Program::lookup)
-      .def("lookup_as_of", &Program::lookup_as_of)
-      .def("gather", &Program::gather)
+      .def("lookup", nb::overload_cast<std::shared_ptr<Index>, int, int64_t>(&Program::lookup))
+      .def("lookup", nb::overload_cast<std::shared_ptr<SpilledView>, int, int64_t>(&Program::lookup))
+      .def("lookup_as_of", nb::overload_cast<std::shared_ptr<AsOfIndex>, int, int, int64_t>(&Program::lookup_as_of))
+      .def("lookup_as_of", nb::overload_cast<std::shared_ptr<SpilledView>, int, int, int64_t>(&Program::lookup_as_of))
+      .def("gather", nb::overload_cast<std::shared_ptr<Records>, int, const std::vector<int>&>(&Program::gather))
+      .def("gather", nb::overload_cast<std::shared_ptr<SpilledView>, int, const std::vector<int>&>(&Program::gather))
       .def("emit", &Program::emit)
       .def("finish", &Program::finish)
       .def_prop_ro("chunk_rows", &Program::chunk_rows)

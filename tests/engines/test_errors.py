@@ -181,7 +181,7 @@ def test_null_ids_of_a_merge_are_named() -> None:
 
 def test_a_merge_beyond_its_budget_is_refused() -> None:
     view = log().merge(basic(instance_id=[3, 1], ctr=[0.1, 0.2]), budget="10B")
-    with pytest.raises(cb.errors.DataError, match=r"merging 'basic'.*budget"):
+    with pytest.raises(cb.errors.BudgetError, match=r"merged view 'basic', .*budget of 10 B; sort both views"):
         dense(view, col("ctr"))
 
 

@@ -67,6 +67,7 @@ class Records {
   const char* at(int64_t handle) const { return blob_.data() + handle * 8; }
   const std::vector<uint32_t>& handles() const { return handles_; }
   size_t rows() const { return handles_.size(); }
+  size_t blob_bytes() const { return used_; }  // of the blocks, which lie end to end in the order of the rows
   size_t bytes() const { return used_ + memory_.capacity() + handles_.capacity() * sizeof(uint32_t); }
 
   // The image for memory at `device_base`, a multiple of 16, goes to `out`, image_bytes() long.

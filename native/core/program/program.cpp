@@ -94,18 +94,31 @@ void gather_field(const RecordField& f, const char* const* at, uint32_t from, ui
     out.valid[from + r] = f.nullable ? static_cast<uint8_t>(at[r][f.valid_offset]) : 1;
 }
 
-void gather_rows(const Records& records, const std::vector<int>& fields, const int64_t* handle, uint32_t rows,
-                 const std::vector<int>& out, std::vector<Column>& columns) {
+// at_row(row): where the record of a row lies. rows[k] of the chunk, in blocks that fit into the cache.
+template <class At>
+void gather_rows(const std::vector<RecordField>& all, uint32_t fixed_bytes, At at_row, const std::vector<int>& fields,
+                 const int64_t* row, uint32_t rows, const std::vector<int>& out, std::vector<Column>& columns) {
   const char* at[kBlock];
   for (uint32_t from = 0; from < rows; from += kBlock) {
     uint32_t n = std::min(rows - from, kBlock);
     for (uint32_t r = 0; r < n; ++r) {
-      at[r] = records.at(handle[from + r]);
-      for (uint32_t line = 0; line < records.fixed_bytes(); line += 64) __builtin_prefetch(at[r] + line);
+      at[r] = at_row(row[from + r]);
+      for (uint32_t line = 0; line < fixed_bytes; line += 64) __builtin_prefetch(at[r] + line);
     }
     for (size_t f = 0; f < fields.size(); ++f)
-      gather_field(records.fields()[static_cast<size_t>(fields[f])], at, from, n, columns[static_cast<size_t>(out[f])]);
+      gather_field(all[static_cast<size_t>(fields[f])], at, from, n, columns[static_cast<size_t>(out[f])]);
   }
+}
+
+void lookup_rows_on_disk(const SpilledView& view, uint32_t rows, const Column& hash, const Column* time, Bump& pool,
+                         int64_t* out, Looked& looked) {
+  const uint8_t* const valid[2] = {hash.valid, time ? time->valid : nullptr};
+  uint32_t keys = 0;
+  for (uint32_t r = 0; r < rows; ++r) keys += (!valid[0] || valid[0][r]) && (!valid[1] || valid[1][r]);
+  const uint32_t found =
+      view.look_up(rows, entries<uint64_t>(hash), time ? entries<int64_t>(*time) : nullptr, valid, pool, out);
+  looked.keys += keys;
+  looked.missed += keys - found;
 }
 
 }  // namespace
@@ -228,7 +241,56 @@ std::vector<int> Program::gather(std::shared_ptr<Records> records, int row, cons
   return out;
 }
 
+int Program::lookup_on_disk(std::shared_ptr<SpilledView> view, std::vector<int> in, int64_t missing) {
+  if (missing != view->null_row()) throw std::invalid_argument("missing keys get the null row of the view");
+  if (view->shape().as_of != (in.size() == 2))
+    throw std::invalid_argument("an as-of look-up takes a key and a time, any other a key");
+  int reg = new_register("i", false);
+  Instruction k{};
+  k.what = Do::LookupOnDisk;
+  k.name = "lookup";
+  k.in = std::move(in);
+  k.out = {reg};
+  k.spilled = std::move(view);
+  code_.push_back(std::move(k));
+  return reg;
+}
+
+int Program::lookup(std::shared_ptr<SpilledView> view, int hash, int64_t missing) {
+  if (kind(hash) != "k") throw std::invalid_argument("a look-up takes a key");
+  return lookup_on_disk(std::move(view), {hash}, missing);
+}
+
+int Program::lookup_as_of(std::shared_ptr<SpilledView> view, int hash, int time, int64_t missing) {
+  if (kind(hash) != "k" || kind(time) != "t") throw std::invalid_argument("an as-of look-up takes a key and a time");
+  return lookup_on_disk(std::move(view), {hash, time}, missing);
+}
+
+std::vector<int> Program::gather(std::shared_ptr<SpilledView> view, int row, const std::vector<int>& fields) {
+  // An address is only what a look-up in the same view has just found in this program.
+  const bool looked_up = std::any_of(code_.begin(), code_.end(), [&](const Instruction& k) {
+    return k.what == Do::LookupOnDisk && k.out[0] == row && k.spilled == view;
+  });
+  if (!looked_up) throw std::invalid_argument("the row of a view on disk must be looked up in the same program");
+  Instruction k{};
+  k.what = Do::GatherOnDisk;
+  k.name = "gather";
+  k.in = {row};
+  for (int f : fields) {
+    const RecordField& field = view->shape().fields.at(static_cast<size_t>(f));
+    k.out.push_back(new_register(field.kind, field.nullable));
+  }
+  k.fields = fields;
+  k.spilled = std::move(view);
+  std::vector<int> out = k.out;
+  code_.push_back(std::move(k));
+  return out;
+}
+
 void Program::emit(int slot, int reg) {
+  for (const Instruction& k : code_)
+    if (k.what == Do::LookupOnDisk && k.out[0] == reg)
+      throw std::invalid_argument("the row of a view on disk is an address, which ends with its chunk");
   Instruction k{};
   k.what = Do::Emit;
   k.name = "emit";
@@ -402,8 +464,20 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
                           static_cast<int64_t*>(w.columns[static_cast<size_t>(k.out[0])].data), w.looked[n]);
         break;
       case Do::Gather:
-        gather_rows(*k.records, k.fields, entries<int64_t>(w.columns[static_cast<size_t>(k.in[0])]), rows, k.out,
-                    w.columns);
+        gather_rows(
+            k.records->fields(), k.records->fixed_bytes(), [&](int64_t row) { return k.records->at(row); }, k.fields,
+            entries<int64_t>(w.columns[static_cast<size_t>(k.in[0])]), rows, k.out, w.columns);
+        break;
+      case Do::LookupOnDisk:
+        lookup_rows_on_disk(*k.spilled, rows, w.columns[static_cast<size_t>(k.in[0])],
+                            k.in.size() > 1 ? &w.columns[static_cast<size_t>(k.in[1])] : nullptr, w.pool,
+                            static_cast<int64_t*>(w.columns[static_cast<size_t>(k.out[0])].data), w.looked[n]);
+        break;
+      case Do::GatherOnDisk:
+        gather_rows(
+            k.spilled->shape().fields, k.spilled->shape().fixed_bytes,
+            [](int64_t row) { return reinterpret_cast<const char*>(row); }, k.fields,
+            entries<int64_t>(w.columns[static_cast<size_t>(k.in[0])]), rows, k.out, w.columns);
         break;
       case Do::Emit:
         sink.take(k.fields[0], w.columns[static_cast<size_t>(k.in[0])], w.pool);
@@ -440,7 +514,7 @@ void Program::run(const std::vector<Piece>& pieces, Sink& sink) const {
     w->scratch.reset();
     std::lock_guard<std::mutex> hold(mutex_);
     for (size_t n = 0; n < code_.size(); ++n) {
-      if (code_[n].what == Do::Lookup || code_[n].what == Do::LookupAsOf) {
+      if (code_[n].what == Do::Lookup || code_[n].what == Do::LookupAsOf || code_[n].what == Do::LookupOnDisk) {
         looked_[n].keys += w->looked[n].keys;
         looked_[n].missed += w->looked[n].missed;
         w->looked[n] = {};

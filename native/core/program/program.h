@@ -18,6 +18,7 @@
 #include "core/join/as_of_index.h"
 #include "core/join/hash_index.h"
 #include "core/join/records.h"
+#include "core/join/spilled_view.h"
 #include "core/program/conversions.h"
 #include "core/program/frame.h"
 #include "core/program/kernel.h"
@@ -80,6 +81,10 @@ class Program {
   int lookup(std::shared_ptr<Index> index, int hash, int64_t missing);
   int lookup_as_of(std::shared_ptr<AsOfIndex> index, int hash, int time, int64_t missing);
   std::vector<int> gather(std::shared_ptr<Records> records, int row, const std::vector<int>& fields);
+  // The same for a view on disk. A row is then an address, which is valid within its chunk: it must not be emitted.
+  int lookup(std::shared_ptr<SpilledView> view, int hash, int64_t missing);
+  int lookup_as_of(std::shared_ptr<SpilledView> view, int hash, int time, int64_t missing);
+  std::vector<int> gather(std::shared_ptr<SpilledView> view, int row, const std::vector<int>& fields);
   void emit(int slot, int reg);
   void finish();
 
@@ -106,7 +111,7 @@ class Program {
     size_t data_at = 0;    // byte offset of entries in a worker's memory
     size_t valid_at = 0;
   };
-  enum class Do : uint8_t { Load, Call, Lookup, LookupAsOf, Gather, Emit };
+  enum class Do : uint8_t { Load, Call, Lookup, LookupAsOf, LookupOnDisk, Gather, GatherOnDisk, Emit };
   struct Instruction {
     Do what;
     std::string name;
@@ -117,6 +122,7 @@ class Program {
     Conversion conversion = Conversion::None;
     std::shared_ptr<Table> table;
     std::shared_ptr<Records> records;
+    std::shared_ptr<SpilledView> spilled;
     std::vector<int> fields;  // Gather: record fields; Load: {source, column}; Emit: {slot}
     int64_t missing = 0;
   };
@@ -129,6 +135,7 @@ class Program {
   struct Worker;
 
   int new_register(const std::string& kind, bool nullable);
+  int lookup_on_disk(std::shared_ptr<SpilledView> view, std::vector<int> in, int64_t missing);
   const std::string* own(const std::string& s);
   std::unique_ptr<Worker> take_worker() const;
   void run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, int64_t begin, uint32_t rows, Sink& sink) const;

@@ -45,8 +45,7 @@ def _canonical_form(plan: Plan) -> dict[str, Any]:
     read = columns_read(plan.graph)
     views = []
     for view in list(writer.views):
-        # The order of a merge, its budget and the budget of a history change no bit.
-        steps = [s[:2] if s[0] in ("merge", "with_history") else s for s in writer.steps(view)]
+        steps = [without_budget(s) for s in writer.steps(view)]
         columns = columns_of(view, {*read.get(id(view), ()), *view.key})
         views.append({"key": list(view.key), "keep": view.keep, "columns": sorted(columns), "steps": steps})
     features = writer.features(plan.features)
@@ -81,11 +80,19 @@ def histories_fingerprint(log: View) -> str:
             read.setdefault(id(events.view), set()).update(events.columns)
     views = []
     for one in list(writer.views):
-        steps = [s[:2] if s[0] in ("merge", "with_history") else s for s in writer.steps(one)]
+        steps = [without_budget(s) for s in writer.steps(one)]
         columns = columns_of(one, {*read.get(id(one), ()), *(one.key if one is not view else ())})
         views.append([sorted(columns), steps])
     written = [KEY_FORMAT, views, writer.expressions, [_dictionary_digest(d) for d in writer.dictionaries]]
     return hashlib.sha256(canonical(written).encode()).hexdigest()
+
+
+def without_budget(step: list[Any]) -> list[Any]:
+    """Return the parts of a written step that change a bit: not the order of a merge, nor the budget of a join, a merge or a
+    history."""
+    if step[0] in ("merge", "with_history"):
+        return step[:2]
+    return [part for part in step if not isinstance(part, dict)] if step[0] == "join" else step
 
 
 def difference(plan: Plan, other: Plan) -> str:

@@ -188,8 +188,12 @@ class Plan:
 
         where = self._known(self.device if device is None else device)
         if json:
-            return explain_json(self.graph, where, measured=self._measured)
-        return explain(self.graph, where, measured=self._measured)
+            return explain_json(self.graph, where, measured=self._measured, loaded=self._loaded())
+        return explain(self.graph, where, measured=self._measured, loaded=self._loaded())
+
+    def _loaded(self) -> dict[int, dict[str, Any]]:
+        """Return where the joined views lie that have been loaded."""
+        return {number: dimension.lies for number, dimension in (self._dimensions or {}).items()}
 
     @staticmethod
     def _known(device: Any) -> Any:

@@ -5,6 +5,7 @@ Everything is lazy: a view is a source and a tuple of steps. The planner reads t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
@@ -16,6 +17,7 @@ from ctrbox.arguments.names import nearest, no_argument, no_attribute
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.columns.times import UNITS, check_are_times, checked_units
 from ctrbox.errors import PlanError
+from ctrbox.files.urls import refuse_url
 from ctrbox.views.source import Source, as_before, open_source
 from ctrbox.views.text_options import checked_options
 
@@ -32,6 +34,9 @@ INSTEAD = {
     "rename": ".with_columns(new=col('old'))",
     **dict.fromkeys(("dtypes", "info", "describe"), ".schema for names and types, and .head() for the first rows"),
 }
+
+
+DEFAULT_BUDGET = 4 << 30  # bytes of memory that a joined view may take
 
 
 @dataclass(frozen=True)
@@ -66,13 +71,18 @@ class Join:
     how: str
     prefix: str
     as_of: tuple[str, str] | None = None  # the time columns of this view and of the joined view, in this order
+    budget_bytes: int = DEFAULT_BUDGET
+    spill: str | None = (
+        None  # folder of a view that is larger than its budget, "" for the system's; None: it is refused
+    )
 
 
 @dataclass(frozen=True)
 class Merge:
     view: View
     ordered: bool | None
-    budget_bytes: int
+    budget_bytes: int = DEFAULT_BUDGET
+    spill: str | None = None  # as of a join
 
 
 @dataclass(frozen=True)
@@ -360,6 +370,8 @@ class View:
         *,
         prefix: str = "",
         as_of: str | Sequence[str] | None = None,
+        budget: str | int = DEFAULT_BUDGET,
+        spill: bool | str | os.PathLike[str] = False,
     ) -> View:
         """Look up each row's ``on`` among the keys of ``view`` and take its columns along, named with ``prefix``.
 
@@ -370,6 +382,11 @@ class View:
         ``as_of=("ts", "valid_from")``: first that of this view, then that of ``view``. ``view`` may then have several rows with
         the same key, in any order, and each row of this view takes the newest of them whose time is at or before its own time. A
         row for which there is none, or whose time is null, is treated like a row whose key is missing.
+
+        ``budget``: memory that the loaded view may take, such as ``"500MB"``; default "4GB". A view that needs more is an error
+        that names it, unless ``spill`` lets it lie on a local disk: ``spill=True`` in the system's folder for temporary files,
+        ``spill="/mnt/ssd"`` in that folder. The rows of the join are the same. The file has no name, so the system removes it
+        when the process ends, even if it is killed.
         """
         keys = _names(on, "on")
         if how not in ("left", "inner"):
@@ -386,19 +403,27 @@ class View:
                 f"the order of on= differs from the key of view {view.name!r}: use on={list(view.key)} instead of "
                 f"on={list(keys)}"
             )
-        return self._with(Join(view, keys, how, prefix, None if as_of is None else _two_times(as_of, view)))
+        times = None if as_of is None else _two_times(as_of, view)
+        return self._with(Join(view, keys, how, prefix, times, checked_bytes("budget", budget), _folder_of(spill)))
 
-    def merge(self, view: View, *, ordered: bool | None = None, budget: str | int = "4GB") -> View:
+    def merge(
+        self,
+        view: View,
+        *,
+        ordered: bool | None = None,
+        budget: str | int = DEFAULT_BUDGET,
+        spill: bool | str | os.PathLike[str] = False,
+    ) -> View:
         """Take along the columns of ``view`` for the same instance id (the key of both views).
 
-        Streams when both sides are in id order (found from statistics, or said by ``ordered=True``); otherwise indexes
-        ``view`` in memory, within ``budget``.
+        Streams when both sides are in id order (found from statistics, or said by ``ordered=True``). Otherwise ``view`` is loaded
+        and indexed, within ``budget`` (default "4GB"); ``spill`` lets a larger one lie on a local disk, as in ``join``.
         """
         if not isinstance(view, View):
             raise PlanError(f"merge needs a View, got {type(view).__name__}; wrap it: cb.View(data, key=…)")
         if len(self.key) != 1 or len(view.key) != 1:
             raise PlanError("merge matches rows by id, so both views need one key column: View(…, key='instance_id')")
-        return self._with(Merge(view, ordered, checked_bytes("budget", budget)))
+        return self._with(Merge(view, ordered, checked_bytes("budget", budget), _folder_of(spill)))
 
 
 def views_of(step: Step) -> list[View]:
@@ -445,6 +470,18 @@ def _names(names: Any, what: str) -> tuple[str, ...]:
         if not isinstance(name, str):
             raise PlanError(f"{what} takes the names of columns, got {name!r}")
     return found
+
+
+def _folder_of(spill: Any) -> str | None:
+    """Return the folder for a view that is larger than its budget: "" is the system's, None means that it is refused."""
+    if spill is False or spill is None:
+        return None
+    if spill is True:
+        return ""
+    if isinstance(spill, str | os.PathLike) and isinstance(folder := os.fspath(spill), str) and folder:
+        refuse_url(folder, "a folder for joined views")
+        return folder
+    raise PlanError(f"spill must be True or a folder on a local disk, such as spill='/mnt/ssd', got {spill!r}")
 
 
 def _two_times(as_of: Any, view: View) -> tuple[str, str]:

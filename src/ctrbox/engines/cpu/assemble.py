@@ -32,12 +32,26 @@ class Dimension:
     """A joined view, ready to be looked up."""
 
     name: str
-    index: Any  # _native.Index, or _native.AsOfIndex for an as-of join
-    records: Any  # _native.Records
+    index: Any  # _native.Index, _native.AsOfIndex for an as-of join, or _native.SpilledView for a view on disk
+    records: Any  # _native.Records, or that _native.SpilledView again
     rows: int
     null_row: int  # handle of the record for missing keys
     fields: dict[int, int]  # node id → field of the record
     programs: list[Assembled] = field(default_factory=list)  # what ran to make it, for warnings
+    budget_bytes: int = 0
+    memory_bytes: int = 0  # in memory: what all of it takes; on disk: its index and its cache
+    needed_bytes: int = 0  # memory that it takes, or would take if it were not on disk
+    folder: str | None = None  # that holds its file, if it lies on disk
+
+    @property
+    def on_disk(self) -> bool:
+        return self.folder is not None
+
+    @property
+    def lies(self) -> dict[str, Any]:
+        """Return where the view lies and what it takes there, for plan.explain()."""
+        found = {"needed_bytes": self.needed_bytes, "memory_bytes": self.memory_bytes, "folder": self.folder}
+        return found | {"file_bytes": self.index.file_bytes if self.on_disk else 0}
 
 
 @dataclass

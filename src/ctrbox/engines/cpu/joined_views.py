@@ -1,39 +1,31 @@
-"""Loads joined views: reads and cleans their rows, runs hoisted operators, and indexes the rows by key."""
+"""Loads joined views: reads and cleans their rows, runs hoisted operators, and indexes the rows by key.
+
+A view that takes more memory than its budget is refused, or lies on a disk if the join allows that (spilled_views.py).
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-import numpy as np
 
 from ctrbox import _native
 from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.assemble import Assembler, Dimension
 from ctrbox.engines.cpu.in_order import in_order
-from ctrbox.engines.cpu.stages import Prepared, Stages, located
+from ctrbox.engines.cpu.spilled_views import SpilledViewFiles
+from ctrbox.engines.cpu.stages import Stages, located
 from ctrbox.engines.cpu.tables import Tables
-from ctrbox.errors import DataError
+from ctrbox.engines.cpu.view_runs import MOST_IN_MEMORY, Ahead, Part, Run, fill_run, memory_of
+from ctrbox.errors import BudgetError, DataError
 from ctrbox.plan.graph.graph import FrameSpec, Graph
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.language.typing import origin
+from ctrbox.plan.placement.device import shown_bytes
 from ctrbox.views.recorded import opened
 from ctrbox.views.source import Morsel
 
 LOAD_ROWS = 16_384  # rows of a dimension handled at a time: small enough that one row group keeps several cores busy
-
-
-@dataclass
-class Part:
-    """Some rows of a dimension, done."""
-
-    rows: Prepared  # where they come from; what they were made of is gone
-    hashes: np.ndarray
-    times: np.ndarray | None  # for an as-of join: from when on each row is valid, in microseconds; otherwise None
-    records: Any  # _native.Records
 
 
 def load_dimension(
@@ -49,7 +41,6 @@ def load_dimension(
     Once ``stop`` is set it ends by CancelledError, within a part."""
     columns = graph.columns(frame, 0)
     where = {name: k for k, name in enumerate(columns)}
-    check_budget(frame, columns)
 
     def column_at(node: Node) -> tuple[int, int]:
         return 0, where[node.name]
@@ -66,6 +57,7 @@ def load_dimension(
     def no_records() -> Any:
         return _native.Records([n.kind for n in asked], [n.nullable for n in asked])
 
+    check_budget(frame, no_records().fixed_bytes)
     stages, assembler = program(frame.filters)
     body = assembler.assemble(asked, list(enumerate(asked)), stages.sources)
     hashing = assembler.assemble(keys, list(enumerate(keys)), stages.sources)
@@ -87,58 +79,81 @@ def load_dimension(
         part.sources = []
         return Part(part, found[0], found[1] if frame.time is not None else None, records)
 
-    records = no_records()
+    def row_for_missing_keys() -> Any:
+        row = no_records()
+        if frame.role == "inner":
+            row.add_blank()  # met only by rows that the join's filter is about to drop
+            return row
+        # Nulls, cleaned like any other row but past the filters.
+        unfiltered, assembler = program([])
+        nulls = unfiltered.prepare(1, [(None, None, 0)]).piece(0, 1)
+        assembler.assemble(asked, list(enumerate(asked)), unfiltered.sources).native.run_records([nulls], row)
+        return row
 
-    def placed(pool: Executor) -> Generator[tuple[Part, tuple[int, int]], None, None]:
-        """Give each part its place among the records, in order; the parts are then copied there by all threads."""
-        morsels = frame.view.source.scan(columns, rows=LOAD_ROWS, threads=threads)
-        loaded = in_order(load, morsels, pool, threads + 1, stop)
-        try:
-            for part in loaded:
-                yield part, records.place(part.records)
-        finally:
-            loaded.close()
+    files: SpilledViewFiles | None = None
+    try:
+        with ThreadPoolExecutor(threads, thread_name_prefix="ctrbox-join") as pool:
+            morsels = frame.view.source.scan(columns, rows=LOAD_ROWS, threads=threads)
+            loaded = Ahead(in_order(load, morsels, pool, threads + 1, stop))
+            try:
+                run = fill_run(loaded, no_records(), frame.budget_bytes, pool, threads, stop)
+                needed = run.needed_bytes
+                if loaded.waiting is not None or needed > frame.budget_bytes:
+                    if frame.spill is None:
+                        raise BudgetError(over_budget(frame, run))
+                    files = SpilledViewFiles(frame, run.records, threads)
+                    files.add(run)
+                    while loaded.waiting is not None:
+                        del run  # its memory is for the next one
+                        run = fill_run(loaded, no_records(), files.budget_of_a_run, pool, threads, stop)
+                        needed += run.needed_bytes
+                        files.add(run)
+            finally:
+                loaded.close()
+        dimension = Dimension(
+            frame.name,
+            None,
+            None,
+            0,
+            0,
+            {n.id: k for k, n in enumerate(asked)},
+            [body, *stages.programs],
+            budget_bytes=frame.budget_bytes,
+            needed_bytes=needed,
+        )
+        if files is not None:
+            del run
+            first, second = files.merge(stop)
+            if first >= 0:
+                raise DataError(duplicate(frame, first, second))
+            view = files.finish(row_for_missing_keys())
+            dimension.index = dimension.records = view
+            dimension.rows, dimension.null_row = view.rows, view.null_row
+            dimension.folder, dimension.memory_bytes = files.folder, view.memory_bytes
+            return dimension
+    finally:
+        if files is not None:
+            files.close()
+    dimension.index = indexed(frame, run, threads)
+    dimension.records, null_row = run.records, row_for_missing_keys()
+    dimension.records.put(dimension.records.place(null_row), null_row)
+    dimension.index.point_at(dimension.records, threads)
+    dimension.rows, dimension.null_row, dimension.memory_bytes = run.rows, dimension.records.null_row, needed
+    return dimension
 
-    def put(placed: tuple[Part, tuple[int, int]]) -> Part:
-        part, place = placed
-        records.put(place, part.records)
-        return part
 
-    parts: list[Prepared] = []
-    hashes: list[np.ndarray] = []
-    times: list[np.ndarray] = []
-    with ThreadPoolExecutor(threads, thread_name_prefix="ctrbox-join") as pool:
-        for part in in_order(put, placed(pool), pool, threads + 1, stop):
-            parts.append(part.rows)
-            hashes.append(part.hashes)
-            if part.times is not None:
-                times.append(part.times)
-    every = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
+def indexed(frame: FrameSpec, run: Run, threads: int) -> Any:
+    """Build the index of a view in memory; DataError names two rows that have the same key."""
     keep_last = frame.view.keep == "last"
     index: Any
     if frame.time is None:
-        index, first, second = _native.Index.build(every, keep_last, threads)
+        index, first, second = _native.Index.build(run.every_hash, keep_last, threads)
     else:
-        moments = np.concatenate(times) if times else np.zeros(0, np.int64)
-        index, first, second = _native.AsOfIndex.build(every, moments, keep_last, threads)
+        index, first, second = _native.AsOfIndex.build(run.every_hash, run.every_time, keep_last, threads)
     if first >= 0:
-        raise DataError(duplicate(frame, parts, first, second))
-    if frame.role == "inner":
-        records.add_blank()  # met only by rows that the join's filter is about to drop
-    else:  # the row for missing keys: nulls, cleaned like any other but past the filters
-        unfiltered, assembler = program([])
-        null_row = unfiltered.prepare(1, [(None, None, 0)]).piece(0, 1)
-        assembler.assemble(asked, list(enumerate(asked)), unfiltered.sources).native.run_records([null_row], records)
-    index.point_at(records, threads)
-    return Dimension(
-        frame.name,
-        index,
-        records,
-        len(every),
-        records.null_row,
-        {n.id: k for k, n in enumerate(asked)},
-        [body, *stages.programs],
-    )
+        rows = run.source_rows
+        raise DataError(duplicate(frame, int(rows[first]), int(rows[second])))
+    return index
 
 
 def null_key(frame: FrameSpec, what: str, where: str) -> str:
@@ -146,46 +161,66 @@ def null_key(frame: FrameSpec, what: str, where: str) -> str:
     return f"{what} {name!r} of view {frame.name!r} is null at {where}; filter those rows: .filter(~col({name!r}).is_null())"
 
 
-def duplicate(frame: FrameSpec, parts: list[Prepared], first: int, second: int) -> str:
-    where, values = [], []
-    for row in (first, second):
-        for part in parts:
-            if row < part.rows:
-                local = part.row(row)
-                where.append(part.origin.name(local))
-                values.append(key_at(frame, part.start + local))
-                break
-            row -= part.rows
-    if values[0] != values[1]:
-        return f"keys {values[0]} and {values[1]} of view {frame.name!r} have one 64-bit hash; join on another column"
+def duplicate(frame: FrameSpec, first: int, second: int) -> str:
+    """Say which key two rows of the source share."""
+    (one, here), (other, there) = (key_at(frame, row) for row in (first, second))
+    if one != other:
+        return f"keys {one} and {other} of view {frame.name!r} have one 64-bit hash; join on another column"
     same = (
         "more than once" if frame.time is None else f"more than once with the same time in {origin(frame.time).name!r}"
     )
     return (
-        f"view {frame.name!r} has key {values[0]} {same} ({where[0]} and {where[1]}); "
+        f"view {frame.name!r} has key {one} {same} ({here} and {there}); "
         f"make it unique or let the last one win: View(…, keep='last')"
     )
 
 
-def key_at(frame: FrameSpec, row: int) -> str:
-    """A key as the user wrote it, read again from the source."""
+def key_at(frame: FrameSpec, row: int) -> tuple[str, str]:
+    """A key as the user wrote it, read again from the source, and where it is."""
     for morsel in frame.view.source.scan(list(frame.key), start=row, rows=1):
         values = [f"{name}={morsel.rows.column(k)[0].as_py()!r}" for k, name in enumerate(frame.key)]
-        return ", ".join(values)
-    return "?"
+        return ", ".join(values), morsel.origin.name(0)
+    return "?", f"row {row}"
 
 
-def check_budget(frame: FrameSpec, columns: list[str]) -> None:
-    """Refuse a hashed merge whose plain columns alone pass the budget."""
-    if frame.budget_bytes is None:
-        return
+def check_budget(frame: FrameSpec, record_bytes: int) -> None:
+    """Refuse a view before a row is read if records without strings and lists alone pass the budget."""
     source = opened(frame.view.source)
-    if source.rows is None:
+    if source.rows is None or frame.filters or frame.spill is not None:
         return
-    need = source.rows * (32 + 16 * len(columns))  # two index slots at half load, and an entry a column
+    need = memory_of(source.rows * record_bytes, source.rows, frame.time is not None)
     if need > frame.budget_bytes:
-        raise DataError(
-            f"merging {frame.name!r} with ordered=False needs an index of its {source.rows:,} rows, about {need >> 20:,} "
-            f"MB, which is over the budget of {frame.budget_bytes >> 20:,} MB; sort both views by id, so that they "
-            f"are merged as streams, or raise merge(…, budget=…)"
+        raise BudgetError(
+            f"{called(frame)} needs at least {shown_bytes(need)} of memory for its {source.rows:,} rows, more than its "
+            f"budget of {shown_bytes(frame.budget_bytes)}; {remedies(frame)}"
         )
+
+
+def over_budget(frame: FrameSpec, run: Run) -> str:
+    total, read = opened(frame.view.source).rows, run.rows_read
+    rows = f"{run.rows:,} rows" if total is None or frame.filters else f"{run.rows:,} of its {total:,} rows"
+    whole = ""
+    if total is not None and total > read > 0:
+        whole = f" (all rows about {shown_bytes(run.needed_bytes * total / read)})"
+    limit = f"its budget is {shown_bytes(frame.budget_bytes)}"
+    if frame.budget_bytes > MOST_IN_MEMORY:
+        limit = f"{shown_bytes(MOST_IN_MEMORY)} is the most that the records of a joined view can take in memory"
+    more = " and there are more" if run.needed_bytes <= frame.budget_bytes else ""
+    return f"{called(frame)}: {rows} take {shown_bytes(run.needed_bytes)} of memory{whole}{more}; {limit}; {remedies(frame)}"
+
+
+def called(frame: FrameSpec) -> str:
+    return (
+        f"merged view {frame.name!r}, which is not merged as a stream,"
+        if frame.merged
+        else f"joined view {frame.name!r}"
+    )
+
+
+def remedies(frame: FrameSpec) -> str:
+    if frame.merged:
+        return (
+            "sort both views by id, so that they are merged as streams, raise merge(…, budget=…), or let the view lie on a "
+            "local disk: merge(…, spill=True)"
+        )
+    return "raise join(…, budget=…), or let the view lie on a local disk: join(…, spill=True), or spill='/a/folder'"

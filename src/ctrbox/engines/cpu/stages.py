@@ -103,6 +103,8 @@ class Stages:
         extra = [
             n for n in later if n.op == "json" and n.id not in computed and (n.args[0].id, n.param("strict")) in scanned
         ]
+        # The row of a view on disk cannot be kept: what later stages need of it is read now, with the row itself.
+        extra += [n for n in later if n.op == "gather" and n.id not in computed and self._on_disk(n.args[0], computed)]
         computed |= {n.id: n for n in extra}
         asked_ids = {n.id for n in asked}
         used = {a.id for n in later if n.id not in computed for a in self.assembler.inputs(n)}
@@ -113,12 +115,17 @@ class Stages:
             and (n.id in used or n.id in asked_ids)
             and n.op not in ("column", "literal")
             and n.id not in self.assembler.given
+            and not self._on_disk(n, computed)
         ]
         program = self._assemble([*filters, *extra], kept, mask=filters)
         self.steps.append(Native(program, kept, True))
         for k, node in enumerate(kept):
             self.assembler.given[node.id] = (self.sources, k)
         self.sources += 1
+
+    def _on_disk(self, node: Node, among: dict[int, Node]) -> bool:
+        """Tell whether a node is the row of a joined view on disk and one of ``among``."""
+        return node.op == "row" and node.id in among and self.assembler.dimensions[node.param("frame")].on_disk
 
     def _assemble(self, wanted: list[Node], kept: list[Node], mask: list[Node] | None = None) -> Assembled:
         emits = [(k, n) for k, n in enumerate(kept)]

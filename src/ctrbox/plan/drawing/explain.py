@@ -7,7 +7,8 @@ GPU; the same plan, device and measurements give the same page.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -24,6 +25,9 @@ from ctrbox.plan.placement.metakernels import MetaKernel, launches, metakernels
 from ctrbox.plan.placement.placement import SLOTS, Placed, Placement, live_frames, place
 
 SHOWN_VALUES = 4  # of a set or of boundaries
+
+# "needed_bytes" that a joined view would take in memory, "memory_bytes" that it takes; on a disk its "folder" and "file_bytes".
+Loaded = Mapping[int, Mapping[str, Any]]
 
 
 class Words:
@@ -137,16 +141,21 @@ def users(graph: Graph) -> dict[int, int]:
 # ---- the facts --------------------------------------------------------------------------------------------
 
 
-def explain(graph: Graph, device: Any = "auto", *, measured: Measured | None = None) -> str:
-    """The plan as a page of plain text. ``measured``: as of `explain_json`."""
-    return page(explain_json(graph, device, measured=measured))
+def explain(
+    graph: Graph, device: Any = "auto", *, measured: Measured | None = None, loaded: Loaded | None = None
+) -> str:
+    """The plan as a page of plain text. ``measured`` and ``loaded``: as of `explain_json`."""
+    return page(explain_json(graph, device, measured=measured, loaded=loaded))
 
 
-def explain_json(graph: Graph, device: Any = "auto", *, measured: Measured | None = None) -> dict[str, Any]:
+def explain_json(
+    graph: Graph, device: Any = "auto", *, measured: Measured | None = None, loaded: Loaded | None = None
+) -> dict[str, Any]:
     """Everything `explain` says, as data that JSON can hold.
 
     ``measured``: nanoseconds a row by device and operator, ``{"cuda": {"json": 2.5, "%12": 0.1, "layer_3": 4.0}}``;
-    they are shown beside the estimates and take their place where an operator's device is chosen.
+    they are shown beside the estimates and take their place where an operator's device is chosen. ``loaded``: where the
+    joined views lie that have been loaded, by the number of their frame.
     """
     placement, words = place(graph, device, measured), Words(graph)
     live = {f.id for f in live_frames(graph)}
@@ -156,7 +165,7 @@ def explain_json(graph: Graph, device: Any = "auto", *, measured: Measured | Non
         "device": placement.device.kind,
         "memory_bytes": placement.device.budget,
         "note": placement.device.note,
-        "frames": [_frame(graph, f, f.id in live, rows, placement, words) for f in graph.frames],
+        "frames": [_frame(graph, f, f.id in live, rows, placement, words, loaded or {}) for f in graph.frames],
         "outputs": [_output(o) for o in graph.outputs],
         "sharing": _sharing(graph),
         "fits": [{"how": f.how, "inputs": [str(n) for n in f.inputs], **dict(f.settings)} for f in graph.fits],
@@ -243,7 +252,13 @@ def _output(o: Output) -> dict[str, Any]:
 
 
 def _frame(
-    graph: Graph, frame: FrameSpec, live: bool, log_rows: int | None, placement: Placement, words: Words
+    graph: Graph,
+    frame: FrameSpec,
+    live: bool,
+    log_rows: int | None,
+    placement: Placement,
+    words: Words,
+    loaded: Loaded,
 ) -> dict[str, Any]:
     layers = graph.layers(frame) if live else []
     rows = frame.view.source.rows
@@ -255,6 +270,7 @@ def _frame(
         "read": live,
         "key": list(frame.key),
         "sources": [_source(graph, frame, k, live) for k in range(len(frame.sources))],
+        "memory": _memory(frame, loaded) if frame.id else None,
         "filters": [words.operator(n) for n in frame.filters],
         "hoisted": len(hoisted),
         "hoisted_factor": factor,
@@ -263,6 +279,16 @@ def _frame(
             for layer in layers
         ],
     }
+
+
+def _memory(frame: FrameSpec, loaded: Loaded) -> dict[str, Any]:
+    """The memory budget of a joined view, and where it lies if it is loaded."""
+    found: dict[str, Any] = {
+        "budget_bytes": frame.budget_bytes,
+        "spill": None if frame.spill is None else frame.spill or tempfile.gettempdir(),
+        "loaded": frame.id in loaded,
+    }
+    return {**found, **loaded.get(frame.id, {})}
 
 
 def _source(graph: Graph, frame: FrameSpec, place_: int, live: bool) -> dict[str, Any]:

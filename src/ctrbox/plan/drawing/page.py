@@ -95,6 +95,7 @@ def _frame_lines(frame: Facts, placed: bool) -> list[str]:
             lines.append(cut("   read: " + ", ".join(source["columns_read"])))
         if unread:
             lines.append(cut("   never read: " + ", ".join(source["columns_unread"])))
+    lines += _where_lines(frame["memory"])
     if not frame["read"]:
         return [*lines, "   nothing needs it: it is not read"]
     lines += [cut(f"   filter: {text}") for text in frame["filters"]]
@@ -105,6 +106,23 @@ def _frame_lines(frame: Facts, placed: bool) -> list[str]:
             f"   hoisted before the join: {frame['hoisted']} operators, which run once per row of this view{saved}"
         )
     return lines + _layer_lines(frame["layers"], placed)
+
+
+def _where_lines(memory: Facts | None) -> list[str]:
+    """Return the lines about where a joined view lies, if it may lie on a disk."""
+    if memory is None or memory["spill"] is None:
+        return []
+    budget = shown_bytes(memory["budget_bytes"])
+    if not memory["loaded"]:
+        return [f"   in memory, or on disk in {memory['spill']} if it needs more than its budget of {budget}"]
+    needed = shown_bytes(memory["needed_bytes"])
+    if memory["folder"] is None:
+        return [f"   in memory, where it takes {needed} of its budget of {budget}"]
+    return [
+        f"   on disk in {memory['folder']} ({shown_bytes(memory['file_bytes'])}): in memory it would take {needed}, "
+        f"more than its budget of {budget}",
+        f"   its index and its cache take {shown_bytes(memory['memory_bytes'])}",
+    ]
 
 
 def _layer_lines(layers: list[list[Facts]], placed: bool) -> list[str]:

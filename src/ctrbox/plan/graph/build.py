@@ -233,6 +233,11 @@ class Builder:
         inner = self.dimensions.get(key)
         if inner is None:
             inner = self.dimensions[key] = self.open(step.view, role, time)
+            inner.frame.budget_bytes = step.budget_bytes
+        # Joins of the same view share what is loaded: the smallest of their budgets, and the first folder.
+        inner.frame.budget_bytes = min(inner.frame.budget_bytes, step.budget_bytes)
+        if inner.frame.spill is None:
+            inner.frame.spill = step.spill
         members = []
         for name, theirs in zip(step.on, step.view.key, strict=True):
             mine, other = scope.column(name), inner.frame.view.source.schema.field(theirs)
@@ -302,7 +307,7 @@ class Builder:
             ordered = simple and mine_kind == "i" and looks_ordered(frame.view, mine) and looks_ordered(view, theirs)
         if not ordered:
             inner = self.open(view, "left")
-            inner.frame.budget_bytes = step.budget_bytes
+            inner.frame.budget_bytes, inner.frame.spill, inner.frame.merged = step.budget_bytes, step.spill, True
             self.bring(scope, inner, self.row(scope, inner.frame, (scope.column(mine),)), "", view)
             return
         if mine_kind != "i":

@@ -37,7 +37,9 @@ class FrameSpec:
     hash: Node | None = None  # of the key, for a joined view
     time: Node | None = None  # from when on a row is valid, for a view of an as-of join
     key: tuple[str, ...] = ()
-    budget_bytes: int | None = None  # of a merge that is hashed
+    budget_bytes: int = 0  # memory that a joined view may take
+    spill: str | None = None  # folder of a view that is larger, "" for the system's; None: it is refused
+    merged: bool = False  # by its id; otherwise joined
 
     @property
     def view(self) -> View:

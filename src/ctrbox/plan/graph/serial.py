@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ctrbox.arguments.names import nearest
@@ -27,7 +27,20 @@ from ctrbox.plan.language.operators import PLAIN, SPECIAL
 from ctrbox.plan.language.past import MOST_SPAN, Past, PastFeature
 from ctrbox.plan.language.tables import Dictionary
 from ctrbox.plan.language.user import UserOperator
-from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, Step, View, WithColumns, WithHistory, views_of
+from ctrbox.views.view import (
+    DEFAULT_BUDGET,
+    Cast,
+    Fill,
+    Filter,
+    Join,
+    Merge,
+    Select,
+    Step,
+    View,
+    WithColumns,
+    WithHistory,
+    views_of,
+)
 
 OPERATORS = frozenset([*PLAIN, *SPECIAL, "column", "literal"])
 MOST_ENTRIES = 1_000_000  # of a table
@@ -142,9 +155,10 @@ class Writer:
             case Select(columns):
                 return ["select", list(columns)]
             case Join(view, on, how, prefix, as_of):
-                return ["join", self.view(view), list(on), how, prefix, *([] if as_of is None else [list(as_of)])]
+                times = [] if as_of is None else [list(as_of)]
+                return ["join", self.view(view), list(on), how, prefix, *times, *memory_of(step)]
             case Merge(view, ordered, budget):
-                return ["merge", self.view(view), ordered, budget]
+                return ["merge", self.view(view), ordered, budget, *([] if step.spill is None else [True])]
             case WithHistory(features):
                 written = [[name, *self._past(feature)] for name, feature in features]
                 return ["with_history", written, [feature.past.budget for _, feature in features]]
@@ -174,6 +188,14 @@ class Writer:
 
 def malformed(what: str) -> PlanError:
     return PlanError(f"the saved plan is malformed: {what}")
+
+
+def memory_of(step: Join) -> list[dict[str, Any]]:
+    """Return what a file says about the memory of a joined view: nothing if it has the default."""
+    found: dict[str, Any] = {} if step.budget_bytes == DEFAULT_BUDGET else {"budget": step.budget_bytes}
+    if step.spill is not None:
+        found["spill"] = True  # the folder belongs to this machine
+    return [found] if found else []
 
 
 def a_dict(value: Any, what: str) -> dict[str, Any]:
@@ -332,6 +354,7 @@ class Reader:
             case "select":
                 return Select(texts(self._rest(rest, 1, what, list), what))
             case "join":
+                memory = a_dict(rest.pop(), what) if len(rest) > 4 and isinstance(rest[-1], dict) else {}
                 view, on, how, prefix, *times = a_list(rest, what, length=4 if len(rest) < 5 else 5)
                 if how not in ("left", "inner"):
                     raise malformed(f"a join is left or inner, not {how!r}")
@@ -339,11 +362,15 @@ class Reader:
                 if times:
                     mine, theirs = texts(a_list(times[0], "the times of a join", length=2), "a time of a join")
                     as_of = mine, theirs
-                return Join(self._view(view, views), texts(on, what), how, a_text(prefix, what), as_of)
+                joined = Join(self._view(view, views), texts(on, what), how, a_text(prefix, what), as_of)
+                budget = a_number(memory.get("budget", DEFAULT_BUDGET), "a budget")
+                # A file from somebody else does not choose the folder that is written to.
+                return replace(joined, budget_bytes=budget, spill="" if memory.get("spill") is True else None)
             case "merge":
+                spill = a_flag(rest.pop(), "spill") if len(rest) == 4 else False
                 view, ordered, budget = a_list(rest, what, length=3)
                 order = None if ordered is None else a_flag(ordered, "ordered")
-                return Merge(self._view(view, views), order, a_number(budget, "a budget"))
+                return Merge(self._view(view, views), order, a_number(budget, "a budget"), "" if spill else None)
             case "with_history":
                 features, budgets = a_list(rest, what, length=2)
                 a_list(budgets, what, length=len(a_list(features, what)))

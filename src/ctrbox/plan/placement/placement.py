@@ -276,6 +276,10 @@ class _Placer:
             if python_only(node):
                 self.pinned[node.id] = "a Python function"
         nodes = within([*self.outputs, *self.filters], self.pinned)
+        for node in nodes:
+            if (frame := self.may_lie_on_disk(node)) is not None:
+                self.pinned[node.id] = f"{frame.name} may lie on disk (spill=)"
+        nodes = within([*self.outputs, *self.filters], self.pinned)
         rows = self.chunk(nodes, self.device.budget // 2)
         chunks = self.memory(nodes, rows).bytes
         if chunks > self.device.budget:
@@ -302,6 +306,14 @@ class _Placer:
             tuple(self.there),
             self.costs,
         )
+
+    def may_lie_on_disk(self, node: Node) -> FrameSpec | None:
+        """Return the joined view that a node looks into, if the CPU may read it from a disk."""
+        if node.op not in ("row", "gather", "found"):
+            return None
+        row = node if node.op == "row" else node.args[0]
+        frame = self.graph.frames[row.param("frame")]
+        return frame if frame.spill is not None else None
 
     def leaf(self, node: Node) -> bool:
         return node.op == "column" or node.id in self.pinned
