@@ -364,3 +364,14 @@ def test_first_order_adds_up_weights_and_dense_columns() -> None:
         for r in range(3)
     ]
     close(part(linear, dense), expected)
+
+
+@pytest.mark.parametrize("softmax", [False, True])
+@pytest.mark.parametrize("kind", ["dice", "prelu", "relu"])
+def test_attention_over_padded_items_is_that_over_real_ones(kind: str, softmax: bool) -> None:
+    torch.manual_seed(0)
+    unit = LocalActivation(3, (5, 4), kind=kind, softmax=softmax).eval()
+    target, lengths = torch.randn(6, 3), torch.tensor([0, 1, 4, 2, 0, 3])
+    history = torch.randn(6, 4, 3) * (torch.arange(4) < lengths[:, None]).unsqueeze(2)
+    with torch.no_grad():
+        assert torch.allclose(unit.padded(target, history, lengths), unit(target, history, lengths), atol=1e-6)

@@ -242,6 +242,47 @@ class Columns:
         )
 
 
+# ---- export --------------------------------------------------------------------------------------
+
+EXPORT_EXAMPLES = """\b
+Examples:
+  ctrbox export runs/job -o exported                    network for ONNX Runtime, tables and a description
+  ctrbox export runs/job -o exported --format torch     a package for torch.export.load
+"""
+
+
+def export(
+    run: RunFolder,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="New folder for the export.", show_default=False)
+    ],
+    format: Annotated[
+        str, typer.Option(metavar="onnx|torch", help="Format of the network: ONNX, or a package of torch.export.")
+    ] = "onnx",
+    view: OtherViews = None,
+    allow_views: AllowViews = None,
+    job: OwnJob = None,
+    ram: Ram = None,
+    as_json: AsJson = False,
+) -> None:
+    """Export a trained model for other programs.
+
+    Write the network, the rows of its tables, a description of its inputs and a reader into a new folder. The scores of the
+    export are those of `ctrbox predict` up to rounding.
+    """
+    loaded = load_run(run, job, view=view, allow_views=allow_views, ram=ram)
+    started = time.perf_counter()
+    with blaming(job):
+        place = loaded.export(output, format)
+    seconds = time.perf_counter() - started
+    size = sum(path.stat().st_size for path in place.iterdir())
+    if as_json:
+        say_json(run=str(run), output=str(place), format=format, bytes=size, seconds=seconds)
+    else:
+        say(place)
+    tell(f"exported {size:,} bytes to {place} in {seconds:.1f} s; reader.py in this folder scores with it")
+
+
 # ---- trial ---------------------------------------------------------------------------------------
 
 TRIAL_EXAMPLES = """\b

@@ -43,6 +43,8 @@ class LocalActivation(nn.Module):
             nn.init.ones_(self.score.layers[-1].bias)
 
     def forward(self, target: torch.Tensor, history: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_exporting():
+            return self.padded(target, history, lengths)
         rows, longest, dim = history.shape
         if rows == 0 or longest == 0:
             return history.new_zeros(rows, dim)
@@ -67,6 +69,20 @@ class LocalActivation(nn.Module):
         else:
             weights = history.new_zeros(rows * longest).index_copy(0, at, scores).view(rows, longest)
         return (weights.unsqueeze(2) * history).sum(1)
+
+    def padded(self, target: torch.Tensor, history: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Compute the same for every place, padding included, because an exported graph cannot choose the real items.
+
+        Only for predictions: in training, padding would shift Dice's statistics.
+        """
+        longest = history.shape[1]
+        real = torch.arange(longest, device=history.device) < lengths.unsqueeze(1)
+        one = target.unsqueeze(1)
+        unit = self.of_target(one) + self.of_item(history) + self.of_product(one * history)
+        scores = self.score(self.between(unit.flatten(0, 1))).view(-1, longest)
+        if self.softmax:
+            scores = scores.masked_fill(~real, -torch.inf).masked_fill(lengths.unsqueeze(1) == 0, 0.0).softmax(1)
+        return ((scores * real).unsqueeze(2) * history).sum(1)
 
     def over_one(self, target: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """The same where all rows share one history, items (n, dim): no row repeats it.

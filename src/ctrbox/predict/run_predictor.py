@@ -112,6 +112,16 @@ class RunPredictor:
             "run.predictions(path)"
         )
 
+    def export(self, folder: str | Path, format: str = "onnx") -> Path:
+        """Export the run into a new folder and return its path: the network, the tables, and a description of its inputs.
+
+        ``format``: "onnx", for ONNX Runtime, or "torch", a package of ``torch.export``. The scores of the export are those of
+        `predict`, calibration included, up to rounding. `docs/export.md` describes the folder.
+        """
+        from ctrbox.predict.exporting import export_model
+
+        return export_model(self.click_model, self.plan, folder, format)
+
     def published(self) -> Weights:
         """Everything that decides its predictions, for `cb.publish`: the vectors of all objects of its Model Servers are
         computed now, and published with the sub-models."""
