@@ -122,7 +122,7 @@ def versions_of(views: Sequence[View]) -> dict[str, dict[str, Any]]:
 
 
 def _format_name(form: Any) -> str | None:
-    names = {"Parquet": "parquet", "IpcFile": "arrow"}
+    names = {"Parquet": "parquet", "IpcFile": "arrow", "Orc": "orc"}
     return names.get(type(form).__name__) or getattr(form, "name", None)
 
 

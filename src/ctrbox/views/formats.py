@@ -15,6 +15,8 @@ EXTENSIONS = {
     "json": ("jsonl", "ndjson", "json"),
     "arrow": ("arrow", "feather", "ipc"),
     "arrows": ("arrows",),
+    "orc": ("orc",),
+    "avro": ("avro",),
 }
 CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "lz4": "lz4"}
 
@@ -64,9 +66,9 @@ def _by_name(file: File) -> str:
     if name is None:
         raise SourceError(
             f"the format of {file.shown} cannot be seen from its name; expected one of {_ACCEPTED}; "
-            "text may end in .gz, .zst, .bz2 or .lz4; or pass format='parquet' (csv, tsv, json, arrow, arrows)"
+            "text may end in .gz, .zst, .bz2 or .lz4; or pass format='parquet' (csv, tsv, json, arrow, arrows, orc, avro)"
         )
-    if compressed and name in ("parquet", "arrow"):
+    if compressed and name in ("parquet", "arrow", "orc", "avro"):
         raise SourceError(
             f"{file.shown} is a compressed {name} file; expected it uncompressed, because {name} files "
             f"compress their own contents"

@@ -59,7 +59,7 @@ class IpcFile:
             reader = pa.ipc.open_file(opened, options=_only(footer.schema, places))
             batches = [reader.get_batch(group) for group in groups]
         for batch in batches:
-            _check_batch(batch)
+            check_batch(batch)
         return batches
 
     def no_nulls(self, footer: Footer, leaf: Leaf) -> bool:
@@ -101,7 +101,7 @@ class IpcStream:
                         f"column {leaf.name!r} of {file.shown} is {found}, expected {leaf.stored} as in the first file"
                     )
             for batch in reader:
-                yield partial(_check_batch, batch)
+                yield partial(check_batch, batch)
 
 
 def _open(file: File) -> pa.RecordBatchStreamReader:
@@ -113,8 +113,13 @@ def _open(file: File) -> pa.RecordBatchStreamReader:
 
 def _narrowest(schema: pa.Schema) -> list[int]:
     """The cheapest column to read when only rows are counted."""
-    widths = [_bits(field.type) for field in schema]
-    return [widths.index(min(widths))] if widths else []
+    bits = widths(schema)
+    return [bits.index(min(bits))] if bits else []
+
+
+def widths(schema: pa.Schema) -> list[int]:
+    """Return how many bits a value of each column takes; strings and lists count as many."""
+    return [_bits(field.type) for field in schema]
 
 
 def _bits(type: pa.DataType) -> int:
@@ -128,7 +133,8 @@ def _only(schema: pa.Schema, places: list[int]) -> pa.ipc.IpcReadOptions:
     return pa.ipc.IpcReadOptions(included_fields=places, use_threads=False)
 
 
-def _check_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+def check_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch; raise ``pa.ArrowInvalid`` where offsets or indices lead outside its buffers."""
     for column in batch.columns:
         _check(column)
     return batch

@@ -11,6 +11,7 @@ import pyarrow.dataset as ds
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File, Store, find_files
 from ctrbox.files.version import settle
+from ctrbox.views.avro import Avro
 from ctrbox.views.delimited import Csv
 from ctrbox.views.formats import format_of
 from ctrbox.views.indexed import IndexedFiles
@@ -18,6 +19,7 @@ from ctrbox.views.ipc import IpcFile, IpcStream, is_stream
 from ctrbox.views.json_lines import Json
 from ctrbox.views.memory import from_capsule, from_dataset
 from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin, Source
+from ctrbox.views.orc import Orc
 from ctrbox.views.parquet import Parquet
 from ctrbox.views.partitions import Partitions
 from ctrbox.views.snapshots.opening import open_table, path_of_table
@@ -44,7 +46,7 @@ def open_source(
     disk, ``s3://bucket/…`` or ``hdfs://host:port/…``; a list of paths is read in its order. Folders and globs
     give files in natural path order, without hidden ones (``_SUCCESS``, ``.crc``); ``day=2026-01-01/`` in a
     path is a column. The format follows from the extension or from `format`: parquet, csv, tsv, json (lines),
-    arrow, arrows. `storage_options` for S3: access_key, secret_key, session_token, endpoint, region, scheme,
+    arrow, arrows, orc, avro. `storage_options` for S3: access_key, secret_key, session_token, endpoint, region, scheme,
     anonymous; what is not given comes from the environment (``AWS_…``). `text` says how text files are to be read.
 
     Anything with ``__arrow_c_stream__`` or ``__arrow_c_array__`` is read as rows in memory. A reader that can
@@ -150,6 +152,10 @@ def _of_format(
         return IndexedFiles(name, files, IpcFile(), partitions)
     if format in ("arrow", "arrows"):
         return StreamedFiles(name, files, IpcStream(), partitions)
+    if format == "orc":
+        return IndexedFiles(name, files, Orc(), partitions)
+    if format == "avro":
+        return StreamedFiles(name, files, Avro(), partitions)
     return StreamedFiles(name, files, Json(text), partitions)
 
 

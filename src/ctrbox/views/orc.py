@@ -1,0 +1,78 @@
+"""Reads ORC files by stripe with pyarrow.
+
+The format has no checksum, so buffers are checked before anyone follows their offsets. pyarrow hands out timestamps as
+nanoseconds and refuses those that do not fit, the years before 1677 and after 2262.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.orc as orc
+
+from ctrbox.errors import SourceError
+from ctrbox.files.filesystems import File
+from ctrbox.views.indexed import Footer
+from ctrbox.views.ipc import check_batch, widths
+from ctrbox.views.simple import Leaf
+
+MAGIC = b"ORC"
+
+
+class Orc:
+    """Reads one stripe at a time. Its statistics are not used, so every column may hold nulls."""
+
+    unit = "stripe"
+
+    def footer(self, file: File) -> Footer:
+        with file.version.reading() as raw:
+            if not MAGIC.startswith(first := raw.read(len(MAGIC))) or not first:
+                raise SourceError(f"{file.shown} is not an ORC file: it begins with {first!r}, expected {MAGIC!r}")
+            opened = orc.ORCFile(raw)
+            stripes, schema = opened.nstripes, opened.schema
+            if stripes <= 1:
+                rows = (int(opened.nrows),) * stripes
+            else:  # the package does not tell the rows of a stripe, so the cheapest column is read
+                bits = widths(schema)
+                narrow = [schema.names[bits.index(min(bits))]] if bits else []
+                rows = tuple(opened.read_stripe(stripe, columns=narrow).num_rows for stripe in range(stripes))
+            if sum(rows) != opened.nrows:
+                raise pa.ArrowInvalid(f"its stripes hold {sum(rows):,} rows, but its footer says {opened.nrows:,}")
+        return Footer(schema, rows)
+
+    def read(
+        self,
+        file: File,
+        footer: Footer,
+        groups: Sequence[int],
+        leaves: Sequence[Leaf],
+        dictionary: Sequence[str],
+    ) -> list[pa.RecordBatch]:
+        names = list(dict.fromkeys(leaf.path[0] for leaf in leaves))
+        with file.version.reading() as raw:
+            opened = orc.ORCFile(raw)
+            batches = [opened.read_stripe(group, columns=names) for group in groups]
+        for group, batch in zip(groups, batches, strict=True):
+            if batch.num_rows != footer.rows[group]:
+                raise pa.ArrowInvalid(f"stripe {group} holds {batch.num_rows:,} rows, expected {footer.rows[group]:,}")
+            check_batch(batch)
+        return batches
+
+    def no_nulls(self, footer: Footer, leaf: Leaf) -> bool:
+        return False
+
+    def ranges(self, footer: Footer, leaf: Leaf) -> list[tuple[Any, Any]] | None:
+        return None
+
+    def survivors(
+        self,
+        file: File,
+        footer: Footer,
+        prune: pc.Expression,
+        promise: pc.Expression | None,
+        fields: list[pa.Field],
+    ) -> set[int] | None:
+        return None
