@@ -169,3 +169,32 @@ def test_progress_off_a_terminal_writes_nothing(capfd: pytest.CaptureFixture[str
     shown.see(Progress(1000, 0.5, 0.25, 100.0, 10.0, 7, 0, {}))
     shown.end()
     assert capfd.readouterr() == ("", "")
+
+
+SEVERAL = JOB.replace(
+    'label=col("clicked")', 'labels={"click": col("clicked"), "ad_number": cb.Label(col("ad"), "count")}'
+)
+SEVERAL = SEVERAL.replace("cb.models.LR(plan.schema)", "cb.models.SharedBottom(plan.schema, dim=4, hidden=(4,))")
+
+
+def test_several_labels_are_tuned_by_the_loss_or_by_a_metric_of_one(tune: Any) -> None:
+    space = '\ndef tune(trial):\n    return {"clip": trial.suggest_float("clip", 0.5, 2.0)}\n'
+    for metric, words in (
+        (
+            "logloss",
+            r"several labels, so its trials are not compared by 'logloss'.*; use --metric with one of loss, click.auc, ",
+        ),
+        ("clik.auc", r"not compared by 'clik.auc'; nearest: 'click.auc'; use --metric"),
+        ("ad_number.auc", r"not compared by 'ad_number.auc'"),
+    ):
+        with pytest.raises(CtrboxError, match=words):
+            tune(SEVERAL + space, trials=1, metric=metric)
+        assert not Path("tune").exists()
+    with pytest.raises(
+        CtrboxError, match="'loss' is a metric of several labels; this job has one, so use logloss, auc"
+    ):
+        tune(JOB + SPACE, trials=1, metric="loss")
+    for metric, best in (("click.auc", max), ("ad_number.rmse", min)):
+        told, _ = tune(SEVERAL + space, trials=2, metric=metric, out=Path(metric), as_json=True)
+        found = json.loads(told)
+        assert found["value"] == best(one["value"] for one in found["trials"])

@@ -30,7 +30,11 @@ def tune(
     ] = None,
     metric: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Validation metric by which trials are compared: logloss, auc, gauc or rig."),
+        typer.Option(
+            metavar="NAME",
+            help="Validation metric by which trials are compared: logloss, auc, gauc or rig; for a job with several labels: "
+            "loss, or a metric of one label, such as click.auc.",
+        ),
     ] = "logloss",
     epochs: Annotated[
         int | None,
@@ -58,11 +62,12 @@ def tune(
     """
     loaded = load_seeded(job, seed)
     folder = Path("tune") / job.stem if out is None else utf8(out)
-    from ctrbox.train.tuning import Study, space_of
+    from ctrbox.train.tuning import Study, check_metric, space_of
 
     space = space_of(loaded.tune, job)
     asked: dict[str, Any] = {"epochs": epochs, "limit": limit, "evaluate_every": evaluate_every}
     settings = {**loaded.settings, "seed": seed, **{name: value for name, value in asked.items() if value is not None}}
+    check_metric(metric, loaded.plan)
     study = Study(folder, metric, seed)
     before = len(study.study.get_trials(deepcopy=False))
     if before:

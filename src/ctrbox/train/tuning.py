@@ -32,11 +32,13 @@ from ctrbox.engines.plan import Plan
 from ctrbox.errors import CtrboxError, PlanError, TrainError
 from ctrbox.files.urls import refuse_url
 from ctrbox.train.progress import Watcher
+from ctrbox.train.tasks import monitors
 from ctrbox.train.trackers import OptunaPruning, imported
 from ctrbox.train.trainer import FIT, Trainer
 
 # Metrics by which trials are compared, and whether less of them is better.
 METRICS = {"logloss": "minimize", "auc": "maximize", "gauc": "maximize", "rig": "maximize"}
+OF_LABEL = {"auc": "maximize", "gauc": "maximize", **dict.fromkeys(("logloss", "rmse", "mae", "deviance"), "minimize")}
 PARTS = ("model", "table", "optimizer")
 NOT_HERE = ("out", "resume", "overwrite", "progress", "callbacks", "cluster", "plan")
 STUDY = "study.journal"
@@ -103,12 +105,37 @@ def _told(error: Exception, tune: Callable[..., Any]) -> str:
     return f"{type(error).__name__}{where}: {' '.join(str(error).split())}"
 
 
+def direction_of(metric: str) -> str:
+    """Return whether trials minimize or maximize a metric: of one label, or ``loss`` and ``click.auc`` of several labels."""
+    label, dot, figure = metric.rpartition(".")
+    if metric == "loss":
+        return "minimize"
+    if dot and label.isidentifier() and figure in OF_LABEL:
+        return OF_LABEL[figure]
+    if metric not in METRICS:
+        raise PlanError(
+            f"metric must be one of {', '.join(METRICS)}, got {metric!r}{nearest(metric, METRICS)}; for several labels it is "
+            "loss, or a metric of one label, such as click.auc"
+        )
+    return METRICS[metric]
+
+
+def check_metric(metric: str, plan: Plan) -> None:
+    """Raise a PlanError unless trainings over a plan have a metric."""
+    if plan.schema.tasks and metric not in (known := monitors(plan.schema)):
+        raise PlanError(
+            f"this job has several labels, so its trials are not compared by {metric!r}{nearest(metric, known)}; use "
+            f"--metric with one of {', '.join(known)}"
+        )
+    if not plan.schema.tasks and metric not in METRICS:
+        raise PlanError(f"{metric!r} is a metric of several labels; this job has one, so use {', '.join(METRICS)}")
+
+
 class Study:
     """An Optuna study over a job, kept in a folder."""
 
     def __init__(self, folder: Path, metric: str, seed: int = 0) -> None:
-        if metric not in METRICS:
-            raise PlanError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}{nearest(metric, METRICS)}")
+        direction = direction_of(metric)
         self.optuna = imported("optuna", "tune", "tuning")
         self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
         self.metric, self.folder = metric, folder
@@ -121,7 +148,7 @@ class Study:
         self.study = self.optuna.create_study(
             study_name=metric,
             storage=self.optuna.storages.JournalStorage(backend),
-            direction=METRICS[metric],
+            direction=direction,
             # Trials that were made before count as numbers drawn, so that a resumed study does not repeat them.
             sampler=self.optuna.samplers.TPESampler(seed=seed + (1 if known else 0)),
             pruner=self.optuna.pruners.MedianPruner(n_startup_trials=4),
@@ -150,6 +177,7 @@ class Study:
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Train ``trials`` more trials. One that fails is recorded with its reason, and the next one begins."""
+        check_metric(self.metric, plan)
         states = self.optuna.trial.TrialState
         for _ in range(trials):
             trial = self.study.ask()
@@ -203,8 +231,6 @@ class Study:
                     f"the table of trial {trial.number} already holds {len(one):,} rows from another trial; create a new table "
                     'for each trial, such as cb.SparseTable(f"params/{trial.number}") or cb.MemoryTable(8)'
                 )
-        if plan.schema.tasks:
-            raise PlanError("`tune` compares models of one label, but this plan has several (labels=); use one label=")
         pruning = OptunaPruning(trial, self.metric)
         progress = False if watch is None else watch()
         fitted = Trainer(mine, own, optimizer=parts.get("optimizer", optimizer), threads=threads).fit(
@@ -222,7 +248,7 @@ class Study:
     def done(self) -> Sequence[Any]:
         """Trials that ran to their end, best first."""
         found = [t for t in self.study.get_trials(deepcopy=False) if t.state == self.optuna.trial.TrialState.COMPLETE]
-        sign = 1 if METRICS[self.metric] == "minimize" else -1
+        sign = 1 if direction_of(self.metric) == "minimize" else -1
         return sorted(found, key=lambda t: sign * t.value)
 
     def line(self, number: int) -> str:
