@@ -156,7 +156,7 @@ def test_news_of_versions_reach_another_process_as_they_are() -> None:
 def test_the_default_is_one_worker_for_each_usable_core_where_the_model_allows_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    served: Any = object()
+    served: Any = SimpleNamespace(past=None)
     monkeypatch.setattr(workers.sys, "platform", "linux")
     monkeypatch.setattr(workers, "_native", SimpleNamespace(usable_cores=lambda: 6))
     assert worker_count(None, DEEP_FFM, served, 8192) == worker_count(None, RUN, served, 8192) == 6

@@ -24,7 +24,7 @@ SCHEMA = pa.schema(
 def service_of(context: list[str] | None, token: bytes = b"", objects: bool = False) -> Service:
     """Return as much of a service as its descriptions read."""
     reader = RequestReader(SCHEMA, [*SCHEMA.names, "clicked"], context, 50)
-    served = SimpleNamespace(reader=reader, tasks=(), objects=lambda: {"ad": None} if objects else {})
+    served = SimpleNamespace(reader=reader, tasks=(), past=None, objects=lambda: {"ad": None} if objects else {})
     return cast(
         Service, SimpleNamespace(served=served, labels=(), name="a&b", token=token, limits=Limits(candidates=50))
     )

@@ -144,6 +144,24 @@ def serve(
             "disables the cache.",
         ),
     ] = "256MB",
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with the state of the plan's histories, as `plan.histories()` saves it. The server then computes the "
+            "columns of histories itself, takes events at /v1/events, and saves the state to the file. Default: requests must "
+            "contain these columns.",
+        ),
+    ] = None,
+    state_every: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            max=86_400,
+            metavar="SECONDS",
+            help="Time in seconds between two saves of the --state file. The server also saves it when it stops.",
+        ),
+    ] = 30.0,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -151,8 +169,8 @@ def serve(
             max=256,
             metavar="N",
             help="Number of worker processes. They share the port and the memory of the model, and divide --max-connections and "
-            "--cache among them; a worker that dies is replaced. Default: the number of usable cores, but 1 for a published run "
-            "and for a run with a Sparse Table.",
+            "--cache among them; a worker that dies is replaced. Default: the number of usable cores, but 1 for a published run, "
+            "for a run with a Sparse Table and with --state.",
         ),
     ] = None,
     threads: Annotated[
@@ -249,6 +267,8 @@ def serve(
         public_keys=tuple(public_key or ()),
         model_id=model_id,
         trust_file=trust_file,
+        state=state,
+        state_seconds=state_every,
     )
     try:
         with in_words_of_options(), asking_for_the_job(own):

@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.feather as feather
 
 from ctrbox.arguments.names import nearest
+from ctrbox.engines.past.source import base_of
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SignatureError, SourceError, WriteError
 from ctrbox.ffm.engine import DeepFFM
@@ -211,7 +212,8 @@ def create(
         plan.save(aside / PLAN)
         Published(aside / WEIGHTS).serves([*(f.name for f in plan.schema.sparse), *plan.schema.dense_names])
         if not any(isinstance(step, Merge) for step in plan.log.steps):  # merged rows need the log's own order
-            empty = schema.with_metadata({"view": plan.log.name}).empty_table()
+            # Without the columns of histories: the plan computes these, or requests bring them.
+            empty = base_of(plan.log.source).schema.with_metadata({"view": plan.log.name}).empty_table()
             with written_aside(aside / LOG) as file:
                 feather.write_feather(empty, str(file), compression="uncompressed")
         manifest = {"kind": engine.kind, "context": list(context), "fingerprint": plan.fingerprint}

@@ -12,6 +12,7 @@ from ctrbox.columns.raw import RawColumn
 from ctrbox.columns.times import UNITS
 from ctrbox.predict.score_expression import MOST_CHARACTERS, example
 from ctrbox.serve.objects import MOST_OBJECTS
+from ctrbox.serve.past import ServedPast
 from ctrbox.serve.service import Service
 
 JSON_TYPES: dict[str, dict[str, Any]] = {
@@ -100,6 +101,8 @@ def openapi(service: Service) -> dict[str, Any]:
             }
         },
     }
+    if service.served.past is not None:
+        paths["/v1/events"] = events(service.served.past)
     paths |= {
         path: {"get": {"summary": words, "responses": {"200": {"description": "OK"}}}} for path, words in get.items()
     }
@@ -109,6 +112,32 @@ def openapi(service: Service) -> dict[str, Any]:
         "paths": paths,
         "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{"token": []}] if service.token else [],
+    }
+
+
+def events(past: ServedPast) -> dict[str, Any]:
+    rows = {"type": "array", "items": {"type": "object", "required": past.histories.columns}}
+    counts = {name: {"type": "integer"} for name in ("taken", "late", "future")}
+    text = {"type": "string"}
+    taken = {"type": "object", "properties": {**counts, "position": text}}
+    schema = {
+        "type": "object",
+        "required": ["rows"],
+        "additionalProperties": False,
+        "properties": {"rows": rows, "view": text, "position": text},
+    }
+    columns = {name: RawColumn(past.schema.field(name)) for name in past.histories.columns}
+    example = {"rows": [{name: sample(c) for name, c in columns.items()}], "position": "offset 1"}
+    return {
+        "post": {
+            "summary": "Feed events to the histories, in the order in which they happened.",
+            "requestBody": {"content": {"application/json": {"schema": schema, "example": example}}},
+            "responses": responses(taken),
+        },
+        "get": {
+            "summary": "How far the histories were fed, and what their state holds.",
+            "responses": {"200": {"description": "OK"}},
+        },
     }
 
 

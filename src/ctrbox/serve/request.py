@@ -49,7 +49,8 @@ class RequestReader:
     """Reads requests for a model that reads the columns of ``schema``. Thread-safe.
 
     ``known``: every column of the log. ``context``: those that come once; None: as each request says. ``time_units``: what
-    numbers count in columns of times, by column (`ctrbox.columns.times`).
+    numbers count in columns of times, by column (`ctrbox.columns.times`). ``frames``: whether requests may hold native frames;
+    otherwise they hold record batches.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class RequestReader:
         context: Sequence[str] | None,
         most_candidates: int,
         time_units: Mapping[str, str] | None = None,
+        *,
+        frames: bool = True,
     ) -> None:
         self.schema, self.known, self.most = schema, list(known), most_candidates
         self.context = None if context is None else frozenset(context)
         self.columns = {f.name: RawColumn(f, (time_units or {}).get(f.name)) for f in schema}
         self._fast = self._fast_context = None
-        if self.context is not None:
+        if self.context is not None and frames:
             self._fast = self._native_reader(self.context, False, most_candidates)
             self._fast_context = self._native_reader(self.context, True, 1)
         self._readers: dict[frozenset[str], tuple[RowReader, RowReader]] = {}

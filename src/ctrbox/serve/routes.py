@@ -1,6 +1,7 @@
 """Answers HTTP requests by route, without any knowledge of sockets.
 
     POST /v1/score                    {"context": …, "candidates": …} → {"scores": […], "version": 7} (answers.py)
+    POST /v1/events                   {"rows": [{…}, …]} → {"taken": 2, "late": 0, "future": 0, "position": ""}; GET: how far
     GET  /v2 …                        the Open Inference Protocol, JSON and binary tensors
     GET  /healthz, /v2/health/live    liveness; everything else asks for the token, where there is one
     GET  /metrics, /openapi.json, /docs, /, /v1/live
@@ -98,6 +99,8 @@ class Routes:
         if path == "/v1/score":
             need(method, "POST", path)
             return Scoring("score", partial(self.score, body))
+        if path == "/v1/events":
+            return self.events(method, path, body)
         page = self.pages.get(path)
         if page is not None:
             need(method, "GET", path)
@@ -121,6 +124,20 @@ class Routes:
         if json_bytes is None:
             return Answer(200, answer, JSON, (), request.rows)
         return Answer(200, answer, BINARY, ((LENGTH_OF_JSON, b"%d" % json_bytes),), request.rows)
+
+    # ---- events, for the state of histories
+
+    def events(self, method: str, path: str, body: bytes) -> Answer | Scoring:
+        past = self.service.served.past
+        if past is None:
+            raise Refused(
+                404, "this server keeps no state of histories, so it takes no events; start it with --state FILE"
+            )
+        if method in ("GET", "HEAD"):
+            return Answer(200, orjson.dumps(past.told()))
+        if method != "POST":
+            raise Refused(405, f"{path} accepts POST and GET, not {method[:20]}")
+        return Scoring("other", lambda: Answer(200, orjson.dumps(past.observe(body))))
 
     # ---- the Open Inference Protocol
 

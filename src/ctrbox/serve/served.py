@@ -29,6 +29,7 @@ from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve.cache import ContextCache
 from ctrbox.serve.known_keys import KnownKeys
 from ctrbox.serve.model_folder import RUN, ModelFolder
+from ctrbox.serve.past import ServedPast, past_of
 from ctrbox.serve.request import Request, RequestReader
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Served(Protocol):
     cache: ContextCache
     known: KnownKeys  # counts of keys by field; without fields where the model knows no keys
     tasks: tuple[Task, ...]  # several labels, in the order of the scores; () for one label
+    past: ServedPast | None  # the state of histories that the server keeps
 
     @property
     def version(self) -> int: ...
@@ -102,15 +104,21 @@ class ServedFfm:
     tasks: tuple[Task, ...] = ()
 
     def __init__(
-        self, plan: Plan, context: tuple[str, ...], live: Live, *, cache_bytes: int, most_candidates: int
+        self,
+        plan: Plan,
+        context: tuple[str, ...],
+        live: Live,
+        *,
+        cache_bytes: int,
+        most_candidates: int,
+        past: ServedPast | None = None,
     ) -> None:
+        self.past = past
         self.split = Split(plan, context)
         self.live = self.checked(live)
         self.cache = ContextCache(cache_bytes)
         self.known = KnownKeys()
-        fields = [*self.split.context_schema, *self.split.candidate_schema]
-        names = plan.log.source.schema.names
-        self.reader = RequestReader(pa.schema(fields), names, context, most_candidates, plan.time_units)
+        self.reader = reader_of(plan, self.split, context, most_candidates, past)
 
     @property
     def version(self) -> int:
@@ -138,6 +146,10 @@ class ServedFfm:
 
     def score(self, request: Request) -> tuple[Scores, int]:
         no_objects(request)
+        if self.past is not None:
+            if not request.rows:
+                return no_scores(self.tasks), self.version
+            request = self.past.request(request, self.split.context_schema, self.split.candidate_schema)
         live = self.live
         scorer = live.scorer
         assert scorer is not None
@@ -197,6 +209,17 @@ class Scorer:
         return scored(lambda: direct.score(self.engine._native, context.prepared, native))
 
 
+def reader_of(
+    plan: Plan, split: Split, context: Sequence[str], most_candidates: int, past: ServedPast | None
+) -> RequestReader:
+    """Return the reader of requests for a plan in two parts. With ``past``, they bring no columns of histories."""
+    fields = [*split.context_schema, *split.candidate_schema]
+    names, units = plan.log.source.schema.names, plan.time_units
+    if past is None:
+        return RequestReader(pa.schema(fields), names, context, most_candidates, units)
+    return RequestReader(pa.schema(past.fields(fields)), names, past.context, most_candidates, units, frames=False)
+
+
 def size_of(context: CachedContext) -> int:
     """Return the bytes that a cached context holds, to within its small objects."""
     held = (context.frame, context.prepared) if context.part is None else (context.part,)
@@ -232,10 +255,10 @@ class ServedRun:
     kind = RUN
     version = 1
 
-    def __init__(self, run: RunPredictor, *, most_candidates: int) -> None:
+    def __init__(self, run: RunPredictor, *, most_candidates: int, past: ServedPast | None = None) -> None:
         from ctrbox.predict.unlearned import tell_of_keys  # brings torch, which a Deep FFM is served without
 
-        self.run, self.tasks = run, run.click_model.tasks
+        self.run, self.tasks, self.past = run, run.click_model.tasks, past
         self.cache = ContextCache(0)
         self.known = KnownKeys(run.fields)
         tell_of_keys(run.click_model, lambda _, asked: self.known.add(asked))
@@ -249,7 +272,7 @@ class ServedRun:
             for name in columns
             if name not in everything.names
         ]
-        schema = pa.schema([*everything, *beside])
+        schema = pa.schema([*(everything if past is None else past.fields(everything)), *beside])
         self.reader = RequestReader(
             schema, [*log.names, *(f.name for f in beside)], None, most_candidates, plan.time_units
         )
@@ -268,7 +291,10 @@ class ServedRun:
         zeros = pa.array(np.zeros(request.rows, np.int32))
         columns = {n: context.column(n).take(zeros) for n in context.schema.names}
         columns |= {n: candidates.column(n) for n in candidates.schema.names}
-        return as_scores(self.run.predictions_of_rows(pa.table(columns), warn=False), self.tasks), self.version
+        table = pa.table(columns)
+        if self.past is not None:
+            table = self.past.histories.added_to(table)
+        return as_scores(self.run.predictions_of_rows(table, warn=False), self.tasks), self.version
 
 
 def open_served(
@@ -283,8 +309,10 @@ def open_served(
     cache_bytes: int = 256 << 20,
     most_candidates: int = 1000,
     own: OwnCopy | None = None,
+    state: str | os.PathLike[str] | None = None,
 ) -> ServedFfm | ServedModel | ServedRun:
-    """The model of a folder, ready to score. ``servers``: vector files of a run's Model Servers, by field.
+    """The model of a folder, ready to score. ``servers``: vector files of a run's Model Servers, by field. ``state``: the file of
+    the state of histories that the server keeps (`ctrbox.serve.past`).
 
     ``views``, ``allow_operators``, ``allow_views``: as for ``cb.Plan.load``. ``own_plan`` and ``own_model``: of the user's job,
     where the model is of a class of their own. ``own``: the server's copy of the weights; without it,
@@ -304,7 +332,7 @@ def open_served(
             allow_operators=allow_operators,
             allow_views=allow_views,
         )
-        return ServedRun(run, most_candidates=most_candidates)
+        return ServedRun(run, most_candidates=most_candidates, past=past_of(run.plan, state))
     if servers:
         raise PlanError(
             f"servers= can only be used with a run folder; {folder.folder} was published with its vectors, so remove servers="
@@ -314,10 +342,11 @@ def open_served(
     version = published.current if own is None else own.version
     number = version.number if version else 0
     file = published.file() if own is None else own.file
+    past = past_of(plan, state, folder.context)
     if folder.kind == CLICK_MODEL:
         from ctrbox.serve.served_model import ServedModel
 
-        sizes = {"cache_bytes": cache_bytes, "most_candidates": most_candidates}
-        return ServedModel(plan, folder.context, file, number, own=own_model, **sizes)
+        sizes: dict[str, Any] = {"cache_bytes": cache_bytes, "most_candidates": most_candidates}
+        return ServedModel(plan, folder.context, file, number, own=own_model, past=past, **sizes)
     live = Live(DeepFFM.load(file, learns=False), number)
-    return ServedFfm(plan, folder.context, live, cache_bytes=cache_bytes, most_candidates=most_candidates)
+    return ServedFfm(plan, folder.context, live, cache_bytes=cache_bytes, most_candidates=most_candidates, past=past)

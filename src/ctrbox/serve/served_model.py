@@ -10,7 +10,6 @@ import threading
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 from torch import nn
 
 from ctrbox.columns.batch import Schema
@@ -26,8 +25,9 @@ from ctrbox.serve.cache import ContextCache
 from ctrbox.serve.known_keys import KnownKeys
 from ctrbox.serve.model_scorer import Found, ModelScorer
 from ctrbox.serve.objects import ObjectKeys
-from ctrbox.serve.request import Request, RequestReader
-from ctrbox.serve.served import OBJECTS, Scores, spread
+from ctrbox.serve.past import ServedPast
+from ctrbox.serve.request import Request
+from ctrbox.serve.served import OBJECTS, Scores, no_scores, reader_of, spread
 
 NOTHING: dict[int, dict[int, np.ndarray]] = {}
 
@@ -61,8 +61,10 @@ class ServedModel:
         cache_bytes: int,
         most_candidates: int,
         own: nn.Module | None = None,
+        past: ServedPast | None = None,
     ) -> None:
         self.own = own  # a model of the user's own class, into copies of which versions are read
+        self.past = past
         self.split = Split(plan, context)
         self.schema: Schema = plan.schema
         self.tasks = self.schema.tasks
@@ -72,10 +74,7 @@ class ServedModel:
         self.known = KnownKeys(name for source in self.live.click_model.sources for name in source.fields)
         self.missing = self.embedded = 0
         self._counting = threading.Lock()
-        fields = [*self.split.context_schema, *self.split.candidate_schema]
-        self.reader = RequestReader(
-            pa.schema(fields), plan.log.source.schema.names, context, most_candidates, plan.time_units
-        )
+        self.reader = reader_of(plan, self.split, context, most_candidates, past)
 
     @property
     def version(self) -> int:
@@ -92,6 +91,10 @@ class ServedModel:
         self.cache.clear()
 
     def score(self, request: Request) -> tuple[Scores, int]:
+        if self.past is not None:
+            if not request.rows:
+                return no_scores(self.tasks), self.version
+            request = self.past.request(request, self.split.context_schema, self.split.candidate_schema)
         live = self.live
         scorer = live.scorer
         own, ran = scorer.embed(request.objects) if request.objects else (NOTHING, 0)

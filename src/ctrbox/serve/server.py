@@ -34,6 +34,7 @@ from ctrbox.serve.listener import Listener
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import RUN, ModelFolder
 from ctrbox.serve.own_copy import OwnCopy
+from ctrbox.serve.past import StateWriter
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.reload import Reloader
 from ctrbox.serve.served import ServedRun, open_served
@@ -65,6 +66,8 @@ class Settings:
         1  # processes; None: as many as there are usable cores, where the model allows it (workers.py)
     )
     reload_seconds: float = 0.5
+    state: Path | None = None  # of the plan's histories; None: requests bring their columns
+    state_seconds: float = 30.0  # between two saves of the state
     limits: Limits = field(default_factory=Limits)
     views: Mapping[str, Any] = field(default_factory=dict)
     servers: Mapping[str, str] = field(default_factory=dict)  # vector files of a run's Model Servers, by field
@@ -175,6 +178,7 @@ class Server:
             cache_bytes=limits.cache_bytes,
             most_candidates=limits.candidates,
             own=own,
+            state=settings.state,
         )
         workers = worker_count(settings.workers, found.kind, served, limits.connections)
         if workers > 1:
@@ -193,13 +197,19 @@ class Server:
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM or SIGINT; ``ready`` is called when the sockets listen and, of several workers, all serve."""
+        past = self.service.served.past
+        writer = None if past is None else StateWriter(past, self.settings.state_seconds)
         try:
             if self.workers > 1:
                 Supervisor(self).run(ready)
             else:
+                if writer is not None:
+                    writer.start()
                 asyncio.run(self._run(ready, None, self.reloader))
         finally:
             self.service.queue.drain(0)
+            if writer is not None:
+                writer.close()
             if self.reloader is not None:
                 self.reloader.close()
 

@@ -80,6 +80,8 @@ def why_one(kind: str, served: Served) -> str:
     """Return why only one process can serve a model; "" where several can."""
     if sys.platform != "linux":
         return "several worker processes are supported on Linux only"
+    if served.past is not None:
+        return "the state of histories is kept by one process"
     if kind == RUN and isinstance(served, ServedRun):
         from ctrbox.embed.ssd.table import SparseTable
 

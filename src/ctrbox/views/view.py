@@ -298,7 +298,7 @@ class View:
         They are computed in one pass over the log, which must be in order of time, before rows are filtered by later steps:
         ``.with_history(…).filter(…)`` keeps the history of rows that the filter drops. Steps before it decide which rows are
         events. If the events are the rows of another view, use ``View.history`` and ``View.past`` of that view. A plan keeps
-        these columns as columns of its log: a request must contain them.
+        these columns as columns of its log: a request must contain them, unless a server keeps their state.
         """
         return _past().add_histories(self, features)  # type: ignore[no-any-return]
 

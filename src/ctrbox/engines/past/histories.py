@@ -36,6 +36,7 @@ from ctrbox.engines.past.source import PastSource, Saved, base_of, continued, st
 from ctrbox.engines.past.states import Given, Rows, State, states_of
 from ctrbox.engines.request import whole
 from ctrbox.errors import BudgetError, DataError, PlanError
+from ctrbox.plan.language.node import closure
 from ctrbox.plan.language.past import MOST_SPAN
 from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin
 from ctrbox.views.recorded import AgreeingSource, Described
@@ -146,8 +147,10 @@ class Histories:
         self.events = _events_by_name(self.steps)
         self.position = ""
         self.taken = 0  # rows of the log and events of other views
+        self.changes = 0  # counts calls that changed what rows see
         self._lock = threading.RLock()
         self._broken = ""  # why a call failed after a part of its rows was fed
+        self.reads = self._reads()
         self.columns = self._needed([step.inputs for step in self.steps])
         self.asked_columns = self._needed([step.asking for step in self.steps])
 
@@ -158,6 +161,17 @@ class Histories:
     def _needed(self, parts: Sequence[Expressions]) -> list[str]:
         """Return the columns of the log's own data that some expressions read."""
         return list(dict.fromkeys(name for part in parts for name in part.columns if name not in self.made))
+
+    def _reads(self) -> dict[str, frozenset[str]]:
+        """Return which columns of the log's own data a row to be scored needs for each column that is made of the past."""
+        found: dict[str, frozenset[str]] = {}
+        for step in self.steps:
+            for resolved in step.inputs.features:
+                nodes = closure(step.asking.pairs[resolved.name])
+                names = {n.name for n in nodes if n.op == "column"}
+                read = frozenset().union(*(found.get(name, {name}) for name in names))
+                found |= dict.fromkeys(resolved.feature.columns(resolved.name), read)
+        return found
 
     # ---- facts
 
@@ -237,6 +251,7 @@ class Histories:
                 raise
             taken = Taken(len(kept), int(late.sum()), int(future.sum()))
             self.taken += taken.rows
+            self.changes += 1
             return Advanced(batch, kept, taken)
 
     def _feed(self, batch: pa.RecordBatch, rows: Rows, given: Sequence[Given], ask: bool) -> pa.RecordBatch:
@@ -291,6 +306,7 @@ class Histories:
             state.check_order(mine)
             state.passed(arguments, self.threads)
         self.taken += batch.num_rows
+        self.changes += 1
         return Taken(batch.num_rows, int(late.sum()), int(future.sum()))
 
     def _check_usable(self) -> None:

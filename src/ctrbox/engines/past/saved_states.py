@@ -78,6 +78,7 @@ def load_states(histories: Histories, path: Any) -> dict[str, int]:
                 state.native = native
             raise
         histories.taken, histories.position = taken, position
+        histories.changes += 1
     return begins
 
 
