@@ -20,6 +20,7 @@ from ctrbox.cli.options import AsJson, BatchSize, Epochs, RowsAsJson, Servers
 from ctrbox.cli.output import check_output, sink
 from ctrbox.cli.reading_runs import (
     AllowViews,
+    HistoryState,
     OtherViews,
     OwnJob,
     Ram,
@@ -64,6 +65,7 @@ def evaluate(
     ] = None,
     view: OtherViews = None,
     allow_views: AllowViews = None,
+    state: HistoryState = None,
     server: Servers = None,
     job: OwnJob = None,
     threads: Threads = None,
@@ -78,10 +80,14 @@ def evaluate(
     from ctrbox.report.words import figure_table, remarks
 
     options: dict[str, Any] = {"allow_views": allow_views, "threads": threads, "ram": ram, "server": server}
+    if state is not None and data is None:
+        raise Mistake("--state is for another log: ctrbox evaluate RUN DATA --state FILE")
     loaded = load_run(run, job, view=view, **options)
+    if data is not None:
+        tell_of_histories(loaded, state)
     started = time.perf_counter()
     with meter("evaluating"), blaming(job), reading(data):
-        found = loaded.evaluate(data)
+        found = loaded.evaluate(data, histories=state)
     seconds = time.perf_counter() - started
     tell_of_servers(loaded)
     if as_json:
@@ -134,6 +140,7 @@ def predict(
     ] = None,
     view: OtherViews = None,
     allow_views: AllowViews = None,
+    state: HistoryState = None,
     server: Servers = None,
     job: OwnJob = None,
     threads: Threads = None,
@@ -148,12 +155,13 @@ def predict(
     check_output(output, (".parquet", ".arrow", ".csv"), as_json)
     options: dict[str, Any] = {"allow_views": allow_views, "threads": threads, "ram": ram, "server": server}
     loaded = load_run(run, job, view=view, **options)
+    tell_of_histories(loaded, state)
     columns = Columns(loaded, None if score is None else expression(loaded, score))
     started = time.perf_counter()
     rows = 0
     with meter("predicting") as tick, sink(output, lambda part: part, lambda: columns.of(None, None)) as write:
         with blaming(job), reading(data):
-            for part in predictions(loaded, data, columns):
+            for part in predictions(loaded, data, columns, state):
                 write(part)
                 rows += part.num_rows
                 tick(rows)
@@ -173,7 +181,9 @@ def predict(
     hint(f"ctrbox report {shlex.quote(str(run))}")
 
 
-def predictions(run: Any, data: str, columns: Columns | None = None) -> Iterator[pa.RecordBatch]:
+def predictions(
+    run: Any, data: str, columns: Columns | None = None, state: Path | None = None
+) -> Iterator[pa.RecordBatch]:
     """Key columns and probability, in the order of the log; without a key, the probability alone."""
     import pyarrow as pa
 
@@ -182,13 +192,13 @@ def predictions(run: Any, data: str, columns: Columns | None = None) -> Iterator
     columns = columns or Columns(run)
     names = run.plan.log.key
     if not names:
-        for p in run.predictions(data):
+        for p in run.predictions(data, histories=state):
             yield columns.of(None, p)
         return
     keys = run.plan.over(data, label=False).columns({name: col(name) for name in names})
     waiting: pa.Table | None = None
     try:
-        for p in run.predictions(data):
+        for p in run.predictions(data, histories=state):
             while waiting is None or waiting.num_rows < len(p):
                 more = next(keys)
                 waiting = more if waiting is None else pa.concat_tables([waiting, more])
@@ -196,6 +206,17 @@ def predictions(run: Any, data: str, columns: Columns | None = None) -> Iterator
             waiting = waiting.slice(len(p))
     finally:
         keys.close()
+
+
+def tell_of_histories(run: Any, state: Path | None) -> None:
+    """Say that histories begin empty, where a run has histories and no state is given."""
+    from ctrbox.engines.past.source import PastSource
+
+    if state is None and isinstance(run.plan.log.source, PastSource):
+        tell(
+            "the histories of this run begin empty at the first row of the log, unless the log has their columns; with --state "
+            "FILE, they go on from a saved state (plan.histories)"
+        )
 
 
 def expression(run: Any, score: str) -> ScoreExpression:

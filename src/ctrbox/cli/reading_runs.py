@@ -53,6 +53,15 @@ AllowViews = Annotated[
         "the run. The environment variable CTRBOX_ALLOW_VIEWS (comma-separated paths) does the same.",
     ),
 ]
+HistoryState = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        metavar="FILE",
+        help="File with the state with which the histories of the log begin, as `plan.histories()` saves it. Default: they begin "
+        "empty at the first row of the log.",
+    ),
+]
 Ram = Annotated[
     str | None,
     typer.Option(

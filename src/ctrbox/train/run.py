@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,24 +71,39 @@ class Run(RunPredictor):
         return found
 
     def predictions(
-        self, data: Any, batch_size: int = ROWS, views: Mapping[str, Any] | None = None
+        self,
+        data: Any,
+        batch_size: int = ROWS,
+        views: Mapping[str, Any] | None = None,
+        histories: str | os.PathLike[str] | None = None,
     ) -> Iterator[np.ndarray]:
         """Yield the click probabilities of a whole log in its order, one batch at a time, without the rows that filters drop.
 
         For a model of several labels, each batch is a matrix (rows, labels), in the order of the labels. ``views``: other data
-        for joined and merged views, by name.
+        for joined and merged views, by name. ``histories``: as for `evaluate`.
         """
+        plan = self.plan.over(data, label=False, views=views, histories=histories)
         with refusing_unknown(self.learner):
-            for _, p in scored(self.learner, self.plan.over(data, label=False, views=views), batch_size):
+            for _, p in scored(self.learner, plan, batch_size):
                 yield p
 
     def evaluate(
-        self, data: Any = None, batch_size: int = ROWS, views: Mapping[str, Any] | None = None
+        self,
+        data: Any = None,
+        batch_size: int = ROWS,
+        views: Mapping[str, Any] | None = None,
+        histories: str | os.PathLike[str] | None = None,
     ) -> dict[str, float]:
         """Return the metrics on another log with labels, or a plan over one. Default: on the rows that this run held back.
 
-        Warns where the log is the one that this run was trained on.
+        ``histories``: the file of a saved state (``plan.histories``) with which the histories of the other log begin; default:
+        they begin empty. Warns where the log is the one that this run was trained on.
         """
+        if histories is not None and (data is None or isinstance(data, Plan)):
+            met = "the rows that this run held back" if data is None else "a plan"
+            raise PlanError(
+                f"histories= is for another log, but these are {met}; use plan.over(log, histories=…) for a plan"
+            )
         if data is None:
             held = self.summary.get("held")
             if not isinstance(held, Mapping):
@@ -101,7 +117,7 @@ class Run(RunPredictor):
                 raise PlanError(other_plan(self.learner.schema.fingerprint, data.fingerprint))
             plan = data
         else:
-            plan = self.plan.over(data, views=views)
+            plan = self.plan.over(data, views=views, histories=histories)
         warn_of_learned_rows(self._trained_on(), plan, self.summary)
         with refusing_unknown(self.learner):
             return score_plan(self.learner, plan, batch_size).result()
