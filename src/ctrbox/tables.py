@@ -12,6 +12,8 @@ from ctrbox.embed.ssd.dims import SparseTables
 from ctrbox.embed.ssd.repair import repair
 from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.traits import Initial, Traits
+from ctrbox.embed.vectors.encode import encode
+from ctrbox.embed.vectors.encoders import Encoder
 from ctrbox.embed.vectors.file import VectorFile
 from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.embed.vectors.prerank import PreRank
@@ -23,6 +25,7 @@ __all__ = [
     "Admission",
     "Counters",
     "Embedder",
+    "Encoder",
     "GpuTable",
     "ImageEmbedding",
     "Initial",
@@ -35,6 +38,7 @@ __all__ = [
     "TextEmbedding",
     "Traits",
     "VectorFile",
+    "encode",
     "export_vectors",
     "repair",
     "write_tokens",

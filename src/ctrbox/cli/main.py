@@ -33,7 +33,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from ctrbox.cli import after_training, online, publish, search, serve, table, train, tune
+from ctrbox.cli import after_training, online, publish, search, serve, table, train, tune, vectors
 from ctrbox.cli.demo import generate
 from ctrbox.cli.ended import told_losses
 from ctrbox.cli.help_text import Commands
@@ -65,6 +65,7 @@ datasets_app = Commands(help="Generate data for demonstrations and tests.", no_a
 app.add_typer(datasets_app, name="datasets")
 app.add_typer(table.app, name="table")
 app.add_typer(publish.app, name="publish")
+app.add_typer(vectors.app, name="vectors")
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.PY", help="Job file: a Python file that defines `plan`.")]
 JobOrPlan = Annotated[

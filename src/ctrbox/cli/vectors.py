@@ -1,0 +1,112 @@
+"""Defines ``ctrbox vectors``: vector files for the Model Server, made from raw images."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ctrbox.cli.help_text import Commands
+from ctrbox.cli.options import AsJson
+from ctrbox.cli.terminal import Mistake, meter, say_json, tell
+
+app = Commands(help="Make vector files from raw images.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def vectors() -> None:
+    """Make vector files from raw images."""
+
+
+@app.command(
+    epilog="\b\nExamples:\n  ctrbox vectors encode images --encoder vgg16-fc6 --weights vgg16.safetensors -o images.ctrvec\n"
+)
+def encode(
+    images: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IMAGES", help="Folder of JPEG, PNG and WebP files, or a Parquet file with a column of such images."
+        ),
+    ],
+    encoder: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Network that computes the vectors: vgg16-fc6 (4,096 numbers per image)."),
+    ],
+    weights: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="Weights of the network: a safetensors file, or a torch file of tensors."),
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Vector file to write.")],
+    space: Annotated[
+        str, typer.Option(metavar="SPACE", help="Space of the keys, as in `.key(space=…)` of the job.")
+    ] = "image",
+    ids: Annotated[
+        str,
+        typer.Option(
+            metavar="text|int",
+            help="Whether the job's ids are text or whole numbers: keys of the text 17 and of the number 17 differ.",
+        ),
+    ] = "text",
+    key: Annotated[
+        str, typer.Option(metavar="COLUMN", help="Column of the ids; in a folder: the file's name without its ending.")
+    ] = "name",
+    column: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of the images in a Parquet file. Default: image.")
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(metavar="N", min=1, max=65_536, help="Number of images that are encoded at a time.")
+    ] = 32,
+    threads: Annotated[
+        int, typer.Option(metavar="N", min=0, max=256, help="Number of threads that decode images.")
+    ] = 4,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="Device of the network: cpu or cuda.")] = "cpu",
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="Type of the numbers: float32 or float16.")] = "float32",
+    as_json: AsJson = False,
+) -> None:
+    """Compute the vector of each image and write a vector file for a Model Server.
+
+    Images that cannot be decoded are listed in the file FILE.skipped.jsonl. A command that was stopped continues where it
+    stopped when you run it again.
+    """
+    from ctrbox import View, col
+    from ctrbox.embed.vectors.encode import encode as encode_items
+    from ctrbox.embed.vectors.encoders import Encoder
+
+    if ids not in ("text", "int"):
+        raise Mistake(f"--ids is {ids!r}, expected text or int")
+    folder = images.is_dir()
+    if folder and column is not None:
+        raise Mistake("--column is for a Parquet file; IMAGES is a folder")
+    made = Encoder.named(encoder, weights, device=device)
+    named = col(key).cast("int") if folder and ids == "int" else col(key)
+    expression = (named.cast("str") if ids == "text" and not folder else named).key(space=space)
+    with meter("images") as tick:
+        done = encode_items(
+            out,
+            images if folder else View(images),
+            made,
+            key=expression,
+            column=None if folder else column or "image",
+            batch_size=batch_size,
+            threads=threads,
+            dtype=dtype,
+            progress=tick,
+        )
+    skipped = sum(done.skipped.values())
+    if as_json:
+        say_json(
+            out=str(out),
+            items=done.items,
+            encoded=done.encoded,
+            resumed=done.resumed,
+            skipped=done.skipped,
+            rows=len(done.file),
+            width=done.file.width,
+        )
+        return
+    tell(f"{out}: {len(done.file):,} vectors of {done.file.width:,} numbers; {done.encoded:,} images were encoded")
+    if skipped:
+        causes = ", ".join(f"{number:,} {cause}" for cause, number in sorted(done.skipped.items()))
+        tell(f"{skipped:,} images have no vector ({causes}); {shlex.quote(str(done.report))} lists them")

@@ -1,0 +1,185 @@
+"""Encoders: torch modules that turn a batch of prepared images, or a list of texts, into one vector for each.
+
+encoder = cb.tables.Encoder(module, prepare=transform)          # images: transform makes a tensor of a Pillow image
+encoder = cb.tables.Encoder(sentences, kind="text")             # texts: the module takes a list of strings
+encoder = cb.tables.Encoder.named("vgg16-fc6", weights="vgg16.safetensors")
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from ctrbox.arguments.names import nearest
+from ctrbox.errors import DataError, PlanError, SourceError
+
+IMAGE, TEXT = "image", "text"
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pictures
+
+
+class Crop:
+    """Prepares an image as networks trained on ImageNet expect it: resized, cropped to the middle, normalized."""
+
+    def __init__(self, size: int = 224, resize: int = 256) -> None:
+        self.size, self.resize = size, resize
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        wide, high = image.size
+        short = min(wide, high)
+        to = tuple(max(self.size, round(side * self.resize / short)) for side in (wide, high))
+        # A picture that is very long would be resized to very many pixels, so its middle is cut out first.
+        if max(to) > 4 * self.resize:
+            keep = 2 * short
+            left, top = max(0, (wide - keep) // 2), max(0, (high - keep) // 2)
+            image = image.crop((left, top, min(wide, left + keep), min(high, top + keep)))
+            return self(image)
+        image = image.resize(to, 2)  # bilinear, with all pixels that an output pixel covers
+        left, top = (to[0] - self.size) // 2, (to[1] - self.size) // 2
+        image = image.crop((left, top, left + self.size, top + self.size))
+        pixels = torch.from_numpy(np.array(image, np.uint8)).permute(2, 0, 1).float() / 255
+        return (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+    def __repr__(self) -> str:
+        return f"Crop(size={self.size}, resize={self.resize})"
+
+
+class Encoder:
+    """A torch module with what prepares its inputs. The module is put into evaluation mode, and nothing is trained.
+
+    ``prepare`` turns a Pillow image in RGB into a tensor, the same shape for every image; by default it resizes the image to
+    256 pixels on its shorter side, crops the middle 224 x 224 and normalizes it as for ImageNet. ``kind="text"``: the module
+    takes a list of strings, and nothing is prepared. ``name`` identifies what the weights do not show, such as a version of
+    ``prepare``: a resumed encoding needs the same name.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        prepare: Callable[[Any], torch.Tensor] | None = None,
+        *,
+        kind: str = IMAGE,
+        name: str | None = None,
+        device: str = "cpu",
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise PlanError(f"an encoder needs a torch module, got a {type(module).__name__}")
+        if kind not in (IMAGE, TEXT):
+            raise PlanError(f"kind must be 'image' or 'text', got {kind!r}")
+        if kind == TEXT and prepare is not None:
+            raise PlanError("prepare= is for images; a module for texts takes the strings themselves")
+        try:
+            self.device = torch.device(device)
+            self.module = module.to(self.device).eval()
+        except RuntimeError as error:
+            raise PlanError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
+        self.kind = kind
+        self.prepare = prepare or Crop()
+        self.name = name or type(module).__name__
+
+    @staticmethod
+    def named(name: str, weights: str | os.PathLike[str], *, device: str = "cpu") -> Encoder:
+        """Return a known network with weights from a local file: safetensors, or a torch file that holds tensors alone."""
+        if name not in NAMED:
+            raise PlanError(f"encoder {name!r} is not known; there is {', '.join(NAMED)}{nearest(name, NAMED)}")
+        full, cut = NAMED[name]()
+        load_weights(full, weights)
+        return Encoder(cut, name=name, device=device)
+
+    def identity(self) -> str:
+        """Return a digest of the weights and of the names of everything that computes a vector."""
+        state = hashlib.sha256()
+        for name, value in self.module.state_dict().items():
+            state.update(f"{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+            state.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        named = getattr(self.prepare, "__qualname__", type(self.prepare).__name__)
+        prepare = repr(self.prepare) if isinstance(self.prepare, Crop) else named
+        shown = f"{self.kind}\0{self.name}\0{type(self.module).__name__}\0{prepare}\0{self.device.type}\0{torch.__version__}"
+        state.update(shown.encode())
+        return state.hexdigest()
+
+    def encode(self, inputs: Sequence[Any]) -> np.ndarray:
+        """Return the vectors of a batch of prepared inputs as float32, one row for each."""
+        with torch.inference_mode():
+            if self.kind == TEXT:
+                found = self.module(list(inputs))
+            else:
+                shapes = {tuple(one.shape) for one in inputs}
+                if len(shapes) > 1:
+                    raise DataError(
+                        f"prepare= gave tensors of different shapes: {sorted(shapes)[:3]}; expected one shape"
+                    )
+                found = self.module(torch.stack(list(inputs)).to(self.device))
+        if not isinstance(found, torch.Tensor) or found.ndim != 2 or len(found) != len(inputs):
+            met = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+            raise DataError(
+                f"encoder {self.name!r} returned {met} for {len(inputs)} inputs; expected a tensor of {len(inputs)} rows, one "
+                "vector each"
+            )
+        return found.detach().to("cpu", torch.float32).contiguous().numpy()
+
+
+def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Load a local weight file into a module; names and shapes must be exactly those of the module."""
+    place = Path(path)
+    if not place.is_file():
+        raise SourceError(f"{place} is not a file; weights are read from a local file")
+    try:
+        # weights_only: a torch file may hold code, which is never run.
+        state = load_file(place) if place.suffix == ".safetensors" else torch.load(place, "cpu", weights_only=True)
+    except Exception as error:
+        raise SourceError(
+            f"{place} cannot be read as weights: {str(error).splitlines()[0][:200]}; expected a safetensors file, or a torch "
+            "file of tensors"
+        ) from error
+    if not isinstance(state, dict):
+        raise SourceError(f"{place} holds a {type(state).__name__}, expected a dict of tensors")
+    wanted = module.state_dict()
+    missing, other = sorted(set(wanted) - set(state)), sorted(str(name) for name in set(state) - set(wanted))
+    if missing or other:
+        told = f"lacks {missing[0]!r}" if missing else f"has {other[0]!r} besides"
+        raise DataError(
+            f"{place} does not hold the weights of this network: it {told} ({len(missing)} names missing, {len(other)} unknown)"
+        )
+    for name, tensor in wanted.items():
+        found = state[name]
+        if not isinstance(found, torch.Tensor) or found.shape != tensor.shape:
+            met = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+            raise DataError(f"{place}: {name!r} is {met}, expected {tuple(tensor.shape)}")
+        if found.is_floating_point() and not torch.isfinite(found).all():
+            raise DataError(f"{place}: {name!r} holds numbers that are not finite")
+    module.load_state_dict(state)
+
+
+def _vgg16() -> tuple[nn.Module, nn.Module]:
+    """VGG16 with the names of torchvision's weight files, and the part of it up to the first fully connected layer, FC6."""
+    layers: list[nn.Module] = []
+    wide = 3
+    for size, times in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(times):
+            layers += [nn.Conv2d(wide, size, 3, padding=1), nn.ReLU(inplace=True)]
+            wide = size
+        layers.append(nn.MaxPool2d(2, 2))
+    full = nn.Module()
+    full.features = nn.Sequential(*layers)
+    full.classifier = nn.Sequential(
+        nn.Linear(512 * 7 * 7, 4096),
+        nn.ReLU(inplace=True),
+        nn.Dropout(),
+        nn.Linear(4096, 4096),
+        nn.ReLU(inplace=True),
+        nn.Dropout(),
+        nn.Linear(4096, 1000),
+    )
+    cut = nn.Sequential(full.features, nn.AdaptiveAvgPool2d((7, 7)), nn.Flatten(), full.classifier[0], nn.ReLU())
+    return full, cut
+
+
+NAMED: dict[str, Callable[[], tuple[nn.Module, nn.Module]]] = {"vgg16-fc6": _vgg16}

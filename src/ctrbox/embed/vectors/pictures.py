@@ -1,0 +1,64 @@
+"""Decodes JPEG, PNG and WebP images with Pillow, after their size is known to be within bounds.
+
+What has no one meaning as a picture of three colours is refused with a word that names the cause: a file that is not an
+image, is damaged or cut short, has too many bytes or pixels, is animated, or has a colour mode such as CMYK or 16 bits per
+channel, whose conversion would be a guess. Transparency is dropped and the orientation of EXIF is not applied, as in the
+usual loaders of training data.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from ctrbox.errors import SourceError
+
+FORMATS = ("JPEG", "PNG", "WEBP")
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX")
+MOST_BYTES = 64 << 20
+MOST_PIXELS = 64_000_000
+
+
+class Refused(Exception):
+    """An item that has no vector; `cause` is one word for it and `detail` a sentence."""
+
+    def __init__(self, cause: str, detail: str):
+        super().__init__(detail)
+        self.cause, self.detail = cause, detail
+
+
+def pillow() -> Any:
+    """Return Pillow's module of images."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise SourceError("decoding images needs Pillow: pip install 'ctrbox[images]'") from error
+    return Image
+
+
+def decode(data: bytes, most_bytes: int = MOST_BYTES, most_pixels: int = MOST_PIXELS) -> Any:
+    """Return the picture as a Pillow image in RGB, or raise `Refused`."""
+    if len(data) > most_bytes:
+        raise Refused("bytes", f"has {len(data):,} bytes; at most {most_bytes:,} are decoded")
+    image = pillow()
+    try:
+        opened = image.open(io.BytesIO(data), formats=FORMATS)  # reads the head alone
+    except image.UnidentifiedImageError:
+        raise Refused("no image", f"is not a JPEG, PNG or WebP image; it begins with {data[:8]!r}") from None
+    except (image.DecompressionBombError, image.DecompressionBombWarning) as error:
+        raise Refused("pixels", str(error)) from None
+    except Exception as error:
+        raise Refused("damaged", f"cannot be opened: {type(error).__name__} {error}") from None
+    with opened:
+        wide, high = opened.size
+        if wide < 1 or high < 1 or wide * high > most_pixels:
+            raise Refused("pixels", f"has {wide:,} x {high:,} pixels; 1 to {most_pixels:,} are decoded")
+        if getattr(opened, "n_frames", 1) > 1:
+            raise Refused("animated", f"has {opened.n_frames:,} frames; expected one picture")
+        if opened.mode not in MODES:
+            raise Refused("mode", f"has the colour mode {opened.mode}; expected grey, palette or RGB; convert it")
+        try:
+            opened.load()
+            return opened.convert("RGB")
+        except Exception as error:
+            raise Refused("damaged", f"cannot be decoded: {type(error).__name__} {error}") from None

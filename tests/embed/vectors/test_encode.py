@@ -1,0 +1,398 @@
+"""Raw images and texts become a vector file: the same one after a kill, with a list of what cannot be decoded."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import ctrbox as cb
+from ctrbox import col
+from ctrbox.embed.vectors import encoders, pictures
+from ctrbox.embed.vectors.encoders import Crop, load_weights
+from ctrbox.errors import DataError, PlanError, SourceError, WriteError
+
+Image = pytest.importorskip("PIL.Image", reason="Pillow, with which images are decoded, is not installed")
+
+KEY = col("name").key(space="image")
+
+
+class Tiny(nn.Module):
+    """A convolution that takes a moment: four numbers of each image."""
+
+    def __init__(self, width: int = 4, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.conv = nn.Conv2d(3, width, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.conv(images).mean((2, 3))
+
+
+def small(image: Any) -> torch.Tensor:
+    return torch.from_numpy(np.array(image.resize((8, 8)), np.uint8)).permute(2, 0, 1).float() / 255
+
+
+def tiny(**options: Any) -> cb.tables.Encoder:
+    return cb.tables.Encoder(Tiny(**options), small, name="tiny")
+
+
+def picture(seed: int, size: tuple[int, int] = (12, 9), mode: str = "RGB") -> Any:
+    channels = {"L": (), "LA": (2,), "RGB": (3,), "RGBA": (4,), "CMYK": (4,)}[mode]
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], *channels), np.uint8)
+    return Image.fromarray(pixels, mode) if mode == "CMYK" else Image.fromarray(pixels)
+
+
+def saved(image: Any, format: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def folder_of(place: Path, count: int = 10) -> Path:
+    place.mkdir()
+    for k in range(count):
+        format = ("PNG", "JPEG", "WEBP")[k % 3]
+        (place / f"ad{k}.{format.lower()}").write_bytes(
+            saved(picture(k % 7), format, **({"lossless": True} if k % 3 == 2 else {}))
+        )
+    return place
+
+
+def key_of(name: str) -> np.ndarray:
+    return np.asarray(cb.compute({"key": KEY}, pa.table({"name": [name]}))["key"].to_numpy()).view(np.int64)
+
+
+def vector_of(file: cb.tables.VectorFile, name: str) -> np.ndarray:
+    return file.read(file.find(key_of(name)))[0]
+
+
+def test_each_image_has_the_vector_that_the_module_gives_for_its_pixels(tmp_path: Path) -> None:
+    folder, encoder = folder_of(tmp_path / "images"), tiny()
+    done = cb.tables.encode(tmp_path / "a.ctrvec", folder, encoder, key=KEY, batch_size=3)
+    assert (done.items, len(done.file), done.skipped) == (10, 10, {})
+    assert done.report.read_text() == ""
+    for k in range(10):
+        (path,) = folder.glob(f"ad{k}.*")
+        with torch.inference_mode():
+            wanted = encoder.module(small(Image.open(path).convert("RGB"))[None])[0].numpy()
+        np.testing.assert_allclose(vector_of(done.file, f"ad{k}"), wanted, rtol=1e-5, atol=1e-6)
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_equal_images_are_encoded_once(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for name, seed in (("a", 1), ("b", 2), ("c", 1), ("d", 1)):
+        (tmp_path / "images" / f"{name}.png").write_bytes(saved(picture(seed)))
+    done = cb.tables.encode(tmp_path / "a.ctrvec", tmp_path / "images", tiny(), key=KEY)
+    assert (done.items, done.encoded, len(done.file)) == (4, 2, 4)
+    assert np.array_equal(vector_of(done.file, "a"), vector_of(done.file, "d"))
+
+
+def test_column_of_a_parquet_file_gives_the_vectors_of_the_folder(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "images")
+    paths = sorted(folder.iterdir(), key=lambda path: int(path.stem[2:]))
+    table = pa.table({"name": [p.stem for p in paths], "image": [p.read_bytes() for p in paths], "other": range(10)})
+    pq.write_table(table, tmp_path / "ads.parquet")
+    one = cb.tables.encode(tmp_path / "a.ctrvec", folder, tiny(), key=KEY, threads=0)
+    two = cb.tables.encode(
+        tmp_path / "b.ctrvec", cb.View(tmp_path / "ads.parquet"), tiny(), key=KEY, column="image", threads=3
+    )
+    assert (tmp_path / "a.ctrvec").read_bytes() == (tmp_path / "b.ctrvec").read_bytes()
+    assert one.file.fingerprint == two.file.fingerprint
+
+
+def bad_images() -> dict[str, tuple[bytes, str]]:
+    frames = [picture(1), picture(2)]
+    sound = saved(picture(3, (64, 64)), "JPEG")
+    return {
+        "empty.png": (b"", "no image"),
+        "text.png": (b"not an image at all", "no image"),
+        "gif.png": (saved(picture(1).convert("P"), "GIF"), "no image"),
+        "cut.jpg": (sound[: len(sound) // 2], "damaged"),
+        "head.jpg": (sound[:20], "damaged|no image"),
+        "cut.png": (saved(picture(3, (64, 64)))[:-3000], "damaged"),
+        "cmyk.jpg": (saved(picture(4, mode="CMYK"), "JPEG"), "mode"),
+        "deep.png": (saved(Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8))), "mode"),
+        "moving.webp": (saved(frames[0], "WEBP", save_all=True, append_images=frames[1:]), "animated"),
+        "moving.png": (saved(frames[0], "PNG", save_all=True, append_images=frames[1:]), "animated"),
+        "huge.png": (saved(Image.new("1", (3000, 3000))), "pixels"),
+        "bytes.png": (saved(picture(5, (300, 300))), "bytes"),
+    }
+
+
+def test_what_cannot_be_decoded_is_listed_and_the_rest_is_encoded(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "images", 4)
+    for name, (data, _) in bad_images().items():
+        (folder / name).write_bytes(data)
+    (folder / "inner").mkdir()
+    (folder / "inner" / "grey.png").write_bytes(saved(picture(6, mode="L")))
+    (folder / "inner" / "glass.png").write_bytes(saved(picture(6, mode="RGBA")))
+    (folder / ".hidden.png").write_bytes(b"")
+    done = cb.tables.encode(tmp_path / "a.ctrvec", folder, tiny(), key=KEY, most_pixels=1_000_000, most_bytes=100_000)
+    listed = [json.loads(line) for line in done.report.read_text().splitlines()]
+    assert {line["item"] for line in listed} == set(bad_images())
+    for line in listed:
+        assert line["cause"] in bad_images()[line["item"]][1].split("|"), line
+    assert (done.items, len(done.file)) == (4 + 2 + len(bad_images()), 6)
+    assert sum(done.skipped.values()) == len(bad_images())
+
+
+def test_pixels_are_bounded_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head of this image tells 60,000 x 60,000 pixels; decoding would take 10 GB."""
+    data = bytearray(saved(Image.new("L", (8, 8))))
+    data[16:24] = (60_000).to_bytes(4, "big") * 2
+    import zlib
+
+    data[29:33] = zlib.crc32(bytes(data[12:29])).to_bytes(4, "big")
+    with pytest.raises(pictures.Refused, match=r"60,000 x 60,000 pixels|exceeds limit") as caught:
+        pictures.decode(bytes(data))
+    assert caught.value.cause == "pixels"
+
+
+def test_nothing_to_encode_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    with pytest.raises(SourceError, match="holds no files"):
+        cb.tables.encode(tmp_path / "a.ctrvec", tmp_path / "images", tiny(), key=KEY)
+    (tmp_path / "images" / "a.png").write_bytes(b"?")
+    with pytest.raises(DataError, match=r"none of the 1 items has a vector; the first, a.png, is not a JPEG"):
+        cb.tables.encode(tmp_path / "a.ctrvec", tmp_path / "images", tiny(), key=KEY)
+    with pytest.raises(SourceError, match="is not a folder of images"):
+        cb.tables.encode(tmp_path / "a.ctrvec", tmp_path / "nowhere", tiny(), key=KEY)
+    assert not (tmp_path / "a.ctrvec").exists()
+
+
+class StopAfter(nn.Module):
+    """Raises at a batch, as a crash would."""
+
+    def __init__(self, inner: nn.Module, batches: int) -> None:
+        super().__init__()
+        self.inner, self.left = inner, batches
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if not self.left:
+            raise KeyboardInterrupt
+        self.left -= 1
+        found: torch.Tensor = self.inner(images)
+        return found
+
+
+@pytest.mark.parametrize("tail", [b"", b"torn record", b"\0" * 200])
+def test_stopped_encoding_goes_on_and_gives_the_same_bytes(tmp_path: Path, tail: bytes) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for k in range(23):
+        (folder / f"ad{k}.png").write_bytes(saved(picture(k % 19)) if k % 6 else b"broken")
+    whole = cb.tables.encode(tmp_path / "a.ctrvec", folder, tiny(), key=KEY, batch_size=4)
+    encoder = tiny()
+    inner, encoder.module = encoder.module, StopAfter(encoder.module, 2)
+    encoder.identity = lambda: tiny().identity()  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        cb.tables.encode(tmp_path / "b.ctrvec", folder, encoder, key=KEY, batch_size=4)
+    kept = tmp_path / ".b.ctrvec.encoding" / "vectors"
+    with kept.open("ab") as file:
+        file.write(tail)
+    assert not (tmp_path / "b.ctrvec").exists()
+    with pytest.raises(DataError, match="an unfinished encoding by another encoder"):
+        cb.tables.encode(tmp_path / "b.ctrvec", folder, tiny(seed=1), key=KEY, batch_size=4)
+    with pytest.raises(DataError, match="an unfinished encoding by another encoder, batch size"):
+        cb.tables.encode(tmp_path / "b.ctrvec", folder, tiny(), key=KEY, batch_size=5)
+    encoder.module = inner
+    done = cb.tables.encode(tmp_path / "b.ctrvec", folder, encoder, key=KEY, batch_size=4)
+    assert (done.resumed, done.encoded + done.resumed) == (8, whole.encoded)
+    assert (tmp_path / "b.ctrvec").read_bytes() == (tmp_path / "a.ctrvec").read_bytes()
+    assert done.report.read_bytes() == whole.report.read_bytes()
+    assert not kept.parent.exists()
+
+
+@pytest.mark.slow  # a process that imports torch takes seconds; the test above stops inside one
+def test_killed_process_leaves_vectors_that_the_next_one_takes(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "images", 9)
+    code = f"""
+        import os, signal, sys
+        sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r})
+        from tests.embed.vectors.test_encode import KEY, cb, tiny
+        encoder = tiny()
+        inner, left = encoder.encode, [2]
+        def encode(inputs):
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+            return inner(inputs)
+        encoder.encode = encode
+        cb.tables.encode("b.ctrvec", "images", encoder, key=KEY, batch_size=2)
+    """
+    found = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, env=dict(os.environ))
+    assert found.returncode == -signal.SIGKILL
+    done = cb.tables.encode(tmp_path / "b.ctrvec", folder, tiny(), key=KEY, batch_size=2)
+    assert done.resumed == 4
+    cb.tables.encode(tmp_path / "a.ctrvec", folder, tiny(), key=KEY, batch_size=2)
+    assert (tmp_path / "b.ctrvec").read_bytes() == (tmp_path / "a.ctrvec").read_bytes()
+
+
+def test_two_encodings_into_one_file_at_a_time_are_refused(tmp_path: Path) -> None:
+    from ctrbox.embed.vectors.encoded_so_far import EncodedSoFar
+
+    first = EncodedSoFar(tmp_path / "work", {}, 4)
+    with pytest.raises(WriteError, match="another process is encoding"):
+        EncodedSoFar(tmp_path / "work", {}, 4)
+    first.close(remove=True)
+    assert not (tmp_path / "work").exists()
+
+
+def test_width_that_differs_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "images", 4)
+    with pytest.raises(DataError, match="'tiny' gives vectors of 4 numbers; expected 5"):
+        cb.tables.encode(tmp_path / "a.ctrvec", folder, tiny(), key=KEY, width=5)
+
+    class Flat(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return images
+
+    with pytest.raises(
+        DataError, match=r"'Flat' returned shape \(4, 3, 8, 8\) for 4 inputs; expected a tensor of 4 rows"
+    ):
+        cb.tables.encode(tmp_path / "b.ctrvec", folder, cb.tables.Encoder(Flat(), small), key=KEY)
+
+
+def test_two_images_of_one_key_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for name in ("a.png", "a.webp"):
+        (tmp_path / "images" / name).write_bytes(saved(picture(1), name[2:].upper()))
+    with pytest.raises(DataError, match="has two vectors, in rows 0 and 1"):
+        cb.tables.encode(tmp_path / "v.ctrvec", tmp_path / "images", tiny(), key=KEY)
+    (tmp_path / "images" / "a.webp").rename(tmp_path / "images" / "b.webp")
+    assert cb.tables.encode(tmp_path / "v.ctrvec", tmp_path / "images", tiny(), key=KEY, batch_size=32).items == 2
+
+
+class Letters(nn.Module):
+    """Maps strings to vectors: how often each of three letters occurs."""
+
+    def forward(self, texts: list[str]) -> torch.Tensor:
+        return torch.tensor([[float(text.count(letter)) for letter in "abc"] for text in texts])
+
+
+def test_texts_are_encoded_by_a_module_that_takes_strings(tmp_path: Path) -> None:
+    table = pa.table({"ad_id": [1, 2, 3, 4, 5], "title": ["abc", None, "", "cab cab", "abc"]})
+    key = col("ad_id").key(space="title")
+    encoder = cb.tables.Encoder(Letters(), kind="text")
+    done = cb.tables.encode(tmp_path / "a.ctrvec", cb.View(table), encoder, key=key, column="title")
+    assert (done.items, done.encoded, done.skipped) == (5, 3, {"null": 1})
+    keys = np.asarray(cb.compute({"key": key}, table)["key"].to_numpy()).view(np.int64)
+    places = done.file.find(keys)
+    assert places[1] == -1
+    assert done.file.read(places[[0, 2, 3, 4]]).tolist() == [[1, 1, 1], [0, 0, 0], [2, 2, 2], [1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"encoder": Tiny()}, "encoder must be a cb.tables.Encoder, got a Tiny"),
+        ({"key": "name"}, "key must be an expression"),
+        ({"dtype": "int8"}, "dtype must be float32 or float16"),
+        ({"batch_size": 0}, "batch_size="),
+        ({"data": {"a": 1}}, "images come from a folder, and images or texts from a cb.View, got a dict"),
+        ({"data": cb.View(pa.table({"name": ["a"]}))}, "name the column"),
+        ({"data": cb.View(pa.table({"name": ["a"]})), "column": "imag"}, "has no column 'imag'"),
+        ({"data": cb.View(pa.table({"name": [1]})).fill(name=0), "column": "name"}, "has steps"),
+    ],
+)
+def test_wrong_arguments_are_named(tmp_path: Path, options: dict[str, Any], told: str) -> None:
+    given = {"data": tmp_path, "encoder": tiny(), "key": KEY, **options}
+    with pytest.raises(PlanError, match=told):
+        cb.tables.encode(tmp_path / "a.ctrvec", given.pop("data"), given.pop("encoder"), **given)
+
+
+def test_weights_are_read_from_local_files_of_tensors_that_fit(tmp_path: Path) -> None:
+    module, state = Tiny(seed=1), Tiny(seed=2).state_dict()
+    save_file(state, tmp_path / "a.safetensors")
+    torch.save(state, tmp_path / "a.pt")
+    for name in ("a.safetensors", "a.pt"):
+        module = Tiny(seed=1)
+        load_weights(module, tmp_path / name)
+        assert all(torch.equal(value, state[key]) for key, value in module.state_dict().items())
+    torch.save(Tiny(), tmp_path / "code.pt")
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    torch.save([1], tmp_path / "list.pt")
+    save_file({"conv.weight": state["conv.weight"]}, tmp_path / "few.safetensors")
+    save_file({**state, "more": torch.zeros(1)}, tmp_path / "more.safetensors")
+    save_file({**state, "conv.bias": torch.zeros(9)}, tmp_path / "shape.safetensors")
+    save_file({**state, "conv.bias": torch.full((4,), float("nan"))}, tmp_path / "nan.safetensors")
+    for name, told in (
+        ("code.pt", "cannot be read as weights"),
+        ("junk.safetensors", "cannot be read as weights"),
+        ("list.pt", "holds a list, expected a dict"),
+        ("few.safetensors", "lacks 'conv.bias'"),
+        ("more.safetensors", "has 'more' besides"),
+        ("shape.safetensors", r"'conv.bias' is \(9,\), expected \(4,\)"),
+        ("nan.safetensors", "not finite"),
+        ("none.pt", "is not a file"),
+    ):
+        with pytest.raises((SourceError, DataError), match=told):
+            load_weights(module, tmp_path / name)
+
+
+def test_crop_gives_tensors_of_one_shape_for_every_form_of_image() -> None:
+    for size in ((224, 224), (1, 1), (5000, 3), (3, 5000), (640, 480)):
+        assert Crop()(Image.new("RGB", size)).shape == (3, 224, 224)
+    grey = Crop(8, 8)(Image.new("RGB", (8, 8), (124, 116, 104)))
+    assert grey.abs().max() < 0.01
+
+
+def test_vgg16_has_the_names_of_the_usual_weight_files_and_is_cut_at_fc6(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        full, cut = encoders._vgg16()
+    parts = list(cut.children())
+    assert parts[0] is full.features
+    assert parts[3] is full.classifier[0]
+    assert [type(part).__name__ for part in parts[1:]] == ["AdaptiveAvgPool2d", "Flatten", "Linear", "ReLU"]
+    assert torch.device("meta") == next(full.parameters()).device
+    shapes = {name: tuple(value.shape) for name, value in full.state_dict().items()}
+    assert shapes["features.0.weight"] == (64, 3, 3, 3)
+    assert shapes["features.28.weight"] == (512, 512, 3, 3)
+    assert shapes["classifier.0.weight"] == (4096, 25088)
+    assert shapes["classifier.6.bias"] == (1000,)
+    assert len(shapes) == 32
+    with pytest.raises(PlanError, match="encoder 'vgg' is not known; there is vgg16-fc6"):
+        cb.tables.Encoder.named("vgg", tmp_path / "a.safetensors")
+
+
+def test_command_encodes_a_folder_and_a_parquet_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from ctrbox.cli.main import app
+
+    monkeypatch.setitem(encoders.NAMED, "tiny", lambda: (module := Tiny(), module))
+    save_file(Tiny(seed=3).state_dict(), tmp_path / "w.safetensors")
+    folder = tmp_path / "images"
+    folder.mkdir()
+    rows = {f"{k}": saved(picture(k)) for k in range(3)}
+    for name, data in rows.items():
+        (folder / f"{name}.png").write_bytes(data)
+    (folder / "9.png").write_bytes(b"?")
+    pq.write_table(pa.table({"ad": [0, 1, 2], "image": list(rows.values())}), tmp_path / "ads.parquet")
+    said = ["--encoder", "tiny", "--weights", str(tmp_path / "w.safetensors"), "--json"]
+    run = CliRunner().invoke(app, ["vectors", "encode", str(folder), "-o", str(tmp_path / "a.ctrvec"), *said])
+    assert run.exit_code == 0, run.output
+    assert json.loads(run.stdout.splitlines()[-1])["skipped"] == {"no image": 1}
+    other = ["vectors", "encode", str(tmp_path / "ads.parquet"), "--key", "ad", "-o", str(tmp_path / "b.ctrvec"), *said]
+    assert CliRunner().invoke(app, other).exit_code == 0
+    assert (tmp_path / "a.ctrvec").read_bytes() == (tmp_path / "b.ctrvec").read_bytes()
+    whole = ["vectors", "encode", str(folder), "--ids", "int", "-o", str(tmp_path / "c.ctrvec"), *said]
+    assert CliRunner().invoke(app, whole).exit_code == 0
+    keys = cb.compute({"key": col("ad").key(space="image")}, pa.table({"ad": [0, 1, 2]}))["key"].to_numpy()
+    assert (cb.tables.VectorFile(tmp_path / "c.ctrvec").find(np.asarray(keys).view(np.int64)) >= 0).all()
