@@ -51,6 +51,7 @@ void bind_embed(nb::module_& m) {
   m.attr("REPEATED_KEY") = MemoryTable::kRepeatedKey;
   nb::class_<MemoryTable> table(m, "MemoryTable", "Keys to rows of floats and their optimizers' states, in memory.");
   bind_life(table);
+  bind_pull_and_push(table);
   table
       .def(
           "join_life",
@@ -93,31 +94,6 @@ void bind_embed(nb::module_& m) {
             t.prefetch(span_of(keys));
           },
           nb::arg("keys"))
-      .def(
-          "pull",
-          [](MemoryTable& t, Keys keys, bool create) {
-            auto rows = std::make_shared<Buffer<float>>();
-            {
-              nb::gil_scoped_release free;
-              rows->resize(keys.size() * t.shape().width());
-              t.pull(span_of(keys), rows->data(), create);
-            }
-            return shared_array(rows->data(), {keys.size(), t.shape().width()}, rows);
-          },
-          nb::arg("keys"), nb::arg("create"))
-      .def(
-          "push",
-          [](MemoryTable& t, Keys keys, Gradients gradients, double factor, Counts shows, Counts clicks, bool skip) {
-            if (gradients.shape(0) != keys.size() || gradients.shape(1) != t.shape().width())
-              throw nb::value_error("gradients are not (keys, width)");
-            const Shown shown = shown_of(shows, clicks, keys.size());
-            nb::gil_scoped_release free;
-            return t.push(span_of(keys), gradients.data(), factor, shown, skip);
-          },
-          nb::arg("keys"), nb::arg("gradients"), nb::arg("factor"), nb::arg("shows") = nb::none(),
-          nb::arg("clicks") = nb::none(), nb::arg("skip") = false,
-          "-1, or the place of the first gradient that is not finite: then nothing was changed, but where it is "
-          "skipped.")
       .def("export",
            [](MemoryTable& t) {
              const size_t room = t.size(), width = t.shape().width(), states = t.shape().floats() - width;

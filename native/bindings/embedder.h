@@ -61,7 +61,36 @@ inline Shown shown_of(const Counts& shows, const Counts& clicks, size_t keys) {
   return {shows ? shows->data() : nullptr, clicks ? clicks->data() : nullptr};
 }
 
-// What tables share beyond pull and push: a table is a MemoryTable or a SparseTable.
+// A table is a MemoryTable or a SparseTable.
+template <class Table>
+void bind_pull_and_push(nb::class_<Table>& table) {
+  table
+      .def(
+          "pull",
+          [](Table& t, Keys keys, bool create) {
+            auto rows = std::make_shared<Buffer<float>>();
+            with_file("", [&] {
+              rows->resize(keys.size() * t.shape().width());
+              t.pull(span_of(keys), rows->data(), create);
+            });
+            return shared_array(rows->data(), {keys.size(), t.shape().width()}, rows);
+          },
+          nb::arg("keys"), nb::arg("create"))
+      .def(
+          "push",
+          [](Table& t, Keys keys, Gradients gradients, double factor, Counts shows, Counts clicks, bool skip) {
+            if (gradients.shape(0) != keys.size() || gradients.shape(1) != t.shape().width())
+              throw nb::value_error("gradients are not (keys, width)");
+            const Shown shown = shown_of(shows, clicks, keys.size());
+            return with_file("", [&] { return t.push(span_of(keys), gradients.data(), factor, shown, skip); });
+          },
+          nb::arg("keys"), nb::arg("gradients"), nb::arg("factor"), nb::arg("shows") = nb::none(),
+          nb::arg("clicks") = nb::none(), nb::arg("skip") = false,
+          "-1, or the place of the first gradient that is not finite: then nothing was changed, but where it is "
+          "skipped.");
+}
+
+// What tables share beyond pull and push.
 template <class Table>
 void bind_life(nb::class_<Table>& table) {
   table

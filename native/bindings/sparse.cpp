@@ -47,6 +47,7 @@ void bind_sparse(nb::module_& m) {
           nb::arg("shard"), nb::arg("since"));
   nb::class_<SparseTable> table(m, "SparseTable", "Keys to rows of floats and their optimizers' states, on an SSD.");
   bind_life(table);
+  bind_pull_and_push(table);
   table
       .def(
           "join_life",
@@ -144,29 +145,6 @@ void bind_sparse(nb::module_& m) {
             with_file("", [&] { t.prefetch(span_of(keys), known); });
           },
           nb::arg("keys"), nb::arg("next_use") = nb::none())
-      .def(
-          "pull",
-          [](SparseTable& t, Keys keys, bool create) {
-            auto rows = std::make_shared<Buffer<float>>();
-            with_file("", [&] {
-              rows->resize(keys.size() * t.shape().width());
-              t.pull(span_of(keys), rows->data(), create);
-            });
-            return shared_array(rows->data(), {keys.size(), t.shape().width()}, rows);
-          },
-          nb::arg("keys"), nb::arg("create"))
-      .def(
-          "push",
-          [](SparseTable& t, Keys keys, Gradients gradients, double factor, Counts shows, Counts clicks, bool skip) {
-            if (gradients.shape(0) != keys.size() || gradients.shape(1) != t.shape().width())
-              throw nb::value_error("gradients are not (keys, width)");
-            const Shown shown = shown_of(shows, clicks, keys.size());
-            return with_file("", [&] { return t.push(span_of(keys), gradients.data(), factor, shown, skip); });
-          },
-          nb::arg("keys"), nb::arg("gradients"), nb::arg("factor"), nb::arg("shows") = nb::none(),
-          nb::arg("clicks") = nb::none(), nb::arg("skip") = false,
-          "-1, or the place of the first gradient that is not finite: then nothing was changed, but where it is "
-          "skipped.")
       .def(
           "read",
           [](SparseTable& t, Keys keys) {

@@ -130,6 +130,8 @@ class SparseTable {
   double index_budget(double rows) const;
   double fences(double rows) const;
   void gather(const Held& held, float* out, size_t floats) const;
+  template <class PlaceOf>
+  void put_rows(std::span<const int64_t> keys, const float* rows, const Held& held, PlaceOf place_of);
   void look(std::span<const int64_t> keys, float* out, size_t first, size_t floats);
   void fetch(unsigned first, unsigned end, const Fetch::Look& look, const Fetch::Found& found,
              const Fetch::Absent& absent);

@@ -15,6 +15,25 @@ void SparseTable::read(std::span<const int64_t> keys, float* out) {
   release(*held);
 }
 
+// Copies each row to its place in memory, which `place_of` tells under the lock of the shard; kNowhere leaves a row
+// out.
+template <class PlaceOf>
+void SparseTable::put_rows(std::span<const int64_t> keys, const float* rows, const Held& held, PlaceOf place_of) {
+  const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
+  parallel_for(threads_for(keys.size()), kShards, [&](size_t s) {
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold_shard(shard.lock);
+    for (size_t k = held.bounds[s]; k < held.bounds[s + 1]; ++k) {
+      const uint32_t place = place_of(shard, k);
+      if (place == kNowhere) continue;
+      std::memcpy(shard.rows.row(place), rows + held.at(k) * row_floats_, row_floats_ * sizeof(float));
+      Mark& mark = shard.rows.mark(place);
+      mark.dirty = 1;
+      mark.version = version;
+    }
+  });
+}
+
 void SparseTable::write(std::span<const int64_t> keys, const float* rows, bool known) {
   if (known) return write_known(keys, rows);
   std::lock_guard<std::mutex> hold(calls_);
@@ -25,19 +44,10 @@ void SparseTable::write(std::span<const int64_t> keys, const float* rows, bool k
     release(*held);
     throw;
   }
-  const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
-  parallel_for(threads_for(keys.size()), kShards, [&](size_t s) {
-    Shard& shard = shards_[s];
-    std::lock_guard<std::mutex> hold_shard(shard.lock);
-    for (size_t k = held->bounds[s]; k < held->bounds[s + 1]; ++k) {
-      const size_t at = held->at(k);
-      if (held->place(k) == kNowhere) continue;
-      std::memcpy(shard.rows.row(held->place(k)), rows + at * row_floats_, row_floats_ * sizeof(float));
-      Mark& mark = shard.rows.mark(held->place(k));
-      mark.dirty = 1;
-      mark.version = version;
-      --mark.pins;
-    }
+  put_rows(keys, rows, *held, [&](Shard& shard, size_t k) {
+    const uint32_t place = held->place(k);
+    if (place != kNowhere) --shard.rows.mark(place).pins;
+    return place;
   });
 }
 
@@ -47,25 +57,14 @@ void SparseTable::write_known(std::span<const int64_t> keys, const float* rows) 
   wait_for_compaction();
   const auto held = held_for(keys);
   write_cuts(*held);
-  const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
-  parallel_for(threads_for(keys.size()), kShards, [&](size_t s) {
-    Shard& shard = shards_[s];
-    std::lock_guard<std::mutex> hold_shard(shard.lock);
-    for (size_t k = held->bounds[s]; k < held->bounds[s + 1]; ++k) {
-      const size_t at = held->at(k);
-      const int64_t key = keys[at];
-      if (key == 0) continue;
-      const uint64_t mix = mix_of(key);
-      uint32_t place = shard.rows.find(key, mix);
-      if (place == kNowhere) {
-        make_room(shard, 1);
-        place = shard.rows.insert(key, mix);
-      }
-      std::memcpy(shard.rows.row(place), rows + at * row_floats_, row_floats_ * sizeof(float));
-      Mark& mark = shard.rows.mark(place);
-      mark.dirty = 1;
-      mark.version = version;
-    }
+  put_rows(keys, rows, *held, [&](Shard& shard, size_t k) {
+    const int64_t key = keys[held->at(k)];
+    if (key == 0) return kNowhere;
+    const uint64_t mix = mix_of(key);
+    const uint32_t place = shard.rows.find(key, mix);
+    if (place != kNowhere) return place;
+    make_room(shard, 1);
+    return shard.rows.insert(key, mix);
   });
 }
 
