@@ -1,7 +1,5 @@
 """Exports ``cb.callbacks``: the events of a training, and callbacks for experiment trackers and pruning (docs/callbacks.md)."""
 
-from typing import TYPE_CHECKING
-
 from ctrbox.arguments.names import refuse_unknown
 from ctrbox.train.callbacks import Callback, Checkpoint, End, Evaluation, Step, StopTraining
 from ctrbox.train.trackers import MLflow, OptunaPruning, WeightsAndBiases
@@ -18,5 +16,4 @@ __all__ = [
     "WeightsAndBiases",
 ]
 
-if not TYPE_CHECKING:  # so that type checkers still refuse unknown names
-    __getattr__ = refuse_unknown(__name__, __all__)
+refuse_unknown(__name__, __all__)

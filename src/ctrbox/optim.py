@@ -1,12 +1,9 @@
 """``cb.optim``: optimizers of tables and dense weights, and schedules of their learning rate."""
 
-from typing import TYPE_CHECKING
-
 from ctrbox.arguments.names import refuse_unknown
 from ctrbox.embed.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, RowwiseAdagrad
 from ctrbox.train.schedule import Cosine, Decay, ReduceOnPlateau, Warmup
 
 __all__ = ["FTRL", "SGD", "Adagrad", "Adam", "AdamW", "Cosine", "Decay", "ReduceOnPlateau", "RowwiseAdagrad", "Warmup"]
 
-if not TYPE_CHECKING:  # so that type checkers still refuse unknown names
-    __getattr__ = refuse_unknown(__name__, __all__)
+refuse_unknown(__name__, __all__)

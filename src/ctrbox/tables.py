@@ -1,7 +1,5 @@
 """``cb.tables``: embedders, which turn keys into trainable vectors, and the vector files that some of them read."""
 
-from typing import TYPE_CHECKING
-
 from ctrbox.arguments.names import refuse_unknown
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.gpu.levels import LevelTable
@@ -45,5 +43,4 @@ __all__ = [
     "write_vectors",
 ]
 
-if not TYPE_CHECKING:  # so that type checkers still refuse unknown names
-    __getattr__ = refuse_unknown(__name__, __all__)
+refuse_unknown(__name__, __all__)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from ctrbox.errors import PlanError
@@ -54,13 +55,13 @@ def no_attribute(
     return AttributeError(f"{owner} has no attribute {name!r}{advice}", name=name)
 
 
-def refuse_unknown(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
-    """Return a ``__getattr__`` for a module: it answers an unknown name with the nearest of its public ``names``."""
+def refuse_unknown(module: str, names: Iterable[str]) -> None:
+    """Let a module answer an unknown name with the nearest of its public ``names``, unseen by type checkers, which refuse it."""
 
     def answer(name: str) -> NoReturn:
         raise no_attribute(f"module {module!r}", name, names)
 
-    return answer
+    sys.modules[module].__getattr__ = answer  # type: ignore[method-assign]
 
 
 class UnknownArgument(PlanError, TypeError):

@@ -4,8 +4,6 @@ This folder knows no view: a reader is anything that speaks Arrow, so `cb.View(c
 key="row")` needs nothing from here, and a path of an `AdLog` is a folder of Parquet files like any other.
 """
 
-from typing import TYPE_CHECKING
-
 from ctrbox.arguments.names import refuse_unknown
 from ctrbox.datasets.bundled import ClickSet, criteo_attribution, criteo_sample, frappe, open_bandit
 from ctrbox.datasets.delimited import avazu, criteo
@@ -31,5 +29,4 @@ __all__ = [
     "vw",
 ]
 
-if not TYPE_CHECKING:  # so that type checkers still refuse unknown names
-    __getattr__ = refuse_unknown(__name__, __all__)
+refuse_unknown(__name__, __all__)

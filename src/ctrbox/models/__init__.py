@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -165,5 +165,4 @@ __all__ = [
     "build",
 ]
 
-if not TYPE_CHECKING:  # so that type checkers still refuse unknown names
-    __getattr__ = refuse_unknown(__name__, __all__)
+refuse_unknown(__name__, __all__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -61,6 +61,15 @@ class Footer:
         return {prefix: place for prefix, place in found.items() if prefix not in shared and self.sound[place]}
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What is read of a file: the leaves of its row groups; those in ``dictionary`` that are text come dictionary-encoded."""
+
+    groups: Sequence[int]
+    leaves: Sequence[Leaf]
+    dictionary: Sequence[str]
+
+
 class Indexed(Protocol):
     """A format whose files are read group by group. Errors of pyarrow may escape: the source names them."""
 
@@ -68,14 +77,7 @@ class Indexed(Protocol):
 
     def footer(self, file: File) -> Footer: ...
 
-    def read(
-        self,
-        file: File,
-        footer: Footer,
-        groups: Sequence[int],
-        leaves: Sequence[Leaf],
-        dictionary: Sequence[str],
-    ) -> list[pa.RecordBatch]: ...
+    def read(self, file: File, footer: Footer, wanted: Wanted) -> list[pa.RecordBatch]: ...
 
     def no_nulls(self, footer: Footer, leaf: Leaf) -> bool: ...
 
@@ -256,7 +258,7 @@ class IndexedFiles(ColumnSource):
     ) -> list[pa.RecordBatch]:
         """Read a piece and bring it to simple types; runs in a reader thread."""
         file = self._files[piece.file]
-        batches = self._read(file, footer, piece.groups, theirs, coded) if theirs else [piece.rows]
+        batches = self._read(file, footer, Wanted(piece.groups, theirs, coded)) if theirs else [piece.rows]
         made, row = [], piece.row
         for batch in batches:
             paths = {leaf.name: leaf.path for leaf in theirs}
@@ -264,16 +266,15 @@ class IndexedFiles(ColumnSource):
             row += made[-1].num_rows
         return made
 
-    def _read(
-        self, file: File, footer: Footer, groups: Sequence[int], leaves: Sequence[Leaf], coded: Sequence[str]
-    ) -> list[pa.RecordBatch]:
+    def _read(self, file: File, footer: Footer, wanted: Wanted) -> list[pa.RecordBatch]:
+        groups = wanted.groups
         several = f"s {groups[0]} to {groups[-1]}" if len(groups) > 1 else f" {groups[0]}"
         names = f"{file.shown} {self._format.unit}{several}"
         try:
-            return file.store.attempt(names, lambda: self._format.read(file, footer, groups, leaves, coded))
+            return file.store.attempt(names, lambda: self._format.read(file, footer, wanted))
         except Exception as error:
             if len(groups) > 1 and not file.store.remote:  # one by one, to name the damaged one
-                return [batch for group in groups for batch in self._read(file, footer, [group], leaves, coded)]
+                return [one for group in groups for one in self._read(file, footer, replace(wanted, groups=[group]))]
             if isinstance(error, CtrboxError):
                 raise
             raise SourceError(f"{names} cannot be read: {first_line(error)}") from error

@@ -15,7 +15,7 @@ from pyarrow import types as pt
 
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File
-from ctrbox.views.indexed import Footer
+from ctrbox.views.indexed import Footer, Wanted
 from ctrbox.views.simple import Leaf
 from ctrbox.views.streamed import Parse, open_stream
 
@@ -45,19 +45,12 @@ class IpcFile:
             rows = tuple(counts.get_batch(i).num_rows for i in range(counts.num_record_batches))
         return Footer(schema, rows)
 
-    def read(
-        self,
-        file: File,
-        footer: Footer,
-        groups: Sequence[int],
-        leaves: Sequence[Leaf],
-        dictionary: Sequence[str],
-    ) -> list[pa.RecordBatch]:
-        names = dict.fromkeys(leaf.path[0] for leaf in leaves)
+    def read(self, file: File, footer: Footer, wanted: Wanted) -> list[pa.RecordBatch]:
+        names = dict.fromkeys(leaf.path[0] for leaf in wanted.leaves)
         places = sorted(footer.schema.get_field_index(name) for name in names)
         with file.version.reading() as opened:
             reader = pa.ipc.open_file(opened, options=_only(footer.schema, places))
-            batches = [reader.get_batch(group) for group in groups]
+            batches = [reader.get_batch(group) for group in wanted.groups]
         for batch in batches:
             check_batch(batch)
         return batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File, first_line
 from ctrbox.views.footers import read_footer
-from ctrbox.views.indexed import Footer
+from ctrbox.views.indexed import Footer, Wanted
 from ctrbox.views.pages import decode_columns
 from ctrbox.views.simple import Leaf
 
@@ -46,47 +47,33 @@ class Parquet:
                 ) from error
             raise
 
-    def read(
-        self,
-        file: File,
-        footer: Footer,
-        groups: Sequence[int],
-        leaves: Sequence[Leaf],
-        dictionary: Sequence[str],
-    ) -> list[pa.RecordBatch]:
+    def read(self, file: File, footer: Footer, wanted: Wanted) -> list[pa.RecordBatch]:
         with file.version.reading() as raw:
             quick: pa.RecordBatch | None = None
-            if len(groups) == 1 and file.version.local:  # pyarrow reads ahead from afar, and joins small groups
-                plain = [leaf for leaf in leaves if leaf.name not in dictionary]
-                quick = decode_columns(raw, footer, groups[0], plain)
-            if quick is not None and quick.num_columns == len(leaves):
+            if len(wanted.groups) == 1 and file.version.local:  # pyarrow reads ahead from afar, and joins small groups
+                plain = [leaf for leaf in wanted.leaves if leaf.name not in wanted.dictionary]
+                quick = decode_columns(raw, footer, wanted.groups[0], plain)
+            if quick is not None and quick.num_columns == len(wanted.leaves):
                 return [quick]
             done = set() if quick is None else set(quick.schema.names)
-            rest = [leaf for leaf in leaves if leaf.name not in done]
-            batches = self._read(file, raw, footer, groups, rest, dictionary) if rest else []
-            if quick is not None and rest and [batch.num_rows for batch in batches] != [footer.rows[groups[0]]]:
+            rest = [leaf for leaf in wanted.leaves if leaf.name not in done]
+            batches = self._read(file, raw, footer, replace(wanted, leaves=rest)) if rest else []
+            if quick is not None and rest and [batch.num_rows for batch in batches] != [footer.rows[wanted.groups[0]]]:
                 # Strings of more than 2 GB came in pieces, or the file contradicts itself.
-                return self._read(file, raw, footer, groups, leaves, dictionary)
+                return self._read(file, raw, footer, wanted)
         if quick is None:
             return batches
         parts = [quick, *batches]
         columns = [column for part in parts for column in part.columns]
         return [pa.RecordBatch.from_arrays(columns, [name for part in parts for name in part.schema.names])]
 
-    def _read(
-        self,
-        file: File,
-        raw: pa.NativeFile,
-        footer: Footer,
-        groups: Sequence[int],
-        leaves: Sequence[Leaf],
-        dictionary: Sequence[str],
-    ) -> list[pa.RecordBatch]:
+    def _read(self, file: File, raw: pa.NativeFile, footer: Footer, wanted: Wanted) -> list[pa.RecordBatch]:
         """By pyarrow, which knows all of Parquet and has the last word on what is damaged."""
-        dictionary = [name for name in dictionary if not _delta_encoded(footer, groups, name)]
+        groups = wanted.groups
+        dictionary = [name for name in wanted.dictionary if not _delta_encoded(footer, groups, name)]
         with self._open(file, raw, footer, dictionary) as opened:
             table = opened.read_row_groups(
-                list(groups), columns=[".".join(leaf.path) for leaf in leaves], use_threads=False
+                list(groups), columns=[".".join(leaf.path) for leaf in wanted.leaves], use_threads=False
             )
         told = sum(footer.rows[group] for group in groups)
         if table.num_rows != told:  # pyarrow writes such files where lists have a fixed size of 0

@@ -290,13 +290,12 @@ class Source:
             ]
         if not out.nullable:
             return [self.params(k), f"{self.value(out)} = {k.body}::apply({args});"]
-        return [
-            self.params(k),
-            f"const uint8_t ok = {self.all_valid(k.reads)};",
-            f"const {kind} x = {k.body}::apply({args});",
-            f"{self.value(out)} = ok ? x : {kind}{{}};",
-            f"{self.valid(out)} = ok;",
-        ]
+        call = [f"const {kind} x = {k.body}::apply({args});", f"{self.value(out)} = ok ? x : {kind}{{}};"]
+        return [self.params(k), *self.where_valid(k, call)]
+
+    def where_valid(self, k: Instruction, lines: list[str]) -> list[str]:
+        """Put ``ok`` before the lines, whether all arguments are valid; behind them it becomes the validity of the result."""
+        return [f"const uint8_t ok = {self.all_valid(k.reads)};", *lines, f"{self.valid(k.makes[0])} = ok;"]
 
     def user_call(self, k: Instruction) -> list[str]:
         """An operator of a user; it never sees a null row."""
@@ -304,13 +303,9 @@ class Source:
         call = f"{k.body}({', '.join(self.value(r) for r in k.reads)})"
         if not out.nullable:
             return [f"{self.value(out)} = {call};"]
-        return [
-            f"const uint8_t ok = {self.all_valid(k.reads)};",
-            f"{type_of(out.kind)} x = {{}};",
-            f"if (ok) x = {call};",
-            f"{self.value(out)} = x;",
-            f"{self.valid(out)} = ok;",
-        ]
+        return self.where_valid(
+            k, [f"{type_of(out.kind)} x = {{}};", f"if (ok) x = {call};", f"{self.value(out)} = x;"]
+        )
 
     def choice(self, k: Instruction) -> list[str]:
         """fill, select, is_null: entries are moved, validity is chosen."""
