@@ -2,7 +2,7 @@
 
     python -m benchmarks.defaults [--arm classifier] [--set frappe_x1] [--model LR] [--data FOLDER] [--log fits.jsonl] [--quick]
 
-Four arms: ``cb.Classifier`` (several epochs), one pass of ``cb.Trainer``, ``cb.DeepFFM``, and ``cb.DeepFFM(ffm=None)``. An arm
+Four arms: ``cb.Classifier`` (several epochs), one epoch of ``cb.Trainer``, ``cb.DeepFFM``, and ``cb.DeepFFM(ffm=None)``. An arm
 runs in three rounds of successive halving. The first trains every candidate with one seed and some of the models. The second
 trains the best of them, and the defaults, with three seeds and all models. A candidate's regret on a set and model is
 the AUC that it loses there against the best candidate; the mean regret over sets and models ranks candidates. The third round
@@ -58,7 +58,7 @@ def adagrad(pair: tuple[float, float]) -> Any:
     return cb.Adagrad(lr=pair[0], initial=pair[1])
 
 
-def one_pass(set_: str, model: str, options: Options, seed: int, final: bool) -> float:
+def one_epoch(set_: str, model: str, options: Options, seed: int, final: bool) -> float:
     """Train once over the log in its order, with the trainer's other defaults."""
     import torch
 
@@ -80,13 +80,13 @@ FFM_BEFORE: Options = {"hidden": (), "norm": False, "k": 4, "lr": 0.02, "ffm": 0
 
 
 def deep_ffm(set_: str, model: str, options: Options, seed: int, final: bool) -> float:
-    """Learn with the CPU engine: one pass, or three with the model "3 passes"."""
+    """Learn with the CPU engine: one epoch, or three with the model "3 epochs"."""
     import ctrbox as cb
 
     data = defaults_data.stream(set_, final)
     o = FFM_BEFORE | options
     engine = cb.DeepFFM(data.schema, bits=20, seed=seed, **o)
-    for _ in range(3 if model == "3 passes" else 1):
+    for _ in range(3 if model == "3 epochs" else 1):
         engine.learn(data.learn)
     return quality_data.auc(data.score_labels, engine.predict(data.score))
 
@@ -145,15 +145,15 @@ ARMS = {
             **apart((0.05, 1.0), (0.01, 0.1), steps=200),
         },
     ),
-    "one pass": Arm(
-        one_pass, defaults_data.FRAMES, ("LR", "DeepFM"), ("LR", "FM", "DeepFM", "DCNv2"), "0.05 / 0",
+    "one epoch": Arm(
+        one_epoch, defaults_data.FRAMES, ("LR", "DeepFM"), ("LR", "FM", "DeepFM", "DCNv2"), "0.05 / 0",
         {
             **same((0.05, 0.0), (0.01, 0.1), (0.02, 0.1), (0.02, 1.0), (0.05, 1.0)),
             **apart((0.05, 1.0), (0.01, 0.1), (0.02, 0.1), (0.02, 1.0)),
         },
     ),
     "ffm": Arm(
-        deep_ffm, defaults_data.STREAMS, ("1 pass",), ("1 pass", "3 passes"), "no network",
+        deep_ffm, defaults_data.STREAMS, ("1 epoch",), ("1 epoch", "3 epochs"), "no network",
         {
             "no network": {},
             **ffms({"hidden": (24, 24)}, lr=[0.05, 0.1], nn=[0.1]),
@@ -163,7 +163,7 @@ ARMS = {
         },
     ),
     "ffm=None": Arm(
-        deep_ffm, defaults_data.STREAMS, ("1 pass",), ("1 pass", "3 passes"), "ffm None hidden ()",
+        deep_ffm, defaults_data.STREAMS, ("1 epoch",), ("1 epoch", "3 epochs"), "ffm None hidden ()",
         {
             **ffms({"ffm": None, "hidden": ()}, lr=[0.05, 0.1, 0.2]),
             **ffms({"ffm": None, "hidden": (24, 24)}, lr=[0.05]),
@@ -258,7 +258,7 @@ def main() -> None:
     parser = report.options(__doc__)
     parser.add_argument("--arm", action="append", choices=[*ARMS])
     parser.add_argument("--set", action="append", choices=defaults_data.STREAMS)
-    parser.add_argument("--model", action="append", help="only these models of the arms, such as LR or '1 pass'")
+    parser.add_argument("--model", action="append", help="only these models of the arms, such as LR or '1 epoch'")
     parser.add_argument("--data", type=Path, default=quality_data.SHARED, help="the folder of the real sets")
     parser.add_argument("--log", type=Path, help="append every fit as a JSON line, and read those that are there")
     parser.add_argument("--quick", action="store_true", help="one seed in every round")

@@ -1,4 +1,4 @@
-"""The data of `benchmarks.defaults`: every set as a frame for ``cb.Classifier`` and as batches for one pass and for Deep FFM.
+"""The data of `benchmarks.defaults`: every set as a frame for ``cb.Classifier`` and as batches for one epoch and for Deep FFM.
 
 A set has three parts in the order of its rows (which for Frappe is random): rows to learn from, rows to choose by, and test rows,
 which nobody looks at before the choice is made. The final models learn from the last 90,000 rows before the test rows.

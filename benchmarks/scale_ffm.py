@@ -1,6 +1,6 @@
 """The Deep FFM part of benchmarks.scale: examples learned and predicted per second, and the AUC of the test.
 
-800,000 examples of benchmarks.ffm_data, seed 7, are learned in one pass and 200,000 are predicted, a quarter of both with
+800,000 examples of benchmarks.ffm_data, seed 7, are learned in one epoch and 200,000 are predicted, a quarter of both with
 --quick. Examples lie in memory in pieces of 65,536, as a cache of examples hands them out; the time includes progressive
 validation. One core learns one example after the other; several cores learn blocks, and the time of blocks on one core is
 in the "learned in blocks" lines. Predictions are the best of three; N cores predict the test examples N times in one call, so

@@ -1,4 +1,4 @@
-"""The training that every side gets: one model, one table, one pass in the order of the log, the newest tenth held back.
+"""The training that every side gets: one model, one table, one epoch in the order of the log, the newest tenth held back.
 
 Nothing is saved on any side: a run folder would cost all of them the same and blur what is compared.
 """
