@@ -155,7 +155,7 @@ def check_lazy(table: MemoryTable | SparseTable) -> None:
 
 
 def check_splits(embedder: Embedder) -> None:
-    """Refuse a table whose pushes are counted: servers of a cluster are not pushed to equally often."""
+    """Refuse a table whose pushes are counted: the servers of a cluster do not get equally many pushes."""
     if isinstance(embedder, Table) and (embedder.counters is not None or embedder.admission is not None):
         raise PlanError(
             "a table with counters= or admission= "

@@ -87,7 +87,8 @@ class Checkpoints:
         return sorted(p for p in self.folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir())
 
     def last(self, tell: Any, histories: Histories | None = None) -> Checkpoint | None:
-        """The newest that is whole; ``tell`` gets what is wrong with newer ones, which go. SourceError where none is.
+        """Return the newest whole checkpoint; SourceError if there is none. Newer ones that are damaged are removed, and ``tell`` gets
+        the reason.
 
         ``histories``: gets the state that the checkpoint holds.
         """

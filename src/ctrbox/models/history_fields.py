@@ -44,7 +44,7 @@ def pairs_of(
 def poolings(
     model: str, schema: Schema, pooling: str | Mapping[str, str], fields: Sequence[str] | None, pasts: Sequence[str]
 ) -> dict[str, str]:
-    """What was asked for, with the histories as sequences."""
+    """Return the pooling of each field, as it was asked for, with the histories as sequences."""
     if isinstance(pooling, str):
         read = [field.name for field in schema.sparse] if fields is None else list(fields)
         how = dict.fromkeys(read, pooling)

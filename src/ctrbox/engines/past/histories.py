@@ -84,7 +84,7 @@ class StepStates:
         return [*self.own, *(state for states in self.others.values() for state in states)]
 
     def rows(self, morsel: Morsel, threads: int, ask: bool) -> Rows:
-        """Evaluate what the states read of rows of the log. ``ask``: whether the rows want an answer."""
+        """Evaluate the expressions that the states read from rows of the log. ``ask``: whether the rows want an answer."""
         evaluated, count = self.inputs.evaluate(morsel, threads), morsel.rows.num_rows
         asks = None if ask else np.zeros(count, bool)
         return Rows(count, evaluated, self.inputs.passed(evaluated), asks, threads, morsel.origin.name)
@@ -113,7 +113,7 @@ class StepStates:
         return made
 
     def asked(self, morsel: Morsel, threads: int) -> dict[str, pa.Array]:
-        """Return the columns of rows to be scored, of which only keys and times are read."""
+        """Return the columns of rows to be scored; only their keys and times are read."""
         evaluated = self.asking.evaluate(morsel, threads)
         rows = Rows(morsel.rows.num_rows, evaluated, None, None, threads, morsel.origin.name)
         made: dict[str, pa.Array] = {}
@@ -313,7 +313,7 @@ class Histories:
         """Raise a BudgetError if the events of a past take more memory than its budget, which they may exceed by one call."""
         if self._broken:
             raise PlanError(
-                f"an earlier call failed while it fed this state, so it is of no use any more: {self._broken}"
+                f"an earlier call failed while it fed this state, so it cannot be used any more: {self._broken}"
             )
         for state in self.states:
             try:
@@ -488,7 +488,7 @@ def _any_columns(step: StepStates, count: int) -> dict[str, pa.Array]:
 
 
 def _renamed(state: State, rows: Rows, key: Column, time: Column) -> Rows:
-    """Return rows with key and time under the nodes by which a state knows them."""
+    """Return rows with their key and time under the nodes that a state expects."""
     return replace(rows, columns={state.first.key.id: key, state.first.time.id: time})
 
 

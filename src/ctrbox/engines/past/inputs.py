@@ -194,7 +194,7 @@ class Inputs(Expressions):
 
 
 class Asking(Expressions):
-    """What rows that are to be scored need for the features of one step: their keys and times, and nothing of an event.
+    """The keys and times that rows to be scored must have for the features of one step; nothing of an event is read.
 
     Filters before the step are left out, because they may read a label, which such rows do not have.
     """

@@ -71,7 +71,7 @@ class State:
         return found
 
     def seen(self, rows: Rows) -> dict[str, pa.Array]:
-        """Return the columns of rows of which only key and time are known, and change nothing."""
+        """Return the columns of rows whose key and time alone are known, and change nothing."""
         key, time = rows.columns[self.first.key.id], rows.columns[self.first.time.id]
         valid = _both(_both(key.valid, time.valid), rows.passed)
         (times,) = time.arrays
@@ -84,7 +84,7 @@ class State:
         return self.passed((key.arrays[0], times, _bytes(valid), None, feeds, nothing), rows.threads)
 
     def _texts(self) -> list[bool]:
-        """Return of each word of the state whether its values are texts."""
+        """Return whether the values of each word of the state are texts."""
         raise NotImplementedError
 
     def _check_age(self, rows: Rows, times: np.ndarray, valid: np.ndarray | None) -> None:
@@ -116,7 +116,7 @@ class State:
         return key.arrays[0], times, _bytes(valid), _bytes(rows.asks), flags, columns
 
     def timed(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        """Return the times of rows, and of which rows they count: those that have one and pass the filters before the step."""
+        """Return the times of rows, and which rows count: those that have a time and pass the filters before the step."""
         time = rows.columns[self.first.time.id]
         known = _both(time.valid, rows.passed)
         (times,) = time.arrays
