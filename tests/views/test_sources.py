@@ -623,9 +623,9 @@ def test_a_slow_consumer_holds_the_readers_back(tmp_path: Path) -> None:
     source = open_source(tmp_path / "a.parquet")
     decoded: list[int] = []
     original = source._format.read  # type: ignore[attr-defined]
-    source._format.read = lambda file, footer, groups, *rest: (  # type: ignore[attr-defined]
-        decoded.extend(groups),
-        original(file, footer, groups, *rest),
+    source._format.read = lambda file, footer, wanted: (  # type: ignore[attr-defined]
+        decoded.extend(wanted.groups),
+        original(file, footer, wanted),
     )[1]
     scan = source.scan(["id"], rows=20, threads=2, ahead=3)
     for taken in range(1, 8):

@@ -87,8 +87,8 @@ class Checkpoints:
         return sorted(p for p in self.folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir())
 
     def last(self, tell: Any, histories: Histories | None = None) -> Checkpoint | None:
-        """Return the newest whole checkpoint; SourceError if there is none. Newer ones that are damaged are removed, and ``tell`` gets
-        the reason.
+        """Return the newest whole checkpoint; SourceError if there is none. Newer ones that are damaged are removed, and ``tell``
+        gets the reason.
 
         ``histories``: gets the state that the checkpoint holds.
         """

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from ctrbox.errors import SourceError
 from ctrbox.files.side_by_side import side_by_side
 from ctrbox.views.columns import Columns, digest, make_batch
-from ctrbox.views.indexed import THREADS, Footer, IndexedFiles, Piece
+from ctrbox.views.indexed import THREADS, Footer, IndexedFiles, Piece, Wanted
 from ctrbox.views.morsel import Origin
 from ctrbox.views.parquet import Parquet
 from ctrbox.views.partitions import Partitions
@@ -114,8 +114,8 @@ class TableFiles(IndexedFiles):
         stored = [leaf for leaf in chosen if leaf.name not in self._partitions.columns]
         places = {leaf.name: found for leaf, found in zip(stored, theirs, strict=True)}
         present = [found for found in theirs if found.path]
-        wanted = [places[name].name for name in coded if places[name].path]
-        batches = self._read(file, footer, piece.groups, present, wanted) if present else [None]
+        wanted = Wanted(piece.groups, present, [places[name].name for name in coded if places[name].path])
+        batches = self._read(file, footer, wanted) if present else [None]
         made, row = [], piece.row
         for batch in batches:
             rows = piece.rows if batch is None else batch.num_rows
