@@ -70,6 +70,16 @@ class Wanted:
     dictionary: Sequence[str]
 
 
+@dataclass(frozen=True)
+class Prune:
+    """Which rows are wanted: those for which ``wanted`` is true. ``promise``: what the path of a file says about all of its rows,
+    as an expression of the columns ``fields``."""
+
+    wanted: pc.Expression
+    promise: pc.Expression | None
+    fields: list[pa.Field]
+
+
 class Indexed(Protocol):
     """A format whose files are read group by group. Errors of pyarrow may escape: the source names them."""
 
@@ -83,14 +93,20 @@ class Indexed(Protocol):
 
     def ranges(self, footer: Footer, leaf: Leaf) -> list[tuple[Any, Any]] | None: ...
 
-    def survivors(
-        self,
-        file: File,
-        footer: Footer,
-        prune: pc.Expression,
-        promise: pc.Expression | None,
-        fields: list[pa.Field],
-    ) -> set[int] | None: ...
+    def survivors(self, file: File, footer: Footer, prune: Prune) -> set[int] | None: ...
+
+
+class NoStatistics:
+    """The part of a format whose files tell nothing about their values: every group is read, and every column may hold nulls."""
+
+    def no_nulls(self, footer: Footer, leaf: Leaf) -> bool:
+        return False
+
+    def ranges(self, footer: Footer, leaf: Leaf) -> list[tuple[Any, Any]] | None:
+        return None
+
+    def survivors(self, file: File, footer: Footer, prune: Prune) -> set[int] | None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -245,8 +261,8 @@ class IndexedFiles(ColumnSource):
     def _ask(self, file: int, footer: Footer, prune: pc.Expression) -> set[int] | None:
         """The groups of a file that `prune` leaves; None: all of them."""
         found = self._files[file]
-        promise, fields = self._partitions.guarantee(file), self._partitions.fields
-        return found.store.attempt(found.shown, lambda: self._format.survivors(found, footer, prune, promise, fields))
+        asked = Prune(prune, self._partitions.guarantee(file), self._partitions.fields)
+        return found.store.attempt(found.shown, lambda: self._format.survivors(found, footer, asked))
 
     def _decode(
         self,

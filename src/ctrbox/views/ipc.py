@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types as pt
 
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File
-from ctrbox.views.indexed import Footer, Wanted
+from ctrbox.views.indexed import Footer, NoStatistics, Wanted
 from ctrbox.views.simple import Leaf
 from ctrbox.views.streamed import Parse, open_stream
 
@@ -32,7 +30,7 @@ def _head(file: File) -> bytes:
         return bytes(opened.read(len(MAGIC)))
 
 
-class IpcFile:
+class IpcFile(NoStatistics):
     """Reads one record batch at a time. The format holds no statistics, so nullness comes from the schema."""
 
     unit = "record batch"
@@ -54,22 +52,6 @@ class IpcFile:
         for batch in batches:
             check_batch(batch)
         return batches
-
-    def no_nulls(self, footer: Footer, leaf: Leaf) -> bool:
-        return False
-
-    def ranges(self, footer: Footer, leaf: Leaf) -> list[tuple[Any, Any]] | None:
-        return None
-
-    def survivors(
-        self,
-        file: File,
-        footer: Footer,
-        prune: pc.Expression,
-        promise: pc.Expression | None,
-        fields: list[pa.Field],
-    ) -> set[int] | None:
-        return None
 
 
 class IpcStream:

@@ -6,23 +6,18 @@ nanoseconds and refuses those that do not fit, the years before 1677 and after 2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.orc as orc
 
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File
-from ctrbox.views.indexed import Footer
+from ctrbox.views.indexed import Footer, NoStatistics, Wanted
 from ctrbox.views.ipc import check_batch, widths
-from ctrbox.views.simple import Leaf
 
 MAGIC = b"ORC"
 
 
-class Orc:
+class Orc(NoStatistics):
     """Reads one stripe at a time. Its statistics are not used, so every column may hold nulls."""
 
     unit = "stripe"
@@ -43,36 +38,13 @@ class Orc:
                 raise pa.ArrowInvalid(f"its stripes hold {sum(rows):,} rows, but its footer says {opened.nrows:,}")
         return Footer(schema, rows)
 
-    def read(
-        self,
-        file: File,
-        footer: Footer,
-        groups: Sequence[int],
-        leaves: Sequence[Leaf],
-        dictionary: Sequence[str],
-    ) -> list[pa.RecordBatch]:
-        names = list(dict.fromkeys(leaf.path[0] for leaf in leaves))
+    def read(self, file: File, footer: Footer, wanted: Wanted) -> list[pa.RecordBatch]:
+        names = list(dict.fromkeys(leaf.path[0] for leaf in wanted.leaves))
         with file.version.reading() as raw:
             opened = orc.ORCFile(raw)
-            batches = [opened.read_stripe(group, columns=names) for group in groups]
-        for group, batch in zip(groups, batches, strict=True):
+            batches = [opened.read_stripe(group, columns=names) for group in wanted.groups]
+        for group, batch in zip(wanted.groups, batches, strict=True):
             if batch.num_rows != footer.rows[group]:
                 raise pa.ArrowInvalid(f"stripe {group} holds {batch.num_rows:,} rows, expected {footer.rows[group]:,}")
             check_batch(batch)
         return batches
-
-    def no_nulls(self, footer: Footer, leaf: Leaf) -> bool:
-        return False
-
-    def ranges(self, footer: Footer, leaf: Leaf) -> list[tuple[Any, Any]] | None:
-        return None
-
-    def survivors(
-        self,
-        file: File,
-        footer: Footer,
-        prune: pc.Expression,
-        promise: pc.Expression | None,
-        fields: list[pa.Field],
-    ) -> set[int] | None:
-        return None

@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File, first_line
 from ctrbox.views.footers import read_footer
-from ctrbox.views.indexed import Footer, Wanted
+from ctrbox.views.indexed import Footer, Prune, Wanted
 from ctrbox.views.pages import decode_columns
 from ctrbox.views.simple import Leaf
 
@@ -111,25 +110,18 @@ class Parquet:
         except (ValueError, OverflowError, pa.ArrowException):
             return None  # text that is not UTF-8, or a day that Python's dates do not reach
 
-    def survivors(
-        self,
-        file: File,
-        footer: Footer,
-        prune: pc.Expression,
-        promise: pc.Expression | None,
-        fields: list[pa.Field],
-    ) -> set[int] | None:
-        """The row groups that may hold a row for which `prune` is true; None: all of them."""
+    def survivors(self, file: File, footer: Footer, prune: Prune) -> set[int] | None:
+        """The row groups that may hold a row that is wanted; None: all of them."""
         if not all(footer.sound):
             return None  # pyarrow cannot be asked; what it reads is filtered later in any case
         try:
             schema = footer.schema
-            for field in fields:
+            for field in prune.fields:
                 place = schema.get_field_index(field.name)
                 schema = schema.append(field) if place < 0 else schema.set(place, field)
             with file.version.reading() as raw:  # the fragment reads a footer of its own
-                fragment = ds.ParquetFileFormat().make_fragment(raw, partition_expression=promise)
-                left = fragment.subset(filter=prune, schema=schema)
+                fragment = ds.ParquetFileFormat().make_fragment(raw, partition_expression=prune.promise)
+                left = fragment.subset(filter=prune.wanted, schema=schema)
                 return {group.id for group in left.row_groups}
         except OSError as error:
             raise SourceError(f"{file.shown} cannot be read: {first_line(error)}") from error
