@@ -141,6 +141,7 @@ def quick_enough(tiny: Tiny, found: Any) -> None:
 
 # By benchmark: the arguments of its command line, and what else makes it small.
 RUNS: dict[str, tuple[list[str], Callable[[Tiny, Any], None] | None]] = {
+    "big_join": (["--rows", "3000", "--view", "2000", "--tools", "memory,disk", "--repeats", "1"], None),
     "calibration": (["--quick"], calibration),
     "common_features": (["--quick"], lambda tiny, found: tiny.set(found, BATCH=64, pin=lambda cores: None)),
     "compile": (["--quick"], quick_enough),
@@ -168,8 +169,8 @@ def _few(made: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given: islice(made(*given), 20)
 
 
-# These two wait for a disk and for processes, for seconds.
-SLOW = ("disk", "table_crash")
+# These wait for a disk and for processes, for seconds.
+SLOW = ("big_join", "disk", "table_crash")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in RUNS])
