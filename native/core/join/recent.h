@@ -37,6 +37,7 @@ class Recent {
         g->slots.assign(slots, 0);
       }
     bytes_ = shards * 2 * each;
+    largest_ = shards_[0].young.room / 4;
   }
 
   uint64_t bytes() const { return bytes_; }
@@ -60,7 +61,7 @@ class Recent {
   }
 
   void put(uint64_t id, const char* bytes, size_t n) {
-    if (shards_.empty() || n > shards_[0].young.room / 4) return;
+    if (shards_.empty() || n > largest_) return;
     const uint64_t mix = finish(id);
     Shard& shard = shard_of(mix);
     std::lock_guard<std::mutex> hold(shard.mutex);
@@ -122,6 +123,7 @@ class Recent {
 
   std::vector<Shard> shards_;
   uint64_t bytes_ = 0;
+  size_t largest_ = 0;  // bytes of an entry; what is longer is not kept
 };
 
 }  // namespace cb
