@@ -230,10 +230,13 @@ def test_joined_views(runtime: Runtime, how: str, rows: int) -> None:
 
 def test_the_cpu_looks_up_a_joined_view_that_lies_on_disk(runtime: Runtime) -> None:
     others = users(7).fill(age=0, name="?", langs=[])
-    wanted = features(dense={"age": col("age")}, sparse={"name": col("name").lower(), "pair": cb.cross("tags", "langs")})
+    wanted = features(
+        dense={"age": col("age")}, sparse={"name": col("name").lower(), "pair": cb.cross("tags", "langs")}
+    )
     log = cb.View(log_table(600), key="id")
     memory, disk = (
-        cb.compile(log.join(others, on="user", how="inner", **more), wanted) for more in ({}, {"budget": 1, "spill": True})
+        cb.compile(log.join(others, on="user", how="inner", **more), wanted)
+        for more in ({}, {"budget": 1, "spill": True})
     )
     made = agree(disk, runtime, (100, 1000))
     assert [d.on_disk for d in made.dimensions.values()] == [True]
