@@ -404,8 +404,8 @@ def test_an_engine_that_learned_less_than_the_folder_is_refused(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, learned: int, kept: list[str], refused: bool
 ) -> None:
     (tmp_path / "file").touch()
-    folder = SimpleNamespace(fingerprint="f")
-    monkeypatch.setattr("ctrbox.loop.loop.ModelFolder", SimpleNamespace(open=lambda place: folder))
+    folder = SimpleNamespace(fingerprint="f", published=SimpleNamespace(need_key=lambda: None))
+    monkeypatch.setattr("ctrbox.loop.loop.ModelFolder", SimpleNamespace(open=lambda place, **how: folder))
     monkeypatch.setattr(Steps, "_learned", lambda *_: learned)
     checkpoints = SimpleNamespace(found=lambda: kept)
     steps = Steps(clock, out=tmp_path, plan=SimpleNamespace(fingerprint="f"), checkpoints=checkpoints)

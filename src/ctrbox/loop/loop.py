@@ -65,6 +65,7 @@ class OnlineLoop:
     """
 
     histories: Histories | None = None  # the state of the plan's histories, which the loop alone feeds
+    key: PrivateKey | None = None  # with which versions are signed
 
     def __init__(
         self,
