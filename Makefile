@@ -148,7 +148,7 @@ test-gpu: $(SETUP)  ## tests that need a CUDA device, then memcheck and racechec
 	  echo "== compute-sanitizer --tool $$kind"; \
 	  $$tool --tool $$kind --error-exitcode 1 $(PY) -m tests.gpu.sanitize; done
 
-test-exhaustive: setup  ## what repeats a check in another shape: every plan with blocks of 256 threads
+test-exhaustive: setup  ## longer and repeated checks: many more random plans, more sizes of blocks, longer random sequences
 	$(PY) -m pytest -n $(JOBS) -m exhaustive $(PYTEST_FLAGS)
 
 test-mutants: setup  ## random changes to the product's code: how many do the tests catch? MUTANTS= how many, SEED= which

@@ -153,6 +153,7 @@ RUNS: dict[str, tuple[list[str], Callable[[Tiny, Any], None] | None]] = {
     "ffm": (["--quick"], lambda tiny, found: tiny.set(found, ROWS=20_000, TEST=5_000)),
     "history": (["--rows", "3000", "--users", "100", "--tools", "ours"], None),
     "levels": (["--quick", "--epochs", "2"], levels),
+    "long_history": (["--rows", "240", "--events", "20", "--seeds", "2", "--epochs", "1"], None),
     "model_server": (["--quick"], lambda tiny, found: tiny.set(found, pin=lambda cores: None)),
     "online": (["--rows", "2000", "--bits", "12"], None),
     "overlap": (["--quick"], overlap),

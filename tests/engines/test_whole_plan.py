@@ -627,15 +627,15 @@ QUIET = {
 }
 
 
-@settings(max_examples=80, **QUIET)
+@settings(max_examples=150, **QUIET)
 @given(job=jobs(), **ENGINE)
 @pytest.mark.slow
 def test_any_plan_equals_the_oracle(job: Job, **engine: Any) -> None:
     check(job, **engine)
 
 
-@pytest.mark.slow
-@settings(max_examples=300, **QUIET)
+@pytest.mark.exhaustive
+@settings(max_examples=600, **QUIET)
 @given(job=jobs(), **ENGINE)
 def test_many_plans_equal_the_oracle(job: Job, **engine: Any) -> None:
     check(job, **engine)

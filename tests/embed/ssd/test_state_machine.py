@@ -382,7 +382,7 @@ class SparseTableMachine(RuleBasedStateMachine):
 
 
 SparseTableMachine.TestCase.settings = settings(
-    max_examples=20, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=14, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestSparseTable = SparseTableMachine.TestCase
 
