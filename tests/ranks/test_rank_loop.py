@@ -14,32 +14,12 @@ import torch
 import ctrbox as cb
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.sharded import Spec
-from ctrbox.engines.stream import Position
 from ctrbox.errors import CompactionError, DataError, PlanError, TrainError, WriteError
 from ctrbox.ranks import fit as fit_module
 from ctrbox.ranks.fit import RankFit
-from ctrbox.ranks.reading import BLOCK_ROWS, Blocks
 from ctrbox.ranks.table import RankTable
 from ctrbox.ranks.training import Ranks, check_supported
 from ctrbox.ranks.world import World
-
-# ---- the reading of the log
-
-
-def test_blocks_are_about_65536_rows_of_whole_batches_or_one_window() -> None:
-    def rows(left: int, batch: int, shuffle: int = 0, ranks: int = 2) -> tuple[int, int]:
-        blocks = Blocks.of(Position(10), 10 + left, batch, shuffle, ranks)
-        return blocks.rows, len(blocks)
-
-    assert rows(10**6, 1024) == (BLOCK_ROWS, 16)
-    assert rows(10**6, 1000) == (66_000, 16)
-    assert rows(5000, 1000) == (3000, 2)  # each of two ranks gets some
-    assert rows(5000, 1000, ranks=9) == (1000, 5)
-    assert rows(0, 1000) == (1000, 0)
-    assert rows(-5, 1000) == (1000, 0)
-    assert rows(1, 1000) == (1000, 1)
-    assert rows(10**4, 100, shuffle=1050) == (1000, 10)
-
 
 # ---- the table
 

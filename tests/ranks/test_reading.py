@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines.stream import Position
+from ctrbox.engines.stream import Position, window_order
 from ctrbox.ranks import reading
 from ctrbox.ranks.group import Group
-from ctrbox.ranks.reading import Blocks, can_share, packed, shared_parts, unpacked
+from ctrbox.ranks.reading import Batching, Held, blocks_of, can_share, packed, shared_parts, unpacked
 from ctrbox.train.pipeline import Clock
 from ctrbox.views.indexed import IndexedFiles
+from ctrbox.views.recorded import opened
 from tests.ranks.threads import in_ranks
 from tests.train.worlds import checkerboard, features, plan_of
 
@@ -39,41 +41,53 @@ def rows_of(batch: cb.Batch) -> list[Any]:
     return [[*one, *keys] for one, keys in zip(beside, fields, strict=True)]
 
 
-@pytest.mark.parametrize(("shuffle", "start"), [(0, 0), (0, 128), (256, 0), (256, 2)])
+def kept(log: Path, what: str) -> cb.Plan:
+    """A plan that keeps all rows, about a quarter of them, or those of one user in three; each call reads its own files."""
+    view = cb.View(str(log), key="id").fill(tags=[])
+    if what == "filter":
+        view = view.filter(
+            (col("price") > 0.6) & ((col("id") < 300) | (col("id") > 650))
+        )  # two blocks have no rows left
+    if what == "inner join":
+        some = pa.table({"user": [3 * k for k in range(14)], "age": list(range(14))})
+        view = view.join(cb.View(some, key="user"), on="user", how="inner")
+    return cb.compile(view, features(), threads=1)
+
+
+@pytest.mark.parametrize("what", ["all", "filter", "inner join"])
+@pytest.mark.parametrize(("shuffle", "start"), [(0, 0), (0, 2), (200, 0), (200, 3)])
 def test_parts_of_all_ranks_are_the_batches_of_one_process(
-    log: Path, monkeypatch: pytest.MonkeyPatch, shuffle: int, start: int
+    log: Path, monkeypatch: pytest.MonkeyPatch, what: str, shuffle: int, start: int
 ) -> None:
     monkeypatch.setattr(reading, "BLOCK_ROWS", 200)
-    read: dict[int, int] = {}  # rows that the source of a plan decoded, by rank
-    decode = IndexedFiles._decode
-
-    def counting(self: Any, piece: Any, *rest: Any) -> Any:
-        read[self.rank] = read.get(self.rank, 0) + piece.rows
-        return decode(self, piece, *rest)
-
-    monkeypatch.setattr(IndexedFiles, "_decode", counting)
-    alone = plan_of(str(log)).using(threads=1)
-    alone.log.source.rank = -1  # type: ignore[attr-defined]
     options: dict[str, Any] = {"shuffle": shuffle, "seed": 5}
-    walk = list(alone.walk(64, **options, stop=1100))
-    position = None if not start else walk[start - 1][1] if shuffle else Position(start)
-    expected = list(alone.walk(64, **options, stop=1100, start=position))
+    walk = list(kept(log, what).walk(64, **options, stop=1130))
+    position = walk[start - 1][1] if start else None
+    expected = walk[start:]
+    assert expected
+    sources: dict[int, Any] = {}
 
     def work(ranks: Any) -> Any:
-        plan = plan_of(str(log)).using(threads=1)
-        plan.log.source.rank = ranks.world.rank  # type: ignore[attr-defined]
+        plan = kept(log, what)
         assert can_share(plan)
+        sources[ranks.world.rank] = opened(plan.log.source)
         group = ranks.group = Group.join(ranks.world, 60.0)
-        rounds = shared_parts(plan, group, 64, **options, start=position, stop=1100, clock=Clock("extract"))
+        rounds = shared_parts(plan, group, 64, **options, start=position, stop=1130, clock=Clock("extract"))
         return [(rows_of(batch), position, rows) for parts in rounds for batch, position, rows in parts]
 
     found = in_ranks(3, work)
+    assert not [one for one in found if isinstance(one, BaseException)], found
     for (batch, after), parts in zip(expected, zip(*found, strict=True), strict=True):
         assert [row for part, _, _ in parts for row in part] == rows_of(batch)
         assert {position for _, position, _ in parts} == {after}
         assert {rows for _, _, rows in parts} == {batch.rows}
-    # Blocks of 256 rows, which begin and end inside row groups of 100 rows: each is read with parts of two groups more.
-    assert all(read[rank] <= 1100 / 3 + 400 for rank in range(3))
+    if what == "all" and not start:  # every row group is decoded once, by one rank
+        assert sum(source.rows_read for source in sources.values()) == 1200
+        assert {source.rows_read for source in sources.values()} == {400}
+        alone = opened(cb.View(str(log), key="id").source)
+        assert isinstance(alone, IndexedFiles)
+        list(alone.scan(["user", "ad", "tags", "price", "device", "clicked"], threads=1))
+        assert sum(source.bytes_read for source in sources.values()) == alone.bytes_read > 0
 
 
 def test_a_scan_with_a_stop_reads_no_row_group_behind_it(log: Path) -> None:
@@ -84,42 +98,76 @@ def test_a_scan_with_a_stop_reads_no_row_group_behind_it(log: Path) -> None:
     assert list(source.scan(["id"], start=300, stop=300)) == []
 
 
-def test_plans_whose_rows_have_no_fixed_place_are_not_shared(log: Path) -> None:
-    view = cb.View(str(log), key="id").fill(tags=[])
-    assert can_share(cb.compile(view, features()))
-    assert not can_share(cb.compile(view.filter(col("price") > 0.5), features()))
-    users = cb.View(pa.table({"user": [1, 2], "age": [3, 4]}), key="user")
-    assert can_share(cb.compile(view.join(users.fill(age=0), on="user"), features()))
-    assert not can_share(cb.compile(view.join(users, on="user", how="inner"), features()))
+def test_plans_whose_rows_do_not_decide_alone_are_not_shared(log: Path) -> None:
+    assert all(can_share(kept(log, what)) for what in ("all", "filter", "inner join"))
     assert not can_share(plan_of(checkerboard(100)))
+    basic = cb.View(pa.table({"id": range(1200), "before": [0.5] * 1200}), key="id").fill(before=0.0)
+    merged = cb.View(str(log), key="id").fill(tags=[]).merge(basic)
+    assert not can_share(cb.compile(merged, features(dense={"before": col("before")})))
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.integers(0, 500), st.integers(0, 1000), st.integers(1, 70), st.integers(0, 3), st.integers(1, 9), st.booleans()
+    st.lists(st.integers(0, 700_000), max_size=9), st.integers(0, 900_000), st.integers(0, 900_000), st.integers(1, 9)
 )
-def test_blocks_cover_every_row_once(row: int, more: int, batch: int, windows: int, ranks: int, skips: bool) -> None:
-    shuffle = windows * batch
-    start = Position(row, batch if skips and windows > 1 else 0, 7 if shuffle else 0, shuffle, 3 if shuffle else 0)
-    blocks = Blocks.of(start, row + more, batch, shuffle, ranks)
-    begins = [blocks.begin(k, shuffle, 3) for k in range(len(blocks))]
-    ends = [blocks.end(k) for k in range(len(blocks))]
-    assert [p.row for p in begins] == [row, *ends[:-1]][: len(blocks)]
-    assert ends[-1:] == ([row + more] if more else [])
-    assert begins[:1] in ([], [start])
-    assert all(p.skip == 0 and (p.window == 7 + k or not shuffle) for k, p in enumerate(begins) if k)
-    assert all((p.row - row) % batch == 0 for p in begins)
-    assert shuffle or len(blocks) == 0 or blocks.rows * ranks >= min(more, reading.BLOCK_ROWS)
+def test_blocks_cover_every_row_once(groups: list[int], start: int, more: int, ranks: int) -> None:
+    blocks = blocks_of(groups, start, start + more, ranks)
+    stop = min(sum(groups), start + more)
+    assert [a for a, _ in blocks] == [start, *(b for _, b in blocks[:-1])][: len(blocks)]
+    assert [b for _, b in blocks[-1:]] == ([stop] if stop > start else [])
+    assert all(0 < b - a <= reading.MOST_ROWS for a, b in blocks)
+    cuts = {sum(groups[:k]) for k in range(len(groups) + 1)}
+    inside = [k for k in range(len(groups)) if sum(groups[: k + 1]) > start and sum(groups[:k]) < stop and groups[k]]
+    if len(inside) >= ranks and max(groups) <= reading.MOST_ROWS:
+        assert all(a in cuts or a == start for a, _ in blocks)
+    assert len(blocks) >= min(ranks, max(0, stop - start), 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3), max_size=6),
+    st.integers(1, 20),
+    st.integers(0, 3),
+    st.integers(0, 2**40),
+)
+def test_every_stream_row_is_in_one_batch_and_has_one_reader(
+    rounds: list[list[int]], size: int, windows: int, seed: int
+) -> None:
+    """Three ranks, which hold what no batch has taken; the slow twin shuffles the windows of the whole stream at once."""
+    total = sum(map(sum, rounds))
+    batching = Batching(Position(), size, windows * size, seed)
+    held = [Held(cb.Schema((), (), False, False, False)) for _ in range(3)]
+    met: list[list[int]] = []
+    for k, counts in enumerate(rounds):
+        for rank, one in enumerate(held):
+            first = 10 * one.size
+            numbers = np.arange(first, first + counts[rank]) + sum(counts[:rank]) * 10
+            one.add(counts, rank, one.batch, numbers)
+        planned = batching.planned(held[0].size, k == len(rounds) - 1)
+        rows = np.concatenate([np.empty(0, np.int64), *(p.rows for p in planned)])
+        readers = held[0].readers_of(rows)
+        for rank, one in enumerate(held):
+            assert one.places[one.mine(rows)].tolist() == rows[readers == rank].tolist()
+        met += [p.rows.tolist() for p in planned]
+        for one in held:
+            one.places, one.numbers = one.places[one.places >= batching.base], one.numbers[one.places >= batching.base]
+            one.drop(batching.base)
+    window = windows * size or max(1, total)
+    expected: list[list[int]] = []
+    for number, begin in enumerate(range(0, total, window)):
+        rows = np.arange(begin, min(total, begin + window))
+        order = rows if not windows else rows[window_order(seed, number, len(rows))]
+        expected += [order[k : k + size].tolist() for k in range(0, len(order), size)]
+    assert met == expected
 
 
 def test_a_message_holds_the_rows_of_its_rank(log: Path) -> None:
     plan = plan_of(str(log))
-    batches = list(plan.walk(100, stop=250))
-    for of in (1, 3, 200):
-        parts = [unpacked(packed(batches, rank, of), plan.schema, 0, 0) for rank in range(of)]
-        for k, (batch, after) in enumerate(batches):
-            assert [row for part in parts for row in rows_of(part[k][0])] == rows_of(batch)
-            assert {part[k][1:] for part in parts} == {(after, batch.rows)}
-    ((part, _, _),) = unpacked(packed(batches[:1], 1, 2), plan.schema, 0, 0)
-    assert part.dense.flags.writeable  # torch takes no other
-    assert unpacked(packed([], 0, 2), plan.schema, 0, 0) == []
+    batch = next(iter(plan.batches(100)))
+    found, told = unpacked(packed(batch, [(3, 2**40)]), plan.schema)
+    assert rows_of(found) == rows_of(batch)
+    assert told == [(3, 2**40)]
+    assert found.dense.flags.writeable  # torch takes no other
+    nothing, _ = unpacked(packed(reading.no_rows(plan.schema), []), plan.schema)
+    assert rows_of(nothing) == []
+    assert rows_of(cb.Batch.concat([nothing, found])) == rows_of(batch)

@@ -15,6 +15,8 @@ import ctrbox as cb
 from ctrbox import datasets
 from ctrbox.cli.demo import demo_job_path
 from ctrbox.errors import PlanError, TrainError
+from ctrbox.models.inputs import Reads
+from ctrbox.models.mlp import Dice
 from ctrbox.ranks.group import RankLost
 from ctrbox.ranks.training import Followed
 from tests.ranks.threads import fit, in_ranks, model
@@ -172,7 +174,7 @@ def test_ranks_with_other_settings_or_data_are_refused_before_anything_is_writte
     ("what", "words"),
     [
         ({"model": Small}, "BatchNorm1d"),
-        ({"model": lambda s: cb.models.DIN(s, 4, target="user", history="tags")}, "use activation='prelu'"),
+        ({"model": lambda schema: WithDice(schema)}, "use activation='prelu'"),
         ({"table": lambda: cb.MemoryTable(4, optimizer=cb.optim.Adam(dense=True))}, "is dense"),
         ({"table": lambda: OwnTable(4)}, "OwnTable cannot be shared"),
     ],
@@ -191,6 +193,15 @@ def test_what_ranks_cannot_train_is_refused_before_anything_is_written(
     assert words in str(end)
     assert "train in one process" in str(end)
     assert not (tmp_path / "run").exists()
+
+
+class WithDice(torch.nn.Module):
+    """A model with the activation that DIN has unless another is chosen."""
+
+    def __init__(self, schema: cb.Schema) -> None:
+        super().__init__()
+        self.reads = Reads(schema, 4)
+        self.tower = torch.nn.Sequential(torch.nn.Linear(self.reads.width, 2), Dice(2), torch.nn.Linear(2, 1))
 
 
 class OwnTable:

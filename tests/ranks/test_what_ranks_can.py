@@ -16,9 +16,9 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import SourceError
 from ctrbox.models.inputs import Inputs, Reads
-from tests.ranks.threads import DRAWING, in_ranks
+from tests.ranks.threads import DRAWING, Plain, in_ranks
 from tests.train.test_several_labels import world
-from tests.train.worlds import on_disk, weights
+from tests.train.worlds import features, on_disk, weights
 
 LABELS = {"click": col("clicked"), "convert": col("converted"), "value": cb.Label("revenue", "regression")}
 
@@ -49,7 +49,7 @@ class Run:
             with DRAWING:
                 torch.manual_seed(3)
                 net = self.model(self.plan.schema)
-            table = self.table(0 if ranks is None else ranks.world.rank)
+                table = self.table(0 if ranks is None else ranks.world.rank)
             return cb.Trainer(net, table, threads=1, **self.trainer).fit(self.plan, **options, cluster=ranks)
 
         found = work(None) if size == 1 else in_ranks(size, work)[0]
@@ -66,6 +66,17 @@ def losses(run: Path) -> list[float]:
 
 def deepfm(schema: cb.Schema) -> Any:
     return cb.models.DeepFM(schema, dim=4, hidden=(8,), dropout=0.0)
+
+
+def stopping(last: int | None) -> Any:
+    """A model that fails in its step ``last``, counted from the start of this training."""
+
+    def made(schema: cb.Schema) -> Any:
+        net = Plain(schema)
+        net.stop_at = last
+        return net
+
+    return made
 
 
 def adagrad(**more: Any) -> cb.MemoryTable:
@@ -182,30 +193,12 @@ def test_counts_survive_another_number_of_ranks_and_rows_expire_then(kind: str, 
 
         return made
 
-    class Stopped(type(deepfm(plan.schema))):  # type: ignore[misc]
-        steps = 0
-
-        def forward(self, x: Inputs) -> torch.Tensor:
-            if self.training:
-                self.steps += 1
-                if self.steps == self.last:
-                    raise cb.errors.TrainError("stopped by the test")
-            return super().forward(x)  # type: ignore[no-any-return]
-
-    def model(last: int | None) -> Any:
-        def made(schema: cb.Schema) -> Any:
-            net = Stopped(schema, dim=4, hidden=(8,), dropout=0.0)
-            net.last = last
-            return net
-
-        return made
-
     options: dict[str, Any] = {"limit": 400, "batch_size": 16, "checkpoint_steps": 5, "valid": 0.1}
-    whole = Run(plan, model(None), table("whole"))(1, out=tmp_path / "whole", **options)
+    whole = Run(plan, stopping(None), table("whole"))(1, out=tmp_path / "whole", **options)
     for size, last in ((3, 8), (1, 4)):
         with pytest.raises(cb.errors.TrainError, match="stopped by the test"):
-            Run(plan, model(last), table(f"cut-{size}"))(size, out=tmp_path / "run", **options)
-    found = Run(plan, model(None), table("end"))(2, out=tmp_path / "run", **options)
+            Run(plan, stopping(last), table(f"cut-{size}"))(size, out=tmp_path / "run", **options)
+    found = Run(plan, stopping(None), table("end"))(2, out=tmp_path / "run", **options)
     close(found, whole)
     ends: list[Any] = [run.learner.embedders[0] for run in (found, whole)]
     for end in ends:
@@ -300,3 +293,22 @@ def test_a_model_server_is_that_of_one_process(plan: cb.Plan, tmp_path: Path) ->
         assert found.summary["servers"] == alone.summary["servers"]
         assert found.summary["servers"][0]["missing"] > 0  # the ads of 30 and more
     assert torch.equal(servers[1].submodel.weight, servers[2].submodel.weight)
+
+
+def test_a_filtered_log_is_learned_once_by_any_numbers_of_ranks(plan: cb.Plan, tmp_path: Path) -> None:
+    """Validation rows are filtered, too; each rank decodes its own row groups of both."""
+    log = plan.log.filter((col("price") > 0.3) & (col("device") == "web"))
+    filtered = cb.compile(log, features(), threads=1)
+    options: dict[str, Any] = {"epochs": 2, "shuffle": 200, "batch_size": 50, "checkpoint_steps": 4, "negatives": 0.8}
+    whole = Run(filtered, stopping(None), lambda rank: adagrad())(1, out=tmp_path / "1", **options)
+    for size, last in ((3, 10), (2, 9)):
+        with pytest.raises(cb.errors.TrainError, match="stopped by the test"):
+            Run(filtered, stopping(last), lambda rank: adagrad())(size, out=tmp_path / "run", **options)
+    found = Run(filtered, stopping(None), lambda rank: adagrad())(3, out=tmp_path / "run", **options)
+    assert found.summary["rows"] == whole.summary["rows"]
+    assert found.summary["steps"] == whole.summary["steps"]
+    assert found.metrics["auc"] == pytest.approx(whole.metrics["auc"], abs=1e-4)
+    close(found, whole)
+    told = found.summary["ranks"]
+    assert [one["rank"] for one in told] == [0, 1, 2]
+    assert all(one["rows_read"] > 0 and one["bytes_read"] > 0 and one["bytes_sent_per_step"] > 0 for one in told)

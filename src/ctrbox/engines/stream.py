@@ -78,7 +78,7 @@ def shuffled(
     left = limit
     row, number, begin = start.row, start.window, start.skip
     for batch, after in windows:
-        order = np.random.Generator(np.random.Philox(key=[seed, number])).permutation(batch.rows)
+        order = window_order(seed, number, batch.rows)
         while begin < batch.rows:
             end = min(begin + batch_size, batch.rows)
             if left is not None:
@@ -91,3 +91,8 @@ def shuffled(
             yield part, Position(*here, window, seed)
             begin = end
         row, number, begin = after, number + 1, 0
+
+
+def window_order(seed: int, number: int, rows: int) -> np.ndarray:
+    """Return the order of the rows of a shuffle window, which seed and number of the window decide."""
+    return np.random.Generator(np.random.Philox(key=[seed, number])).permutation(rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from ctrbox.evaluate.tasks import TaskScores
 from ctrbox.predict.click_model import Looked
 from ctrbox.predict.naming_rows import naming_rows
 from ctrbox.ranks.group import Group
+from ctrbox.ranks.reading import Part, can_share, shared_parts
 from ctrbox.train.evaluation import Split, add_tasks, probability
 from ctrbox.train.learner import NO_KEYS, Learner
 from ctrbox.train.pipeline import Clock, Stage, run_stages
@@ -33,17 +36,31 @@ def score_together(
     """
     plan, part, of = split.valid, group.part, group.of
     assert plan is not None
-    walk = plan.parts(batch_size, part, of, start=Position(split.start), stop=split.stop)
     sizes: list[int] = []  # rows of each batch, of all ranks together
     columns = {name: [array] for name, array in no_columns(plan.schema).items()}
     labels: Labels | TaskLabels = TaskLabels(learner.tasks) if learner.tasks else Labels()
     done = 0
 
-    def look(item: tuple) -> tuple[Looked | None, int]:
+    def look(item: Part) -> tuple[Looked | None, int]:
         batch, _, rows = item
         return (learner.look(batch, prefetch=False) if batch.rows else None), rows
 
-    stages = run_stages(walk, Clock("extract"), [Stage(Clock("lookup"), look)], overlap=overlap)
+    def looked_up() -> Generator[tuple[Looked | None, int], None, None]:
+        """Yield this rank's part of each batch, with its keys; the ranks share the reading where they can."""
+        clock, stages = Clock("extract"), [Stage(Clock("lookup"), look)]
+        if not can_share(plan):
+            walk = plan.parts(batch_size, part, of, start=Position(split.start), stop=split.stop)
+            yield from run_stages(walk, clock, stages, overlap=overlap)
+            return
+        start, stop = Position(split.start), plan.rows if split.stop is None else split.stop
+        rounds = shared_parts(
+            plan, group, batch_size, shuffle=0, seed=0, start=start, stop=stop, clock=clock, overlap=overlap
+        )
+        with contextlib.closing(rounds):
+            for parts in rounds:
+                yield from run_stages((part for part in parts), Clock("round"), stages, overlap=overlap)
+
+    stages = looked_up()
     try:
         with naming_rows(plan, split.start, split.stop):
             for looked, rows in stages:

@@ -1,32 +1,38 @@
-"""Shares the reading of a log: each rank decodes and extracts blocks of whole batches, and gives every rank its part of them.
+"""Shares the reading of a log: each rank decodes and extracts its own row groups, and gives every rank its part of each batch.
 
-    log     │ block 0: batches 0 … M-1 │ block 1: M … 2M-1 │ …        block b is read by rank b mod W
-    round   │ blocks 0 … W-1: every rank gives rank r rows n·r/W to n·(r+1)/W of each batch of n rows (all-to-all)
+    log      │ block 0 │ block 1 │ …          whole row groups; block b is read by rank b mod W, which filters and extracts it
+    round    │ blocks 0 … W-1 │               the ranks tell each other how many rows each block has left
+    stream   0 1 2 3 4 5 …                    the rows that are left, numbered in the order of the log
+    batches  stream rows 0 … n-1, n … 2n-1    as in one process; with ``shuffle``, windows of the stream are permuted
 
-The rows of a batch are those of one process, whatever the number of ranks: only who reads them differs. Without ``shuffle`` a
-block has about 65,536 rows; with it, a block is one shuffle window. Blocks are extracted ahead in a thread of each rank; the
-exchange is in the caller's thread, with all other collective calls.
+After a round, every rank knows which stream rows each batch has and who has read them. Rank r gets the rows n·r/W to n·(r+1)/W
+of each batch of n rows (all-to-all). Rows that do not fill a batch, or a shuffle window, stay with their reader until the next
+round. So a batch has the same rows as in one process, whatever the number of ranks, and so has the position behind it: a row of
+the log, from which any number of ranks continues. Blocks are extracted ahead in a thread of each rank; the exchange is in the
+caller's thread, with all other collective calls.
 
-A plan whose rows are known by their number in the log can be read so: without filters, inner joins and streamed merges, over
-files that tell where a row lies (Parquet, Arrow). For another plan every rank decodes the whole log and extracts its own rows
-(`Plan.parts`).
+A plan can be read so if each row of the log decides alone whether it is left, over files that tell where a row lies (Parquet,
+Arrow): plans with filters and joins of any kind, but without merges and histories. For another plan every rank decodes the whole
+log and extracts its own rows (`Plan.parts`).
 
-    message to a rank:  8 bytes n │ n bytes of JSON: positions, types and shapes │ the arrays of all batches, one after the other
+    message to a rank:  8 bytes n │ n bytes of JSON: rows of the log, types and shapes │ the arrays of its rows
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ctrbox.columns.batch import Batch, Ragged, Schema
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.plan import Plan
-from ctrbox.engines.stream import Position
+from ctrbox.engines.stream import Position, window_order
 from ctrbox.ranks.group import Group
 from ctrbox.train.handed import BESIDE
 from ctrbox.train.pipeline import Clock, run_stages
@@ -34,50 +40,130 @@ from ctrbox.views.indexed import IndexedFiles
 from ctrbox.views.recorded import opened
 
 BLOCK_ROWS = 65_536
+MOST_ROWS = 4 * BLOCK_ROWS  # of a block; a row group of more rows is cut, and decoded by several ranks
 
+Ints = npt.NDArray[np.int64]
 Part = tuple[Batch, Position, int]  # of a batch: rows of this rank, where the log stands behind it, rows of all ranks
 
 
 def can_share(plan: Plan) -> bool:
     """Whether each rank can read a part of the plan's log alone."""
     extractor = plan.extractor()
-    return (
-        type(extractor) is Extractor
-        and not extractor.log.filters
-        and not extractor.merged
-        and isinstance(opened(plan.log.source), IndexedFiles)
-    )
+    return type(extractor) is Extractor and not extractor.merged and isinstance(opened(plan.log.source), IndexedFiles)
+
+
+def blocks_of(groups: Sequence[int], start: int, stop: int, ranks: int) -> list[tuple[int, int]]:
+    """Cut rows ``start`` to ``stop`` of a log into blocks, (first row, row behind the last).
+
+    ``groups``: rows of each row group. A block is whole row groups of together about 65,536 rows, or of a ranks-th of the
+    rows if that is less. Groups are cut where they are larger than 262,144 rows, or fewer than there are ranks.
+    """
+    ends = np.cumsum([0, *groups])
+    parts = [(max(start, int(a)), min(stop, int(b))) for a, b in itertools.pairwise(ends)]
+    parts = [(a, b) for a, b in parts if a < b]
+    rows = sum(b - a for a, b in parts)
+    each = max(1, min(BLOCK_ROWS, -(-rows // ranks)))
+    most = each if len(parts) < ranks else MOST_ROWS
+    blocks: list[tuple[int, int]] = []
+    for begin, end in parts:
+        pieces = -(-(end - begin) // most)
+        cuts = [begin + (end - begin) * k // pieces for k in range(pieces + 1)]
+        for a, b in itertools.pairwise(cuts):
+            if blocks and b - blocks[-1][0] <= each:
+                blocks[-1] = blocks[-1][0], b
+            else:
+                blocks.append((a, b))
+    return blocks
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """How the rows of an epoch, from ``start`` to row ``stop`` of the log, are cut into blocks."""
+class Planned:
+    """A batch of the stream: its rows in their order, and what of its position is known before the log's row is."""
 
-    start: Position
-    stop: int
-    rows: int  # of a block
+    rows: Ints
+    last: int  # stream row whose successor in the log is the position's row; -1: that of the window's beginning
+    skip: int = 0
+    window: int = 0
 
-    @staticmethod
-    def of(start: Position, stop: int, batch_size: int, shuffle: int, ranks: int) -> Blocks:
-        if shuffle:
-            return Blocks(start, stop, shuffle // batch_size * batch_size)
-        left = -(-max(0, stop - start.row) // batch_size)  # batches
-        each = min(-(-BLOCK_ROWS // batch_size), -(-left // ranks))
-        return Blocks(start, stop, max(1, each) * batch_size)
 
-    def __len__(self) -> int:
-        return -(-max(0, self.stop - self.start.row) // self.rows)
+class Batching:
+    """Cuts a growing stream of rows into the batches of one process; the same in every rank."""
 
-    def begin(self, block: int, shuffle: int, seed: int) -> Position:
-        """Return the position at which a block begins."""
-        if block == 0:
-            return self.start
-        row = self.start.row + block * self.rows
-        return Position(row, 0, self.start.window + block, shuffle, seed) if shuffle else Position(row)
+    def __init__(self, start: Position, batch_size: int, shuffle: int, seed: int) -> None:
+        self.batch_size, self.seed = batch_size, seed
+        self.whole = shuffle // batch_size * batch_size  # rows of a window
+        self.base = 0  # stream rows before this one were planned
+        self.skip, self.window = start.skip, start.window
 
-    def end(self, block: int) -> int:
-        """Return the row of the log behind a block."""
-        return min(self.stop, self.start.row + (block + 1) * self.rows)
+    def planned(self, size: int, last: bool) -> list[Planned]:
+        """Return the batches that can be made of stream rows up to ``size``; ``last``: there will be no more rows."""
+        found: list[Planned] = []
+        each = self.whole or self.batch_size
+        while size - self.base >= each or (last and size > self.base):
+            end = min(size, self.base + each)
+            if not self.whole:
+                found.append(Planned(np.arange(self.base, end), end - 1))
+            else:
+                order = window_order(self.seed, self.window, end - self.base)
+                while self.skip < len(order):
+                    to = min(len(order), self.skip + self.batch_size)
+                    rows = self.base + order[self.skip : to]
+                    done = to == len(order)
+                    found.append(
+                        Planned(rows, end - 1, 0, self.window + 1) if done else Planned(rows, -1, to, self.window)
+                    )
+                    self.skip = to
+                self.skip, self.window = 0, self.window + 1
+            self.base = end
+        return found
+
+
+class Held:
+    """Stream rows that this rank has read and no batch has taken yet, and who has read the others."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.size = 0  # rows of the stream so far
+        self.starts: list[int] = []  # of each block that still has rows: its first stream row,
+        self.readers: list[int] = []  # and the rank that has read it
+        self.batch = no_rows(schema)
+        self.places: Ints = np.empty(0, np.int64)  # of the rows of ``batch``: in the stream,
+        self.numbers: Ints = np.empty(0, np.int64)  # and in the log
+
+    def add(self, counts: Sequence[int], rank: int, batch: Batch, numbers: Ints) -> None:
+        """Add the blocks of a round; ``counts``: rows of each rank's block, ``batch`` and ``numbers``: those of this rank."""
+        for reader, count in enumerate(counts):
+            if count:
+                self.starts.append(self.size)
+                self.readers.append(reader)
+                if reader == rank:
+                    self.places = np.concatenate([self.places, np.arange(self.size, self.size + count)])
+                self.size += count
+        if len(numbers):
+            self.batch = batch if not self.batch.rows else Batch.concat([self.batch, batch])
+            self.numbers = np.concatenate([self.numbers, numbers])
+
+    def readers_of(self, rows: Ints) -> Ints:
+        """Return which rank has read each of these stream rows."""
+        at = np.searchsorted(np.array(self.starts, np.int64), rows, side="right") - 1
+        found: Ints = np.array(self.readers, np.int64)[at] if len(rows) else np.empty(0, np.int64)
+        return found
+
+    def mine(self, rows: Ints) -> Ints:
+        """Return the places in ``batch`` of those of these stream rows that this rank has read, in their order."""
+        if not len(self.places):
+            return np.empty(0, np.int64)
+        at = np.minimum(np.searchsorted(self.places, rows), len(self.places) - 1)
+        found: Ints = at[self.places[at] == rows]
+        return found
+
+    def drop(self, base: int) -> None:
+        """Forget the stream rows before ``base``."""
+        first = int(np.searchsorted(self.places, base))
+        if first:
+            self.batch = self.batch.take(np.arange(first, self.batch.rows))
+            self.places, self.numbers = self.places[first:], self.numbers[first:]
+        gone = max(0, int(np.searchsorted(np.array(self.starts, np.int64), base, side="right")) - 1)
+        self.starts, self.readers = self.starts[gone:], self.readers[gone:]
 
 
 def shared_parts(
@@ -97,79 +183,133 @@ def shared_parts(
     ``clock``: of the extraction.
     """
     first = start or Position(0, 0, 0, shuffle, seed if shuffle else 0)
-    blocks = Blocks.of(first, stop, batch_size, shuffle, group.of)
+    source, rank, of = opened(plan.log.source), group.part, group.of
+    assert isinstance(source, IndexedFiles)
+    blocks = blocks_of(source.groups, first.row, stop, of)
+    rounds = -(-len(blocks) // of)
+    batching, held, schema = Batching(first, batch_size, shuffle, seed), Held(plan.schema), plan.schema
+    began = first.row  # row of the log at which the window begins
 
-    def messages() -> Generator[list[np.ndarray], None, None]:
-        """Yield what this rank gives to each rank in each round."""
-        for block in range(group.part, -(-len(blocks) // group.of) * group.of, group.of):
-            made: list[tuple[Batch, Position]] = []
-            if block < len(blocks):
-                begin = blocks.begin(block, shuffle, seed)
-                walk = plan.walk(batch_size, shuffle=shuffle, seed=seed, start=begin, stop=blocks.end(block))
-                try:
-                    made = list(walk)
-                finally:
-                    walk.close()
-            yield [packed(made, rank, group.of) for rank in range(group.of)]
+    def read() -> Generator[tuple[Batch, Ints], None, None]:
+        """Yield the rows of this rank's block of each round, and their numbers in the log."""
+        for block in range(rank, rounds * of, of):
+            yield read_block(plan, *blocks[block]) if block < len(blocks) else (no_rows(schema), held.numbers[:0])
 
-    source = run_stages(messages(), clock, [], ahead=1, overlap=overlap)
+    blocks_read = run_stages(read(), clock, [], ahead=1, overlap=overlap)
     try:
-        for given in source:
+        for k, (batch, numbers) in enumerate(blocks_read):
+            held.add(group.counts([len(numbers)] * of), rank, batch, numbers)
+            planned = batching.planned(held.size, k == rounds - 1)
+            shares = [share_of(planned, r, of) for r in range(of)]
+            ends = np.array([p.last for p in planned if p.last >= 0], np.int64)
+            told = [(int(held.places[at]), int(held.numbers[at])) for at in held.mine(ends)]
+            given = [packed(held.batch.take(held.mine(share)), told) for share in shares]
             mine = [len(message) for message in given]
             theirs = group.counts(mine)
             got = group.exchange(np.concatenate(given), mine, theirs)
-            parts = np.split(got, np.cumsum(theirs)[:-1])
-            yield [part for message in parts for part in unpacked(message, plan.schema, shuffle, seed)]
+            found = [unpacked(m, schema) for m in np.split(got, np.cumsum(theirs)[:-1])]
+            after = {place: number + 1 for _, ends_told in found for place, number in ends_told}
+            rows = in_order([part for part, _ in found], held.readers_of(shares[rank]), schema)
+            parts: list[Part] = []
+            at = 0
+            for p in planned:
+                n = len(p.rows)
+                size = n * (rank + 1) // of - n * rank // of
+                if p.last >= 0:
+                    began = after[p.last]
+                position = Position(began, p.skip, p.window, shuffle, seed) if shuffle else Position(began)
+                parts.append((rows.take(np.arange(at, at + size)), position, n))
+                at += size
+            held.drop(batching.base)
+            yield parts
     finally:
-        source.close()
+        blocks_read.close()
 
 
-def packed(batches: list[tuple[Batch, Position]], rank: int, of: int) -> np.ndarray:
-    """Return the rows of a rank, of each of these batches, as bytes."""
-    about: list[dict[str, Any]] = []
-    arrays: list[np.ndarray] = []
-    for batch, position in batches:
-        low, high = batch.rows * rank // of, batch.rows * (rank + 1) // of
-        beside = {name: getattr(batch, name) for name in BESIDE}
-        mine = [array[low:high] for array in beside.values() if array is not None]
-        mine += [columns[name][low:high] for columns in (batch.labels, batch.observed) for name in columns]
-        for ragged in batch.sparse.values():
-            offsets = ragged.offsets[low : high + 1]
-            mine += [ragged.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]]
-        about.append(
-            {
-                "rows": batch.rows,
-                "mine": high - low,
-                "at": [position.row, position.skip, position.window],
-                "beside": [name for name, array in beside.items() if array is not None],
-                "labels": list(batch.labels),
-                "fields": list(batch.sparse),
-                "arrays": [[array.dtype.str, list(array.shape)] for array in mine],
-            }
-        )
-        arrays += mine
+def share_of(planned: Sequence[Planned], rank: int, of: int) -> Ints:
+    """Return the stream rows that a rank learns, batch after batch."""
+    cuts = [(len(p.rows) * rank // of, len(p.rows) * (rank + 1) // of) for p in planned]
+    parts = [p.rows[low:high] for p, (low, high) in zip(planned, cuts, strict=True)]
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def read_block(plan: Plan, begin: int, end: int) -> tuple[Batch, Ints]:
+    """Extract the rows that the plan leaves of rows ``begin`` to ``end`` of the log, and return their numbers in it."""
+    walk = plan.extractor().numbered(BLOCK_ROWS, begin, end)
+    try:
+        found = list(walk)
+    finally:
+        walk.close()
+    if not found:
+        return no_rows(plan.schema), np.empty(0, np.int64)
+    batch = found[0][0] if len(found) == 1 else Batch.concat([one for one, _ in found])
+    return batch, np.concatenate([numbers for _, numbers in found])
+
+
+def no_rows(schema: Schema) -> Batch:
+    """Return a batch without rows."""
+    return Batch(
+        schema,
+        0,
+        np.empty(0, np.float32) if schema.label else None,
+        np.empty((0, schema.dense_width), np.float32),
+        {f.name: Ragged(np.empty(0, np.int64), np.zeros(1, np.int64)) for f in schema.sparse},
+        np.empty(0, np.int64) if schema.group else None,
+        np.empty(0, np.float32) if schema.weight else None,
+        labels={task.name: np.empty(0, np.float32) for task in schema.tasks},
+        observed={task.name: np.empty(0, bool) for task in schema.tasks},
+    )
+
+
+def in_order(parts: Sequence[Batch], readers: Ints, schema: Schema) -> Batch:
+    """Return rows that came from several ranks in the order in which their batches have them.
+
+    ``readers``: of each row, the rank that it came from; ``parts``: the rows of each rank, in their order.
+    """
+    some = [part for part in parts if part.rows]
+    if not some:
+        return no_rows(schema)
+    whole = some[0] if len(some) == 1 else Batch.concat(some)
+    if len(some) == 1:
+        return whole
+    places = np.empty(len(readers), np.int64)
+    places[np.argsort(readers, kind="stable")] = np.arange(len(readers))
+    return whole.take(places)
+
+
+def packed(batch: Batch, told: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Return the rows of a batch as bytes, with what this rank tells of stream rows: their numbers in the log."""
+    beside = {name: getattr(batch, name) for name in BESIDE}
+    arrays = [array for array in beside.values() if array is not None]
+    arrays += [columns[name] for columns in (batch.labels, batch.observed) for name in columns]
+    for ragged in batch.sparse.values():
+        arrays += [ragged.values, ragged.offsets]
+    about = {
+        "rows": batch.rows,
+        "told": told,
+        "beside": [name for name, array in beside.items() if array is not None],
+        "labels": list(batch.labels),
+        "fields": list(batch.sparse),
+        "arrays": [[array.dtype.str, list(array.shape)] for array in arrays],
+    }
     head = json.dumps(about).encode()
     parts = [np.array([len(head)], np.int64).tobytes(), head, *(np.ascontiguousarray(a).tobytes() for a in arrays)]
     return np.frombuffer(b"".join(parts), np.uint8)
 
 
-def unpacked(message: np.ndarray, schema: Schema, shuffle: int, seed: int) -> list[Part]:
-    """Return the parts that ``packed`` was given, of the rank that the message is for."""
+def unpacked(message: np.ndarray, schema: Schema) -> tuple[Batch, list[tuple[int, int]]]:
+    """Return what ``packed`` was given."""
     at = 8 + int(message[:8].view(np.int64)[0])
-    found: list[Part] = []
-    for one in json.loads(message[8:at].tobytes()):
-        arrays = []
-        for kind, shape in one["arrays"]:
-            type_ = np.dtype(kind)
-            end = at + type_.itemsize * int(np.prod(shape, dtype=np.int64))
-            arrays.append(message[at:end].copy().view(type_).reshape(shape))  # a copy is aligned
-            at = end
-        read = iter(arrays)
-        beside: dict[str, Any] = dict.fromkeys(BESIDE) | {name: next(read) for name in one["beside"]}
-        labels, observed = ({name: next(read) for name in one["labels"]} for _ in range(2))
-        sparse = {name: Ragged(next(read), next(read)) for name in one["fields"]}
-        row, skip, window = one["at"]
-        position = Position(row, skip, window, shuffle, seed) if shuffle else Position(row)
-        batch = Batch(schema, one["mine"], sparse=sparse, **beside, labels=labels, observed=observed)
-        found.append((batch, position, one["rows"]))
-    return found
+    about = json.loads(message[8:at].tobytes())
+    arrays = []
+    for kind, shape in about["arrays"]:
+        type_ = np.dtype(kind)
+        end = at + type_.itemsize * int(np.prod(shape, dtype=np.int64))
+        arrays.append(message[at:end].copy().view(type_).reshape(shape))  # a copy is aligned
+        at = end
+    read = iter(arrays)
+    beside: dict[str, Any] = dict.fromkeys(BESIDE) | {name: next(read) for name in about["beside"]}
+    labels, observed = ({name: next(read) for name in about["labels"]} for _ in range(2))
+    sparse = {name: Ragged(next(read), next(read)) for name in about["fields"]}
+    batch = Batch(schema, about["rows"], sparse=sparse, **beside, labels=labels, observed=observed)
+    return batch, [(place, number) for place, number in about["told"]]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -25,6 +25,7 @@ from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.sharded import Spec, check_lazy
 from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.vectors.model_server import ModelServer
+from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError
 from ctrbox.models.mlp import Norm
 from ctrbox.ranks.facts import check_same, facts_here
@@ -34,6 +35,8 @@ from ctrbox.ranks.table import RankTable
 from ctrbox.ranks.world import World
 from ctrbox.train.fit import Fit
 from ctrbox.train.settings import described, identity
+from ctrbox.views.indexed import IndexedFiles
+from ctrbox.views.recorded import opened
 
 TIMEOUT = 600.0  # seconds that a rank waits for another one
 
@@ -53,6 +56,7 @@ class Ranks:
         self.world, self.timeout, self.orphaned = world, timeout, orphaned
         self.group: Group | None = None
         self.moved = 0  # bytes that this rank gave to others
+        self.told: list[dict[str, Any]] = []  # at the end: what each rank has read and sent
 
     @property
     def leads(self) -> bool:
@@ -71,6 +75,7 @@ class Ranks:
     def train(self, fit: Fit) -> None:
         assert fit.folder is not None
         inner = self._train(fit, {"folder": str(fit.folder.path.resolve()), "step": fit.state.step})
+        fit.by_rank = self.told
         for name, clock in inner.clocks.items():
             fit.clocks[name].__dict__.update(clock.__dict__)
 
@@ -109,8 +114,18 @@ class Ranks:
             inner = RankFit(fit, group, tables)
             inner.seconds, inner.steps = order["seconds"], order["steps"]
             inner.begin_at(Path(order["folder"]), order["step"])
+            at_start, step = read_so_far(fit.plan), inner.state.step
             inner._train()
             inner.tell_misses()
+            rows, size = (now - then for now, then in zip(read_so_far(fit.plan), at_start, strict=True))
+            steps = max(1, inner.state.step - step)
+            read = {
+                "rows_read": rows,
+                "bytes_read": size,
+                "bytes_sent": group.moved,
+                "bytes_sent_per_step": group.moved // steps,
+            }
+            self.told = [{"rank": rank, **one} for rank, one in enumerate(group.everyone(read))]
             inner.ranks.sums([0.0])  # the last checkpoint is whole before rank 0 reads it
             self.moved = group.moved
             if inner.folder is not None:
@@ -121,6 +136,15 @@ class Ranks:
                 table.close()
         self.leave()
         return inner
+
+
+def read_so_far(plan: Plan) -> tuple[int, int]:
+    """Return the rows that this process has decoded of the log of a plan, and their bytes in its files.
+
+    Both are 0 for a log that is not Parquet or Arrow files.
+    """
+    source = opened(plan.log.source)
+    return (source.rows_read, source.bytes_read) if isinstance(source, IndexedFiles) else (0, 0)
 
 
 def check_supported(fit: Fit) -> None:

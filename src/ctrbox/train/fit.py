@@ -140,6 +140,7 @@ class Fit:
         self.factor = 1.0  # of the learning rates in the last step
         self.foresight: Foresight | None = None
         self.task_labels = TaskLabels(schema.tasks) if schema.tasks else None
+        self.by_rank: list[dict[str, Any]] = []  # of a training by several ranks: what each has read and sent
 
     def look_ahead(self, batches: int, cluster: Elsewhere | None) -> None:
         """Read so many batches ahead."""
@@ -206,6 +207,8 @@ class Fit:
             summary = summarize(self.learner, self.plan, self.settings, self.state, clocks, self.passes, before)
             summary |= how
             summary["servers"] = missing_shares(self.learner)
+            if self.by_rank:
+                summary["ranks"] = self.by_rank
             if self.foresight is not None:
                 summary |= {"look_ahead": self.foresight.batches, "intermediate_bytes": self.foresight.bytes}
             if self.split.valid is not None:

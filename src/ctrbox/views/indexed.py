@@ -89,6 +89,9 @@ class Indexed(Protocol):
 
     def read(self, file: File, footer: Footer, wanted: Wanted) -> list[pa.RecordBatch]: ...
 
+    def size(self, footer: Footer, wanted: Wanted) -> int | None:
+        """Return the bytes that what is wanted takes in the file, None where the file does not say."""
+
     def no_nulls(self, footer: Footer, leaf: Leaf) -> bool: ...
 
     def ranges(self, footer: Footer, leaf: Leaf) -> list[tuple[Any, Any]] | None: ...
@@ -98,6 +101,9 @@ class Indexed(Protocol):
 
 class NoStatistics:
     """The part of a format whose files tell nothing about their values: every group is read, and every column may hold nulls."""
+
+    def size(self, footer: Footer, wanted: Wanted) -> int | None:
+        return None
 
     def no_nulls(self, footer: Footer, leaf: Leaf) -> bool:
         return False
@@ -139,6 +145,7 @@ class IndexedFiles(ColumnSource):
         self._format = format
         self._partitions = partitions
         self._lock = threading.Lock()
+        self.rows_read = self.bytes_read = 0  # so far, of the columns that were asked for
         self._read_footers: list[Footer] | None = None
         self._first = self._footer(files[0])
         self._columns = Columns(self._first.schema, files[0].shown, partitions)
@@ -149,6 +156,11 @@ class IndexedFiles(ColumnSource):
     @property
     def rows(self) -> int | None:
         return sum(sum(footer.rows) for footer in self._footers())
+
+    @property
+    def groups(self) -> list[int]:
+        """Rows of each row group or record batch, over all files in order."""
+        return [rows for footer in self._footers() for rows in footer.rows]
 
     def nullable(self, column: str) -> bool:
         (leaf,) = self._columns.choose([column], self.name)
@@ -274,7 +286,16 @@ class IndexedFiles(ColumnSource):
     ) -> list[pa.RecordBatch]:
         """Read a piece and bring it to simple types; runs in a reader thread."""
         file = self._files[piece.file]
-        batches = self._read(file, footer, Wanted(piece.groups, theirs, coded)) if theirs else [piece.rows]
+        batches: list[Any] = [piece.rows]
+        if theirs:
+            wanted = Wanted(piece.groups, theirs, coded)
+            batches = self._read(file, footer, wanted)
+            size = self._format.size(footer, wanted)
+            if size is None:
+                size = sum(batch.nbytes for batch in batches)
+            with self._lock:
+                self.rows_read += piece.rows
+                self.bytes_read += size
         made, row = [], piece.row
         for batch in batches:
             paths = {leaf.name: leaf.path for leaf in theirs}

@@ -93,6 +93,13 @@ class Parquet:
             arrow_extensions_enabled=False,
         )
 
+    def size(self, footer: Footer, wanted: Wanted) -> int | None:
+        places = [footer.places.get(".".join(leaf.path)) for leaf in wanted.leaves]
+        if None in places:
+            return None
+        chunks = (footer.detail.row_group(group).column(place) for group in wanted.groups for place in places)
+        return sum(int(chunk.total_compressed_size) for chunk in chunks)
+
     def no_nulls(self, footer: Footer, leaf: Leaf) -> bool:
         found = _chunks(footer, leaf)
         return found is not None and all(

@@ -393,6 +393,22 @@ class Extractor:
         finally:
             stream.close()
 
+    def numbered(
+        self, batch_size: int, start: int, stop: int | None
+    ) -> Generator[tuple[Batch, np.ndarray], None, None]:
+        """Batches in order, each with the number of each of its rows in the log."""
+
+        def run(pieces: list[tuple[Prepared, int, int]]) -> tuple[Batch, np.ndarray]:
+            numbers = [prepared.start + prepared.numbers(begin, count) for prepared, begin, count in pieces]
+            return self.run(pieces), np.concatenate(numbers)
+
+        stream = self.each_batch(run, batch_size, start, None, stop)
+        try:
+            for found, _ in stream:
+                yield found
+        finally:
+            stream.close()
+
     def frames(
         self, rows: int, start: int = 0, limit: int | None = None, stop: int | None = None
     ) -> Generator[Any, None, None]:

@@ -45,6 +45,12 @@ class Prepared:
         """The row of the morsel at a position."""
         return self.first + (position if self.selected is None else int(self.selected[position]))
 
+    def numbers(self, begin: int, rows: int) -> np.ndarray:
+        """The rows of the morsel at so many positions from ``begin`` on."""
+        if self.selected is None:
+            return np.arange(self.first + begin, self.first + begin + rows)
+        return self.first + np.asarray(self.selected[begin : begin + rows], np.int64)
+
 
 @dataclass
 class Native:
