@@ -322,9 +322,10 @@ def verify(
     public_key: PublicKeys = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the checksums of published files, and their signatures if a public key is given.
+    """Check the checksums of published files, and their signatures.
 
-    The exit code is 1 if a file is damaged or missing, or if a folder is not signed with one of the keys.
+    Signatures are checked if a public key is given. The exit code is 1 if a file is damaged or missing, or if a folder is not
+    signed with one of the keys.
     """
     found = [line for path in paths for line in wrong_with(path, public_key or [])]
     if as_json:

@@ -65,7 +65,7 @@ def encode(
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="Type of the numbers: float32 or float16.")] = "float32",
     as_json: AsJson = False,
 ) -> None:
-    """Compute the vector of each image and write a vector file for a Model Server.
+    """Write a vector file with one vector for each image.
 
     Images that cannot be decoded are listed in the file FILE.skipped.jsonl. A command that was stopped continues where it
     stopped when you run it again.

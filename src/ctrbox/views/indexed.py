@@ -72,8 +72,8 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Prune:
-    """Which rows are wanted: those for which ``wanted`` is true. ``promise``: what the path of a file says about all of its rows,
-    as an expression of the columns ``fields``."""
+    """A condition on rows, by which row groups are left out: ``wanted`` is true for the rows that are read. ``promise``: what the
+    path of a file says about all of its rows, as an expression of the columns ``fields``."""
 
     wanted: pc.Expression
     promise: pc.Expression | None
