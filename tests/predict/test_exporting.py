@@ -192,6 +192,15 @@ def test_onnx_runtime_gives_the_scores_of_the_run(name: str, settings: dict[str,
     compare(run, Exported(run.export(tmp_path / "exported")))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(cb.models.EVERY_MODEL))
+def test_every_model_can_be_recorded_for_any_number_of_rows(name: str, tmp_path: Path) -> None:
+    plan = plan_of(name in cb.models.TASK_MODELS)
+    model = cb.models.build(name, plan.schema, {} if name == "LR" else {"dim": 4})
+    run = cb.Trainer(model, threads=1).fit(plan, batch_size=100, progress=False)
+    compare(run, Exported(run.export(tmp_path / "exported", format="torch")))
+
+
 class Branching(nn.Module):
     """A model whose forward depends on the values of a batch."""
 
@@ -210,7 +219,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing_behind(
     plan = plan_of()
     run = cb.Trainer(Branching(plan.schema), threads=1).fit(plan, batch_size=100, progress=False)
     with pytest.raises(
-        PlanError, match=r"^Branching cannot be exported, because torch cannot record its forward as a graph: "
+        PlanError, match=r"^Branching cannot be exported as torch, because torch cannot record its forward as a graph: "
     ):
         run.export(tmp_path / "exported", format="torch")
     with pytest.raises(PlanError, match=r"'tflite'.*onnx, torch"):

@@ -80,7 +80,7 @@ class BST(HistoryModel):
 
     def forward(self, x: Inputs) -> torch.Tensor:
         past, target = self.past(x), x.field(self.target)
-        rows = len(target)
+        rows = target.shape[0]
         # The target comes first, so that padding is always behind everything real.
         places = torch.cat([(target + self.of_target).unsqueeze(1), past.items.expand(rows, -1, -1)], 1)
         real = F.pad(past.real, (1, 0), value=True).expand(rows, -1)

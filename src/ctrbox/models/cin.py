@@ -67,6 +67,8 @@ class CIN(nn.Module):
         self.width = sum(self.maps)
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_exporting():  # a graph has no number of pieces
+            return self._piece(vectors, self.weights)
         if len(vectors) == 0:
             return vectors.new_zeros(0, self.width)
         return _InPieces.apply(self._piece, vectors, *self.weights)

@@ -97,15 +97,15 @@ class SIM(HistoryModel):
         past, target = self.past(x), x.field(self.target)
         with torch.no_grad():
             at, found = self.found(x, past, target)
-        items = past.items.expand(len(target), -1, -1).gather(1, at.unsqueeze(2).expand(-1, -1, self.dim))
+        items = past.items.expand(target.shape[0], -1, -1).gather(1, at.unsqueeze(2).expand(-1, -1, self.dim))
         items = items * (torch.arange(at.shape[1], device=at.device) < found.unsqueeze(1)).unsqueeze(2)
         interest = self.attention(target, items, found)
-        means = past.mean().expand(len(target), -1)
+        means = past.mean().expand(target.shape[0], -1)
         return self.tower(x.flat, interest, means, self.dense(x.dense, x.logs)).squeeze(1) + self.bias
 
     def found(self, x: Inputs, past: History, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the places of the items found (rows, keep), the nearest first, and how many each row has."""
-        rows, longest = len(target), past.vectors.shape[1]
+        rows, longest = target.shape[0], past.vectors.shape[1]
         near = self.nearness(x, past, target).masked_fill(~past.real, -torch.inf)
         # Newest first, so that a stable sort prefers the newer one of two equals.
         order = near.flip(1).sort(dim=1, descending=True, stable=True)

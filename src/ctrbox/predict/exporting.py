@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -109,11 +110,19 @@ def _write_network(network: ExportedNetwork, path: Path, format: str, model: str
     except (CtrboxError, OSError):
         raise
     except Exception as error:
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise PlanError(
-            f"{model} cannot be exported, because torch cannot record its forward as a graph: {first[:300]}; its forward may use "
-            "operations of torch only, and no branch may depend on the values of a batch"
+            f"{model} cannot be exported as {format}, because torch cannot record its forward as a graph: {_reason(error)}; "
+            "its forward may use operations of torch only, no branch may depend on the values of a batch, and tensor.shape[0] "
+            "takes the place of len(tensor)"
         ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line of what is behind an error of torch, without the colors of a terminal."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
+    return next((line.strip() for line in lines if line.strip()), type(error).__name__)[:300]
 
 
 Run = Callable[[Sequence[torch.Tensor]], Sequence[np.ndarray]]
