@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
+import pyarrow.fs as pafs
 import pytest
 
 import ctrbox as cb
-from ctrbox.errors import CtrboxError, DataError, PlanError, WriteError
+from ctrbox.errors import CtrboxError, DataError, PlanError, SignatureError, WriteError
+from ctrbox.ffm.engine import DeepFFM
 from ctrbox.files import stored_folder
 from ctrbox.files.stored_folder import StoredFolder
-from ctrbox.publish import Published
+from ctrbox.publish import Published, keygen, versions
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import ModelFolder, create
 from ctrbox.serve.reload import Reloader
-from ctrbox.serve.served import ServedFfm, open_served
+from ctrbox.serve.served import Live, ServedFfm, open_served
+from ctrbox.serve.server import Server, Settings
+from ctrbox.serve.service import Service
 from tests.cli.test_cli import ctrbox
 from tests.serve.test_scoring import body_of
 from tests.serve.worlds import CONTEXT, World, make_world
@@ -86,6 +92,99 @@ def test_a_server_follows_the_versions_that_another_machine_publishes(
     assert served.version == 4
     assert Published(f"{url}/weights").verify() == []
     reloader.close()
+
+
+def test_a_server_on_an_empty_machine_needs_a_url_and_a_public_key(
+    server: S3Server, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine has nothing but an empty folder for temporary files; the publisher and two enemies write to the bucket."""
+    keygen(tmp_path / "mine")
+    keygen(tmp_path / "theirs")
+    url = "s3://logs/signed"
+    create(url, world.plan, world.engine, context=CONTEXT, sign_with=tmp_path / "mine")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "empty"))
+    settings = Settings(public_keys=[tmp_path / "mine.pub"], allow_views=[str(world.data)])
+    with pytest.raises(SignatureError, match="not trusted here"):
+        Server.open(url, Settings(public_keys=[tmp_path / "theirs.pub"]))
+    found = Server.open(url, settings)
+    service, reloader = found.service, found.reloader
+    assert reloader is not None
+    request = service.served.reader.from_json(orjson.dumps(body_of(world.rows(0, 20))))
+    engine, publisher = learner(world), Published(f"{url}/weights", sign_with=tmp_path / "mine")
+
+    def learn() -> np.ndarray:
+        """Publish another version; return the scores that it should have."""
+        engine.learn(world.plan.batches(300, limit=300))
+        version = publisher.publish(engine)
+        live = Live(DeepFFM.load(publisher.file(), learns=False), version.number)
+        own = ServedFfm(world.plan, CONTEXT, live, cache_bytes=0, most_candidates=100)
+        return own.score(request)[0]
+
+    def stored() -> StoredFolder:
+        return StoredFolder(url, "a model")
+
+    def put(name: str, contents: bytes) -> None:
+        server.put_bytes(stored().shown(name).removeprefix("s3://logs/"), contents)
+
+    def take(name: str) -> bytes:
+        with server.fs.open_input_stream(stored().shown(name).removeprefix("s3://")) as file:
+            return bytes(file.read())
+
+    assert np.array_equal(learn(), take_up(reloader, service, request, 2))
+    everything = server.fs.get_file_info(pafs.FileSelector("logs/signed", recursive=True))
+    old = {f.path: server.fs.open_input_stream(f.path).read() for f in everything if f.type == pafs.FileType.File}
+    refused = 0
+
+    def refuse(told: str) -> None:
+        nonlocal refused
+        refused += 1
+        before = service.served.version
+        assert not reloader.look()
+        assert told in service.metrics.last_refusal
+        assert service.metrics.refused == refused
+        assert service.served.version == before
+        assert "stale" in service.readiness()
+
+    for patch in ("cut", "flipped"):
+        learn()
+        number = publisher.log()[-1].number
+        name = f"weights/patches/{number:08}.patch"
+        whole = take(name)
+        put(name, whole[:-20] if patch == "cut" else whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+        refuse(" is damaged: it has ")
+        assert np.array_equal(learn(), take_up(reloader, service, request, number + 1))
+        assert service.metrics.last_reload["how"] == "whole file"
+        put(name, whole)
+
+    # Another key, over a folder whose signature the enemy removed.
+    current = take("weights/CURRENT")
+    enemy = Published(f"{url}/weights")
+    facts = orjson.loads(current)
+    del facts["signed"], facts["seal"]
+    enemy.log()
+    (enemy.folder / "CURRENT").write_bytes(versions._sealed("", facts)[0])
+    assert enemy.stored is not None
+    enemy.stored.push()
+    refuse("is not signed")
+    Published(f"{url}/weights", sign_with=tmp_path / "theirs").sign()
+    refuse("which is not trusted here")
+    # Everything as it was at version 2, signatures included.
+    for path, contents in old.items():
+        server.put_bytes(path.removeprefix("logs/"), contents)
+    refuse("is version 2, older than version 6, which was accepted before")
+    assert f"ctrbox_signatures_refused_total {refused - 2}\n" in service.prometheus()
+    assert service.served.version == 6
+    service.queue.drain(1.0)
+    reloader.close()
+    assert not list((tmp_path / "empty").glob("ctrbox-serve-*"))
+
+
+def take_up(reloader: Reloader, service: Service, request: Any, number: int) -> np.ndarray:
+    assert reloader.look()
+    scores, version = service.score(request)
+    assert version == number
+    return scores
 
 
 def broken() -> None:
