@@ -14,8 +14,8 @@ import pytest
 
 from ctrbox.errors import CtrboxError
 from ctrbox.publish import Part, Published, Weights, diff, pack, read_weights, unpack, write_weights
+from ctrbox.publish.sealed_lines import sealed_line
 from ctrbox.publish.sources import DEEP_FFM, FFM_MAGIC
-from ctrbox.publish.versions import _sealed
 from ctrbox.publish.weights import HEAD, MAGIC, _entry, _sum
 
 
@@ -183,7 +183,7 @@ def test_a_missing_file_of_the_newest_version_is_told(folder: Published) -> None
 
 def test_features_that_are_none_are_told(folder: Published) -> None:
     path = folder.folder / "FEATURES"
-    path.write_bytes(_sealed("", {"features": "user"})[0])
+    path.write_bytes(sealed_line("", {"features": "user"})[0])
     assert folder.verify() == [f"{path} does not list the features"]
     path.unlink()
     path.mkdir()
@@ -191,7 +191,7 @@ def test_features_that_are_none_are_told(folder: Published) -> None:
 
 
 def sealed_pointer(folder: Published, **facts: Any) -> None:
-    (folder.folder / "CURRENT").write_bytes(_sealed("", facts)[0])
+    (folder.folder / "CURRENT").write_bytes(sealed_line("", facts)[0])
 
 
 def test_a_pointer_and_a_log_with_true_checksums_that_do_not_fit_are_refused(folder: Published) -> None:
@@ -211,7 +211,7 @@ def test_a_pointer_and_a_log_with_true_checksums_that_do_not_fit_are_refused(fol
     # The second line twice: its seal is right behind the first, its number is not that of a third version.
     first, second = (json.loads(line) for line in log.read_text().splitlines())
     seal = second.pop("seal")
-    line, seal = _sealed(seal, second)
+    line, seal = sealed_line(seal, second)
     log.write_bytes(log.read_bytes() + line)
     sealed_pointer(folder, version=3, log_bytes=log.stat().st_size, log_seal=seal)
     assert folder.verify() == [f"{log} is damaged at version 3"]

@@ -13,7 +13,7 @@ import pytest
 from ctrbox.errors import CtrboxError, DataError, PlanError, SignatureError, SourceError, WriteError
 from ctrbox.files.sealed import sealed
 from ctrbox.publish import Part, PrivateKey, PublicKey, Published, Trust, Weights, keygen, write_weights
-from ctrbox.publish import versions as module
+from ctrbox.publish.sealed_lines import sealed_line
 from tests.publish import forged
 
 
@@ -84,12 +84,12 @@ def rewritten(folder: Published, change: Callable[[list[dict[str, object]]], Non
     change(lines)
     text, seal = b"", ""
     for line in lines:
-        one, seal = module._sealed(seal, line)
+        one, seal = sealed_line(seal, line)
         text += one
     (folder.folder / "log.jsonl").write_bytes(text)
     facts = {**pointer, "log_bytes": len(text), "log_seal": seal}
     del facts["seal"]
-    (folder.folder / "CURRENT").write_bytes(module._sealed("", facts)[0])
+    (folder.folder / "CURRENT").write_bytes(sealed_line("", facts)[0])
 
 
 def test_a_forged_version_list_is_refused(folder: Published, key: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import ctrbox as cb
 from ctrbox.errors import PlanError, SignatureError
 from ctrbox.publish import Published, keygen
-from ctrbox.publish import versions as module
+from ctrbox.publish.sealed_lines import sealed_line
 from ctrbox.serve.model_folder import ModelFolder, create
 from ctrbox.serve.server import Server, Settings
 from tests.serve.test_reload import damage, learner
@@ -65,7 +65,7 @@ def unsigned(model: Path, keys: Path) -> None:
     path = model / "weights" / "CURRENT"
     facts = json.loads(path.read_text())
     del facts["signed"], facts["seal"]
-    path.write_bytes(module._sealed("", facts)[0])
+    path.write_bytes(sealed_line("", facts)[0])
 
 
 def by_another_key(model: Path, keys: Path) -> None:
@@ -78,7 +78,7 @@ def forged_signature(model: Path, keys: Path) -> None:
     facts = json.loads(path.read_text())
     del facts["seal"]
     facts["signed"]["statement"] = facts["signed"]["statement"].replace('"version":3', '"version":4')
-    path.write_bytes(module._sealed("", facts)[0])
+    path.write_bytes(sealed_line("", facts)[0])
 
 
 def replayed(model: Path, keys: Path) -> None:

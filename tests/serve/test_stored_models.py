@@ -17,7 +17,8 @@ from ctrbox.errors import CtrboxError, DataError, PlanError, SignatureError, Wri
 from ctrbox.ffm.engine import DeepFFM
 from ctrbox.files import stored_folder
 from ctrbox.files.stored_folder import StoredFolder
-from ctrbox.publish import Published, keygen, versions
+from ctrbox.publish import Published, keygen
+from ctrbox.publish.sealed_lines import sealed_line
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import ModelFolder, create
 from ctrbox.serve.reload import Reloader
@@ -163,7 +164,7 @@ def test_a_server_on_an_empty_machine_needs_a_url_and_a_public_key(
     facts = orjson.loads(current)
     del facts["signed"], facts["seal"]
     enemy.log()
-    (enemy.folder / "CURRENT").write_bytes(versions._sealed("", facts)[0])
+    (enemy.folder / "CURRENT").write_bytes(sealed_line("", facts)[0])
     assert enemy.stored is not None
     enemy.stored.push()
     refuse("is not signed")
@@ -178,6 +179,46 @@ def test_a_server_on_an_empty_machine_needs_a_url_and_a_public_key(
     service.queue.drain(1.0)
     reloader.close()
     assert not list((tmp_path / "empty").glob("ctrbox-serve-*"))
+
+
+def test_a_download_from_s3_that_breaks_goes_on_where_it_stopped(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, contents = "s3://logs/broken", bytes(range(256)) * 100
+    folder = StoredFolder(url, "a folder")
+    (folder.path / "file").write_bytes(contents)
+    folder.push()
+    real, offsets = StoredFolder._open, []
+
+    class Breaking:
+        def __init__(self, file: Any) -> None:
+            self.file, self.left = file, 10_000
+
+        def __enter__(self) -> Breaking:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+        def read(self, size: int) -> bytes:
+            if not self.left:
+                raise OSError("connection reset")
+            found = bytes(self.file.read(min(size, self.left)))
+            self.left -= len(found)
+            return found
+
+    def opened(self: StoredFolder, path: str, offset: int, most: int) -> Any:
+        if "/files/" not in path:
+            return real(self, path, offset, most)
+        offsets.append(offset)
+        return Breaking(real(self, path, offset, most))
+
+    monkeypatch.setattr(StoredFolder, "_open", opened)
+    monkeypatch.setattr(stored_folder, "RETRY_PAUSES_S", (0.0, 0.0))
+    again = StoredFolder(url, "a folder")
+    again.pull()
+    assert (again.path / "file").read_bytes() == contents
+    assert offsets == [0, 10_000, 20_000]
 
 
 def take_up(reloader: Reloader, service: Service, request: Any, number: int) -> np.ndarray:

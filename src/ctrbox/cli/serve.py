@@ -31,7 +31,8 @@ def serve(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="Folder of a published model, or a run folder: a local path, s3://bucket/folder or hdfs://host/folder.",
+            help="Folder of a published model, or a run folder: a local path, s3://bucket/folder or hdfs://host/folder; a "
+            "published model may also be at https://host/folder.",
         ),
     ],
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Network address to listen on.")] = "127.0.0.1",

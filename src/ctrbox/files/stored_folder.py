@@ -1,4 +1,4 @@
-"""Keeps a folder on S3 or HDFS and works on it in a local copy.
+"""Keeps a folder on S3 or HDFS, or reads one on an HTTP server, and works on it in a local copy.
 
 Object stores have neither locks nor a rename, so nothing is changed in place (manifest.py describes the layout):
 
@@ -6,7 +6,8 @@ Object stores have neither locks nor a rename, so nothing is changed in place (m
   file needs any more. A process that dies before the manifest is written leaves the previous version as it was; what it
   uploaded is removed by the next `push` of another process.
 - `pull` downloads the files that the manifest names, and nothing else. A missing object, and one whose size or SHA-256 differs
-  from the manifest, is an error that names the object. A folder that is replaced while it is read is read again.
+  from the manifest, is an error that names the object. A folder that is replaced while it is read is read again. A download
+  that broke off goes on where it stopped, also at the next `pull`.
 - One process writes to a folder at a time. There is no lock; `push` compares the manifest with the one that it knows and
   refuses to replace another one.
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import logging
 import os
 import secrets
 import shutil
@@ -27,13 +29,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
 from ctrbox.files.filesystems import RETRY_PAUSES_S, Store, first_line, open_store
+from ctrbox.files.http_files import HttpFiles, NoSuchRange
 from ctrbox.files.manifest import (
     MANIFEST,
     OBJECT,
@@ -46,7 +49,7 @@ from ctrbox.files.manifest import (
 )
 from ctrbox.files.own_folder import OwnFolder
 from ctrbox.files.sealed import MOST_BYTES
-from ctrbox.files.urls import stored_url
+from ctrbox.files.urls import WEB, readable_url
 
 T = TypeVar("T")
 
@@ -54,6 +57,7 @@ THREADS = 8  # that upload or download at a time
 BLOCK = 4 << 20
 TRIES = 3  # of a reader whose folder is replaced meanwhile
 PREFIX = "ctrbox-copy-"
+log = logging.getLogger("ctrbox.files")
 
 
 class StoredFolder:
@@ -61,7 +65,7 @@ class StoredFolder:
 
     def __init__(self, url: str, what: str) -> None:
         """``what``: what the folder is, in words, such as "a run folder". Reads the manifest, if there is one."""
-        checked = stored_url(url, what)
+        checked = readable_url(url, what)
         if checked is None:
             raise PlanError(f"{url!r} is not a URL; expected s3://bucket/folder or hdfs://host/folder")
         if "?" in checked:
@@ -122,6 +126,15 @@ class StoredFolder:
 
     # ---- reading
 
+    def expect(self, name: str, size: int, sha256: str) -> None:
+        """Raise a `DataError` if the folder holds another file of this name; a missing one is the concern of `pull`."""
+        held = self.files.get(name)
+        if held is not None and (held.bytes, held.sha256) != (size, sha256):
+            raise DataError(
+                f"{name} of {self.url} is another file than expected: it has {held.bytes:,} bytes, expected {size:,} bytes and "
+                f"the checksum {sha256[:12]}…"
+            )
+
     def refresh(self) -> bool:
         """Read the manifest again; return whether it is another one than before."""
         text = self._read_manifest()
@@ -152,6 +165,12 @@ class StoredFolder:
 
     def _download(self, names: list[str]) -> None:
         first = {self.files[name].object: name for name in reversed(names)}
+        wanted, free = sum(self.files[name].bytes for name in first.values()), shutil.disk_usage(self.path).free
+        if wanted > free:
+            raise WriteError(
+                f"{self.url} has {wanted:,} bytes to download, and {self.path.parent} has {free:,} bytes free; set TMPDIR to "
+                "another disk"
+            ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with ThreadPoolExecutor(THREADS, thread_name_prefix="ctrbox-download") as pool:
             fetched = dict(zip(first, pool.map(self._fetch, first.values()), strict=True))
         for name in names:
@@ -168,23 +187,22 @@ class StoredFolder:
 
     def _fetch(self, name: str) -> Path:
         """Download the object of a file beside the local copy, and compare it with the manifest."""
-        held, place = self.files[name], self._incoming / secrets.token_hex(8)
-        shown = self.shown(name)
-
-        def download() -> tuple[int, str]:
-            digest, size = hashlib.sha256(), 0
-            with self.store.fs.open_input_stream(self._at(held), compression=None) as source, place.open("wb") as file:
-                while size <= held.bytes and (block := source.read(min(BLOCK, held.bytes + 1 - size))):
-                    digest.update(block)
-                    file.write(block)
-                    size += len(block)
-            return size, digest.hexdigest()
-
+        held = self.files[name]
+        place = self._incoming / f"{hashlib.sha256(held.object.encode()).hexdigest()}.part"
+        shown, began_at = self.shown(name), place.stat().st_size if place.exists() else 0
         try:
-            size, sha256 = self._attempt(f"read {shown}", SourceError, download)
+            size, sha256 = self._attempt(f"read {shown}", SourceError, lambda: self._on_with(held, place, shown))
+            if began_at and (size, sha256) != (
+                held.bytes,
+                held.sha256,
+            ):  # what was here may be of another object of that name
+                place.unlink()
+                size, sha256 = self._attempt(f"read {shown}", SourceError, lambda: self._on_with(held, place, shown))
         except FileNotFoundError:
+            place.unlink(missing_ok=True)
             raise _Missing(f"{shown} is missing; it holds {name!r} of {self.url}, which is damaged") from None
         if (size, sha256) != (held.bytes, held.sha256):
+            place.unlink()
             met = f"{size:,} bytes" if size <= held.bytes else f"more than {held.bytes:,} bytes"
             raise DataError(
                 f"{shown} is damaged: it has {met}, expected {held.bytes:,} bytes"
@@ -193,10 +211,50 @@ class StoredFolder:
             )
         return place
 
+    def _on_with(self, held: StoredFile, place: Path, shown: str) -> tuple[int, str]:
+        """Download an object, from the byte on at which the last try ended; return its size and SHA-256."""
+        digest, size = hashlib.sha256(), 0
+        with place.open("a+b") as file:
+            file.seek(0)
+            while size < held.bytes and (block := file.read(min(BLOCK, held.bytes - size))):
+                digest.update(block)
+                size += len(block)
+            file.truncate(size)
+            if size and size == held.bytes:
+                return size, digest.hexdigest()
+            if size:
+                log.info("the download of %s goes on at byte %s of %s", shown, f"{size:,}", f"{held.bytes:,}")
+            try:
+                with self._open(self._at(held), size, held.bytes) as source:
+                    read = getattr(source, "read_some", source.read)  # what came before a break is kept
+                    while size <= held.bytes and (block := read(min(BLOCK, held.bytes + 1 - size))):
+                        digest.update(block)
+                        file.write(block)
+                        size += len(block)
+            except NoSuchRange:
+                file.truncate(0)
+                raise
+        return size, digest.hexdigest()
+
+    def _open(self, path: str, offset: int, most: int) -> Any:
+        """Open a file of the store for reading, from a byte on. ``most``: bytes that it should have at most."""
+        fs: Any = self.store.fs
+        if isinstance(fs, HttpFiles):
+            return fs.open_input_stream(path, offset=offset, most=most)
+        if not offset:
+            return fs.open_input_stream(path, compression=None)
+        file = fs.open_input_file(path)
+        file.seek(offset)
+        return file
+
     # ---- writing
 
     def claim(self) -> None:
         """Check before any work that the URL can be written and holds nothing but such a folder; otherwise an error."""
+        if isinstance(self.store.fs, HttpFiles):
+            raise WriteError(
+                f"{self.url} is read over HTTP and cannot be written; publish to the folder that the server shows"
+            )
         if not self.exists:
             for info in self._list(self.inside):
                 if info.base_name not in (OBJECTS, "") and not info.base_name.startswith("_writable-"):
@@ -300,7 +358,7 @@ class StoredFolder:
 
     def _read_manifest(self) -> bytes | None:
         def read() -> bytes:
-            with self.store.fs.open_input_stream(f"{self.inside}/{MANIFEST}", compression=None) as file:
+            with self._open(f"{self.inside}/{MANIFEST}", 0, MOST_BYTES) as file:
                 return bytes(file.read(MOST_BYTES + 1))
 
         try:
@@ -360,6 +418,8 @@ def _opened(url: str) -> tuple[Store, str]:
     """Return the store of a URL and the path inside it."""
     if url.partition("://")[2].strip("/") == "":
         raise PlanError(f"{url} names no bucket and no folder; expected s3://bucket/folder or hdfs://host/folder")
+    if url.partition(":")[0] in WEB:
+        return Store(HttpFiles(url), remote=True), ""
     return open_store(url)
 
 

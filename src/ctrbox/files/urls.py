@@ -14,6 +14,7 @@ from pathlib import Path
 from ctrbox.errors import PlanError
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/+)")
+WEB = ("http", "https")  # from which published models can be read (publish/web_folder.py)
 STORES = ("s3", "s3a", "s3n", "hdfs", "viewfs")  # schemes of storage that holds whole folders (stored_folder.py)
 
 
@@ -39,6 +40,12 @@ def stored_url(path: str | os.PathLike[str], what: str) -> str | None:
     if url.lower().startswith("file:"):
         refuse_url(path, what)
     raise PlanError(f"{url} is a URL, but {what} can only be on a local disk, on s3:// or on hdfs://")
+
+
+def readable_url(path: str | os.PathLike[str], what: str) -> str | None:
+    """Return the URL of a folder that is only read: as `stored_url`, and also one on an HTTP server."""
+    url = url_of(path)
+    return url if url is not None and url.partition(":")[0] in WEB else stored_url(path, what)
 
 
 def local_path(path: str | os.PathLike[str], what: str) -> Path:

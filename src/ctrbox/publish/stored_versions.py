@@ -1,4 +1,4 @@
-"""Published versions in a folder on S3 or HDFS: which files are downloaded when.
+"""Published versions in a folder on S3, HDFS or an HTTP server: which files are downloaded when.
 
 `Published` works on a local copy. CURRENT, log.jsonl and FEATURES are small and are compared with the folder before each use; the
 weight file and the patch of a version are downloaded when they are needed. A new version is uploaded at once and is published
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ctrbox.errors import DataError, PlanError
 from ctrbox.files.stored_folder import StoredFolder
+from ctrbox.publish.web_folder import open_folder
 
 WHAT = "a folder of published versions"
 MOST_LOG = 1 << 30  # bytes of log.jsonl
@@ -26,18 +27,22 @@ class StoredVersions:
         self.folder: Path = stored.path / below
 
     @staticmethod
-    def open(url: str) -> StoredVersions:
-        """Open the folder at a URL, which may be that of the weights inside the folder of a served model."""
-        stored = StoredFolder(url, WHAT)
+    def open(url: str, *, signed: bool = False) -> StoredVersions:
+        """Open the folder at a URL, which may be that of the weights inside the folder of a served model.
+
+        ``signed``: its signatures are checked.
+        """
+        stored = open_folder(url, WHAT, signed=signed)
         above, _, name = stored.url.rpartition("/")
         if not stored.exists and name == "weights":
-            model = StoredFolder(above, "a served model")
+            model = open_folder(above, "a served model", signed=signed)
             if model.holds("serve.json"):
                 stored.close()
                 return StoredVersions(model, "weights/")
             model.close()
         if stored.files and not stored.holds("CURRENT") and not stored.holds("FEATURES"):
-            advice = f"use {stored.url}/weights" if stored.holds("serve.json") else "choose another place"
+            inside = stored.holds("serve.json") or stored.holds("weights/CURRENT")
+            advice = f"use {stored.url}/weights" if inside else "choose another place"
             raise PlanError(f"{stored.url} holds {min(stored.files)!r} and no published version; {advice}")
         return StoredVersions(stored)
 
@@ -59,12 +64,7 @@ class StoredVersions:
 
         ``size``, ``sha256``: of the file in the version list; of another one nothing is downloaded.
         """
-        held = self.stored.files.get(self.below + name)
-        if held is not None and (held.bytes, held.sha256) != (size, sha256):
-            raise DataError(
-                f"{self.below}{name} of {self.stored.url} is another file than the version list names: it has "
-                f"{held.bytes:,} bytes, expected {size:,} bytes and the checksum {sha256[:12]}…"
-            )
+        self.stored.expect(self.below + name, size, sha256)
         self.stored.pull(lambda one: one == self.below + name)
 
     def fetch_all(self) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -33,12 +32,14 @@ from ctrbox.arguments.names import nearest
 from ctrbox.errors import CtrboxError, DataError, PlanError, SignatureError, SourceError, WriteError
 from ctrbox.files.atomic import failure, locked, remove, written_aside
 from ctrbox.files.regular import open_regular, read_regular
-from ctrbox.files.urls import local_path, stored_url
+from ctrbox.files.urls import local_path, readable_url
 from ctrbox.publish.keys import PrivateKey
 from ctrbox.publish.patch import apply, diff, read_facts
+from ctrbox.publish.sealed_lines import opened_line, sealed_line
 from ctrbox.publish.sources import DEEP_FFM, Model, pack
 from ctrbox.publish.statement import COVERED, FileFacts, Statement, Trust, claim_of
 from ctrbox.publish.stored_versions import MOST_LOG, MOST_SMALL, WHAT, StoredVersions
+from ctrbox.publish.web_folder import WebFolder
 from ctrbox.publish.weights import read_directory, read_weights
 
 FEATURES = "FEATURES"
@@ -107,8 +108,8 @@ class Published:
     ) -> None:
         if keep < 2:
             raise PlanError(f"keep= must be at least 2, got {keep}")
-        if not isinstance(folder, StoredVersions) and (url := stored_url(folder, WHAT)) is not None:
-            folder = StoredVersions.open(url)
+        if not isinstance(folder, StoredVersions) and (url := readable_url(folder, WHAT)) is not None:
+            folder = StoredVersions.open(url, signed=trust is not None)
         self.stored = folder if isinstance(folder, StoredVersions) else None
         self.folder, self.keep = folder.folder if isinstance(folder, StoredVersions) else Path(folder), keep
         self.key = sign_with if sign_with is None or isinstance(sign_with, PrivateKey) else PrivateKey.read(sign_with)
@@ -226,8 +227,11 @@ class Published:
             if self.stored is not None:
                 self.stored.fetch_all()
             log = self._log(unsigned=unsigned)
+            if self.stored is not None:
+                self._fetch_listed(log.versions)
             versions, wrong = log.versions, []
-            if log.statement is not None and log.statement.files != (met := self._beside()):
+            met = None if log.statement is None else self._beside()
+            if log.statement is not None and met is not None and log.statement.files != met:
                 changed = [name for name in COVERED if log.statement.files.get(name) != met.get(name)]
                 wrong.append(f"{', '.join(changed)} beside {self.shown} changed after the signature")
         except CtrboxError as error:
@@ -241,6 +245,16 @@ class Published:
                 path = self.folder / "patches" / f"{v.name}.patch"
                 wrong += _wrong(path, v.patch_bytes, v.patch_sha256) or _refused(partial(read_facts, path))
         return wrong
+
+    def _fetch_listed(self, versions: list[Version]) -> None:
+        """Download the files that the version list alone names: those of a plain folder on an HTTP server.
+
+        A file that cannot be downloaded is missing afterwards.
+        """
+        for v in versions:
+            for patch in (False, True) if v.patch_bytes else (False,):
+                with contextlib.suppress(DataError):
+                    self._fetched(v, patch=patch)
 
     # ---- publishing
 
@@ -317,14 +331,14 @@ class Published:
     def serves(self, features: Sequence[str]) -> None:
         """Accept only models whose fields are among these from now on: the fields of the plan that a server has."""
         with written_aside(self.folder / FEATURES) as aside:
-            aside.write_bytes(_sealed("", {"features": list(features)})[0])
+            aside.write_bytes(sealed_line("", {"features": list(features)})[0])
         if self.stored is not None:
             self.stored.push()
 
     def _features(self) -> list[str] | None:
         path = self.folder / FEATURES
         try:
-            found = _opened("", read_regular(path, MOST_SMALL), path)[0].get("features")
+            found = opened_line("", read_regular(path, MOST_SMALL), path)[0].get("features")
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -350,7 +364,7 @@ class Published:
         return False
 
     def _commit(self, version: Version, log: Log) -> None:
-        line, seal = _sealed(log.seal, asdict(version))
+        line, seal = sealed_line(log.seal, asdict(version))
         path = self.folder / "log.jsonl"
         try:
             with path.open("ab") as file:
@@ -366,17 +380,22 @@ class Published:
         facts: dict[str, Any] = {"version": version, "log_bytes": log_bytes, "log_seal": seal}
         if self.key is not None:
             model = before.model if before is not None else secrets.token_hex(16)
-            files = before.files if before is not None else self._beside()
+            files = before.files if before is not None else self._beside() or {}
             facts["signed"] = Statement(model, version, log_bytes, seal, files, _now()).signed_by(self.key)
         with written_aside(self.folder / "CURRENT") as aside:
-            aside.write_bytes(_sealed("", facts)[0])
+            aside.write_bytes(sealed_line("", facts)[0])
 
-    def _beside(self) -> dict[str, FileFacts]:
-        """Return the files of a served model that lie beside its versions, which a signature covers as well."""
+    def _beside(self) -> dict[str, FileFacts] | None:
+        """Return the files of a served model that lie beside its versions, which a signature covers as well.
+
+        None for a URL that is opened without the folder above it.
+        """
         above = self.folder.parent
         if self.stored is not None:
             if not self.stored.below:
-                return {}
+                return None
+            if isinstance(self.stored.stored, WebFolder):
+                self.stored.stored.find(COVERED)
             self.stored.stored.pull(lambda name: name in COVERED)
         elif not (above / COVERED[0]).exists():
             return {}
@@ -441,7 +460,7 @@ class Published:
         self.refresh()
         pointer = self.folder / "CURRENT"
         try:
-            facts = _opened("", read_regular(pointer, MOST_SMALL), pointer)[0]
+            facts = opened_line("", read_regular(pointer, MOST_SMALL), pointer)[0]
             signed = facts.pop("signed", None)
             statement = None
             if self.trust is not None and not (unsigned and signed is None):
@@ -470,7 +489,7 @@ class Published:
         seal = ""
         versions: list[Version] = []
         for line in text.splitlines():
-            plain, seal = _opened(seal, line, self.folder / "log.jsonl")
+            plain, seal = opened_line(seal, line, self.folder / "log.jsonl")
             if not _is_version(plain, len(versions) + 1):
                 raise DataError(f"{self.shown}/log.jsonl is damaged at version {len(versions) + 1}")
             versions.append(Version(**plain))
@@ -495,27 +514,6 @@ def _is_version(plain: Mapping[str, Any], number: int) -> bool:
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _sealed(before: str, facts: dict[str, Any]) -> tuple[bytes, str]:
-    seal = _seal(before, facts)
-    return json.dumps({**facts, "seal": seal}).encode() + b"\n", seal
-
-
-def _opened(before: str, line: bytes, path: Path) -> tuple[dict[str, Any], str]:
-    try:
-        facts = json.loads(line)
-        seal = facts.pop("seal")
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        seal = None
-    if seal is None or seal != _seal(before, facts):
-        raise DataError(f"{path} is damaged: a checksum does not match")
-    return facts, seal
-
-
-def _seal(before: str, facts: dict[str, Any]) -> str:
-    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
 
 
 def _copied(source: Path, place: Path, version: Version, what: str, *, patch: bool = False) -> None:

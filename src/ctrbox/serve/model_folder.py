@@ -37,14 +37,15 @@ from ctrbox.files.own_folder import OwnFolder
 from ctrbox.files.regular import open_regular, read_regular
 from ctrbox.files.sealed import read_sealed, sealed
 from ctrbox.files.stored_folder import StoredFolder
-from ctrbox.files.urls import stored_url
+from ctrbox.files.urls import readable_url, stored_url
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.predict.predictor import Predictor
 from ctrbox.publish.keys import PrivateKey
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
-from ctrbox.publish.statement import FileFacts, Trust
+from ctrbox.publish.statement import COVERED, FileFacts, Trust
 from ctrbox.publish.stored_versions import StoredVersions
 from ctrbox.publish.versions import Published
+from ctrbox.publish.web_folder import WebFolder, open_folder
 from ctrbox.views.view import Merge
 
 RUN = "run"
@@ -77,18 +78,20 @@ class ModelFolder:
         sign_with: PrivateKey | str | os.PathLike[str] | None = None,
         trust: Trust | None = None,
     ) -> ModelFolder:
-        """Open a local folder, or one on s3:// or hdfs://, which is downloaded without the weights of its versions.
+        """Open a local folder, or one on s3://, hdfs:// or https://, which is downloaded without the weights of its versions.
 
         ``sign_with``, ``trust``: as for ``cb.publish.Published``.
         """
         key = sign_with if sign_with is None or isinstance(sign_with, PrivateKey) else PrivateKey.read(sign_with)
         trust = trust if key is None else (Trust([]) if trust is None else trust).also(key.public)
-        url, stored, copy = stored_url(folder, "a served model"), None, None
+        url, stored, copy = readable_url(folder, "a served model"), None, None
         place = Path(folder)
         if url is not None:
-            stored = StoredFolder(url, "a served model")
+            stored = open_folder(url, "a served model", signed=trust is not None)
             stored.need()
             if trust is None:
+                if isinstance(stored, WebFolder):
+                    stored.find(COVERED)
                 stored.pull(lambda name: not name.startswith(LATER))
             place = stored.path
         if trust is not None and (stored is not None or place.is_dir()):
@@ -260,10 +263,11 @@ def pull_signed(place: Path, stored: StoredFolder | None, trust: Trust) -> Signe
     if stored is None:
         return SignedCopy(place, statement.files)
     for name, facts in statement.files.items():
-        held = stored.files.get(name)
-        if held is None or (held.bytes, held.sha256) != (facts.bytes, facts.sha256):
-            raise SignatureError(
-                f"{name} of {stored.url} {'is missing' if held is None else 'was changed after it was signed'}"
-            )
+        try:
+            stored.expect(name, facts.bytes, facts.sha256)
+        except DataError:
+            raise SignatureError(f"{name} of {stored.url} was changed after it was signed") from None
+        if name not in stored.files:
+            raise SourceError(f"{name} of {stored.url} is missing")
     stored.pull(lambda name: name in statement.files)
     return None

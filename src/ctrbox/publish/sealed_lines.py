@@ -1,0 +1,36 @@
+"""Seals lines of JSON in a chain: each line holds the SHA-256 of itself and of the seal before it.
+
+So the last seal stands for all lines, in their order. CURRENT is a chain of one line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from ctrbox.errors import DataError
+
+
+def sealed_line(before: str, facts: dict[str, Any]) -> tuple[bytes, str]:
+    """Return the line of an object and its seal. ``before``: the seal of the line before it, "" for the first one."""
+    seal = _seal(before, facts)
+    return json.dumps({**facts, "seal": seal}).encode() + b"\n", seal
+
+
+def opened_line(before: str, line: bytes, shown: str | Path) -> tuple[dict[str, Any], str]:
+    """Return the object in a line and its seal; `DataError` if the seal does not fit. ``shown``: the file that holds the line."""
+    try:
+        facts = json.loads(line)
+        seal = facts.pop("seal")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        seal = None
+    if seal is None or seal != _seal(before, facts):
+        raise DataError(f"{shown} is damaged: a checksum does not match")
+    return facts, seal
+
+
+def _seal(before: str, facts: dict[str, Any]) -> str:
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
