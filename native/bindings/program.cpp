@@ -304,16 +304,21 @@ void bind_program(nb::module_& m) {
           "converted",
           [](const Program& p) {
             nb::list lines;
-            for (const Converted& met : p.converted()) {
-              nb::object example = nb::none();
-              if (met.example) example = nb::bytes(met.example->data(), met.example->size());
-              lines.append(nb::make_tuple(met.values, met.lost, met.early, met.late, example));
+            for (const std::vector<Converted>& results : p.converted()) {
+              nb::list line;
+              for (const Converted& met : results) {
+                nb::object example = nb::none();
+                if (met.example) example = nb::bytes(met.example->data(), met.example->size());
+                line.append(nb::make_tuple(met.values, met.lost, met.early, met.late, example));
+              }
+              lines.append(line);
             }
             return lines;
           },
-          nb::sig("def converted(self) -> list[tuple[int, int, int, int, bytes | None]]"),
-          "Per instruction: rows that it cast, nulls left out; those that it lost; times that it made in January 1970 "
-          "and from the year 2200 on; the first value lost, or the first time in microseconds.")
+          nb::sig("def converted(self) -> list[list[tuple[int, int, int, int, bytes | None]]]"),
+          "Per instruction and result that it counts (a cast has one, JSON one for each path): rows that it converted, "
+          "nulls left out; those that it lost; times that it made in January 1970 and from the year 2200 on; the first "
+          "value lost, or the first time in microseconds.")
       .def("run_batch",
            [](const Program& p, nb::list list, const BatchPlan& plan, const std::vector<double>& hints) {
              std::vector<Piece> pieces = pieces_from(list);

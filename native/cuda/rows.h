@@ -118,14 +118,15 @@ __device__ inline Str json_text(const JsonSlice& v, char** at) {
   return Str{out, json_unescape(v, out)};
 }
 
-__device__ inline bool json_store(const JsonSlice& v, char** at, Str* out) {
+// True: the value converts. whole: cleared where a list leaves out an element that is not null.
+__device__ inline bool json_store(const JsonSlice& v, char** at, Str* out, bool*) {
   if (!json_has_text(v)) return false;
   *out = json_text(v, at);
   return true;
 }
-__device__ inline bool json_store(const JsonSlice& v, char**, int64_t* out) { return json_int(v, out); }
-__device__ inline bool json_store(const JsonSlice& v, char**, double* out) { return json_float(v, out); }
-__device__ inline bool json_store(const JsonSlice& v, char**, uint8_t* out) { return json_bool(v, out); }
+__device__ inline bool json_store(const JsonSlice& v, char**, int64_t* out, bool*) { return json_int(v, out); }
+__device__ inline bool json_store(const JsonSlice& v, char**, double* out, bool*) { return json_float(v, out); }
+__device__ inline bool json_store(const JsonSlice& v, char**, uint8_t* out, bool*) { return json_bool(v, out); }
 
 __device__ inline uint32_t json_count(const JsonSlice& v, bool texts) {
   uint32_t n = 0;
@@ -133,7 +134,7 @@ __device__ inline uint32_t json_count(const JsonSlice& v, bool texts) {
   for (JsonSlice item; json_next(&p, v.p + v.n, &item);) n += !texts || json_has_text(item);
   return n;
 }
-__device__ inline bool json_store(const JsonSlice& v, char** at, List<Str>* out) {
+__device__ inline bool json_store(const JsonSlice& v, char** at, List<Str>* out, bool*) {
   if (v.type != kJsonArray) return false;
   Str* items = (Str*)*at;
   *at += (json_count(v, false) * sizeof(Str) + 15) / 16 * 16;
@@ -147,13 +148,17 @@ __device__ inline bool json_store(const JsonSlice& v, char** at, List<Str>* out)
 __device__ inline bool json_element(const JsonSlice& v, int64_t* out) { return json_int(v, out); }
 __device__ inline bool json_element(const JsonSlice& v, double* out) { return json_float(v, out); }
 template <class T>
-__device__ inline bool json_store(const JsonSlice& v, char** at, List<T>* out) {
+__device__ inline bool json_store(const JsonSlice& v, char** at, List<T>* out, bool* whole) {
   if (v.type != kJsonArray) return false;
   T* items = (T*)*at;
   *at += (json_count(v, false) * 8ull + 15) / 16 * 16;
   uint32_t n = 0;
   const char* p = v.p + 1;
-  for (JsonSlice item; json_next(&p, v.p + v.n, &item);) n += json_element(item, items + n);
+  for (JsonSlice item; json_next(&p, v.p + v.n, &item);) {
+    const bool ok = json_element(item, items + n);
+    n += ok;
+    *whole &= ok || item.type == kJsonNull;
+  }
   *out = List<T>{items, n};
   return true;
 }

@@ -15,7 +15,7 @@ void scan(const JsonPaths& paths, const std::vector<std::string>& kinds, Str doc
   static const Kernel kernel = find_kernel("json", "s").kernel;
   static Bump pool, scratch;
   uint64_t warnings = 0;
-  Run run{1, &pool, &scratch, &warnings, -1};
+  Run run{1, &pool, &scratch, &warnings, -1, nullptr};
   Params params{};
   params.table = paths.view();
   struct Wide {

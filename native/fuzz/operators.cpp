@@ -162,7 +162,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const Column& c : columns) nullable = nullable || c.valid;
   Column out{heap.zeros<char>(rows.rows * width_of(e.result)), nullable ? heap.zeros<uint8_t>(rows.rows) : nullptr};
   uint64_t warnings = 0;
-  Run run{rows.rows, &pool, &scratch, &warnings, -1};
+  Run run{rows.rows, &pool, &scratch, &warnings, -1, nullptr};
   e.kernel(run, q, columns.data(), &out);
   const size_t width = width_of(e.result);
   static const char zeros[8] = {};

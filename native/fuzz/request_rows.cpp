@@ -113,7 +113,7 @@ void agree(const Reader& reader, const Frame& frame, const JsonPaths& paths, con
   for (size_t k = 0; k < n; ++k) out.push_back({&entries[k], &valid[k]});
   const auto rows = static_cast<uint32_t>(frame.rows());
   uint64_t warnings = 0;
-  Run run{1, &pool, &scratch, &warnings, -1};
+  Run run{1, &pool, &scratch, &warnings, -1, nullptr};
   Params params{};
   params.table = paths.view();
   Str doc{text.data(), static_cast<uint32_t>(text.size())};

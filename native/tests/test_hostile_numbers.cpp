@@ -13,7 +13,7 @@ template <class R, class... A>
 R result_of(const char* name, const char* args, const Params& q, A... values) {
   Bump pool, scratch;
   uint64_t warnings = 0;
-  Run run{1, &pool, &scratch, &warnings, -1};
+  Run run{1, &pool, &scratch, &warnings, -1, nullptr};
   Column in[] = {{&values, nullptr}...};
   R out{};
   Column to{&out, nullptr};

@@ -197,7 +197,7 @@ void the_kernel_fills_every_output() {
   for (int k = 0; k < 7; ++k) out.push_back({data[k].data(), ok[k].data()});
   Bump pool, scratch;
   uint64_t warnings = 0;
-  Run run{rows, &pool, &scratch, &warnings, -1};
+  Run run{rows, &pool, &scratch, &warnings, -1, nullptr};
   Params q{};
   q.table = paths.view();
   Catalogue lines;

@@ -392,7 +392,7 @@ Kernel line(const std::string& name, const std::string& args) {
 void nulls_are_chosen_and_filled() {
   Bump pool, scratch;
   uint64_t warnings = 0;
-  Run run{4, &pool, &scratch, &warnings, -1};
+  Run run{4, &pool, &scratch, &warnings, -1, nullptr};
   Params q{};
   int64_t a[] = {1, 0, 3, 0}, b[] = {10, 20, 0, 0};
   uint8_t has_a[] = {1, 0, 1, 0}, has_b[] = {1, 1, 0, 0}, when[] = {1, 0, 0, 1}, has_when[] = {1, 1, 0, 1};

@@ -335,7 +335,7 @@ void kernels() {
   };
   Bump pool, scratch;
   uint64_t warnings = 0;
-  Run run{4, &pool, &scratch, &warnings, -1};
+  Run run{4, &pool, &scratch, &warnings, -1, nullptr};
   Exact low("lower"), up("UPPER"), x("x"), y("yy");
   Str text[] = {low.s, up.s, Str{nullptr, 0}, Str{nullptr, 0}}, out[4];
   uint8_t valid[] = {1, 1, 0, 1}, out_valid[4];

@@ -234,7 +234,7 @@ def test_malformed_json_is_null_and_counted_or_an_error() -> None:
     value = col("docs").json("$.a", "int")
     plan = cb.compile(log(), cb.FeatureSet(dense={"a": value.fill(-1)}))
     assert [b.dense[:, 0].tolist() for b in plan.batches(10)] == [[1.0, -1.0, -1.0]]
-    assert plan.warnings == {"json of 'docs'": 1}  # a value of another type is null without a warning
+    assert plan.warnings == {"json of 'docs'": 1, "json('$.a', 'int') of 'docs'": 1}  # one has another type
     with pytest.raises(cb.errors.DataError, match=r"json: malformed value \(at memory row 1\)"):
         dense(log(), col("docs").json("$.a", "int", strict=True).fill(-1))
     plan = cb.compile(log(), cb.FeatureSet(dense={"a": col("docs").json("$.a", "int", strict=True).fill(-1)}))

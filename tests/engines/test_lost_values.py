@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +127,97 @@ def test_rows_whose_list_loses_an_element_are_counted() -> None:
     plan = plan_of(view_of(x=["1 2", "1 b", "", "7"]), {"n": col("x").split(" ").cast("int").length()})
     run(plan)
     assert plan.casts == [CastCount("cast('int')", "x", 4, 1, None)]
+
+
+VALUES = st.sampled_from(
+    [None, True, False, 0, 1, -7, 2.5, 1e300, 2**63, "", "17", [], [1, None, 2], [1, "2"], ["a", 3], [[1]], {"a": 1}]
+)
+
+
+def is_whole(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value == int(value) and -(2**63) <= value < 2**63
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def only(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(item is None or good(item) for item in value)
+
+
+TAKES: dict[str, Callable[[Any], bool]] = {
+    "int": is_whole,
+    "float": is_number,
+    "bool": lambda value: isinstance(value, bool),
+    "list[int]": only(is_whole),
+    "list[float]": only(is_number),
+    "list[str]": only(lambda value: True),
+}
+
+FILLS = {"bool": False}
+
+
+def lost_in(value: Any, to: str) -> Any:
+    """Return what a path loses of a value: the first element of another type, or the value itself."""
+    if to.startswith("list") and isinstance(value, list):
+        return next(item for item in value if item is not None and not TAKES[to]([item]))
+    return value
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.just("x"), VALUES.map(lambda v: {"v": v}), st.just({})), min_size=1, max_size=60)
+)
+@settings(max_examples=60, deadline=None)
+def test_json_values_of_another_type_are_counted_as_one_by_one(documents: list[Any]) -> None:
+    texts = [None if d is None else "{x" if d == "x" else json.dumps(d) for d in documents]
+    made = {
+        to: (col("x").json("$.v", to).length() if to.startswith("list") else col("x").json("$.v", to)).fill(
+            FILLS.get(to, 0)
+        )
+        for to in TAKES
+    }
+    made["text"] = col("x").json("$.v").is_null().cast("int")
+    plan = plan_of(view_of(x=pa.array(texts, pa.string())), made, threads=1)
+    run(plan, 7)
+    present = [d["v"] for d in documents if isinstance(d, dict) and d.get("v") is not None]
+    found = {cast.cast: cast for cast in plan.casts}
+    for to, takes in TAKES.items():
+        lost = [value for value in present if not takes(value)]
+        example = json.dumps(lost_in(lost[0], to)) if lost else None
+        name = f"json('$.v', '{to}')"
+        expected = CastCount(name, "x", len(present), len(lost), example)
+        assert found.pop(name, None) == (expected if present else None)
+        assert plan.warnings.get(f"{name} of 'x'", 0) == len(lost)
+    assert not found  # every value has a text
+
+
+@pytest.mark.parametrize(
+    ("value", "to", "advice"),
+    [
+        ('"17"', "int", ".json('$.v').cast('int')"),
+        ('["17"]', "list[float]", ".json('$.v', 'list[str]').cast('float')"),
+        ("1", "bool", ".json('$.v', 'int') == 1"),
+        ("1.5", "int", ".json('$.v', 'float')"),
+        ("[1]", "float", ".json('$.v', 'list[float]')"),
+    ],
+)
+def test_a_json_path_that_finds_only_other_types_is_warned_of(value: str, to: str, advice: str) -> None:
+    made = col("x").json("$.v", to)
+    feature = (made.length() if to.startswith("list") else made).fill(FILLS.get(to, 0))
+    (told,) = run(plan_of(view_of(x=[f'{{"v": {value}}}'] * 3), {"a": feature}))
+    assert f"none of the first 3 values that json('$.v', '{to}') finds in 'x'" in told
+    assert advice in told
+
+
+def test_more_json_paths_than_one_scan_takes_are_counted_each() -> None:
+    document = json.dumps({f"k{k}": k if k % 2 else str(k) for k in range(40)})
+    view = view_of(x=[document] * 5)
+    plan = plan_of(view, {f"k{k}": col("x").json(f"$.k{k}", "int").fill(0) for k in range(40)})
+    run(plan)
+    assert plan.warnings == {f"json('$.k{k}', 'int') of 'x'": 5 for k in range(0, 40, 2)}
 
 
 def test_casts_of_joined_views_are_counted_once_a_row_of_the_view() -> None:

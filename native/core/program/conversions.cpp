@@ -39,6 +39,7 @@ std::optional<std::string> shown(Conversion how, const Column& in, uint32_t row)
 void Converted::count(Conversion how, uint32_t rows, const Column& in, const Column& out) {
   switch (how) {
     case Conversion::None:
+    case Conversion::Json:  // its kernel counts
       return;
     case Conversion::Text:
     case Conversion::Number:
@@ -97,6 +98,7 @@ Conversion conversion_of(const std::string& name, const std::string& args) {
   if (name == "cast_t" && args == "i") return Conversion::Times;
   // A number that its unit puts outside the years 0001 to 9999 is divided by zero before it becomes a time.
   if (name == "floordiv" && args == "i,i") return Conversion::Quotient;
+  if (name == "json") return Conversion::Json;
   return Conversion::None;
 }
 

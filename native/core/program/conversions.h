@@ -1,7 +1,8 @@
-// Counts what the casts of a program could not convert, so that a null that a cast made is never silent.
+// Counts what the casts and JSON paths of a program could not convert, so that a null that they made is never silent.
 //
-// The engine calls count() after the kernel of such an instruction, with its input and its result. The counting reads
-// the validity bytes of both once: about 0.1 ns a row beside some ten of the cast itself.
+// The engine calls count() after the kernel of a cast, with its input and its result. The counting reads the validity
+// bytes of both once: about 0.1 ns a row beside some ten of the cast itself. The JSON kernel calls count_value() for
+// each value that it finds, because only it knows a value of another type from one that is missing.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -13,9 +14,15 @@ namespace cb {
 
 // How an instruction loses values. Text and Number: a value that is not null becomes null. Lists: elements are left
 // out. Times: nothing is lost, but whole numbers that count another unit than was said give times that cannot be meant.
-enum class Conversion : uint8_t { None, Text, Number, Quotient, Lists, Times };
+// Json: a value has another type than the path's result, or a list has elements of another type.
+enum class Conversion : uint8_t { None, Text, Number, Quotient, Lists, Times, Json };
 
-// Counts of the values that one instruction has read and lost so far.
+// The number of results that an instruction with so many results counts conversions of.
+inline size_t counted(Conversion how, size_t results) {
+  return how == Conversion::None ? 0 : how == Conversion::Json ? results : 1;
+}
+
+// Counts of the values that one instruction has read and lost so far; for Json, of the values at one path.
 struct Converted {
   uint64_t values = 0;  // rows that are not null
   uint64_t lost = 0;    // those among them that became null, or whose list lost an element
@@ -27,6 +34,12 @@ struct Converted {
   static constexpr size_t kExample = 100;
 
   void count(Conversion how, uint32_t rows, const Column& in, const Column& out);
+  // Counts one value that is not null. `text` shows what was lost, if `whole` is false.
+  void count_value(bool whole, Str text) {
+    ++values;
+    if (whole) return;
+    if (!lost++) example = std::string(text.p, text.n < kExample ? text.n : kExample);
+  }
   void add(const Converted& other);
 };
 

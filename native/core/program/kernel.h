@@ -21,12 +21,15 @@ struct Column {
   uint8_t* valid;
 };
 
+struct Converted;
+
 struct Run {
   uint32_t rows;
   Bump* pool;          // results that later layers point into; lives until the chunk is done
   Bump* scratch;       // working memory of a kernel; gone when the layer is done
   uint64_t* warnings;  // of this operator: rows cut or malformed
   int64_t bad_row;     // first malformed row of the chunk, or -1; with strict the engine turns it into an error
+  Converted* lost;     // one for each result, of kernels that count what they lose themselves (Conversion::Json)
 };
 
 using Kernel = void (*)(Run&, const Params&, const Column* in, Column* out);

@@ -1,4 +1,6 @@
-// JSON: one kernel, as many outputs as paths. Strings without escapes stay views of the document.
+// JSON: one kernel, as many outputs as paths. Strings without escapes stay views of the document. The kernel counts,
+// for each path, the values that are not null and those among them that have another type than the result.
+#include "core/program/conversions.h"
 #include "core/program/operator_tables.h"
 
 namespace cb {
@@ -18,13 +20,19 @@ Str text_of(Run& run, const JsonSlice& v) {
   return {out, n};
 }
 
+// lost: the first element of another type; nulls are left out without being lost.
 template <class T>
-List<T> numbers_of(Run& run, const JsonSlice& array, bool (*convert)(const JsonSlice&, T*)) {
+List<T> numbers_of(Run& run, const JsonSlice& array, bool (*convert)(const JsonSlice&, T*), JsonSlice* lost) {
   // An element takes at least two bytes, itself and what follows it.
   T* out = reinterpret_cast<T*>(run.pool->reserve(size_t{array.n} / 2 * sizeof(T)));
   uint32_t n = 0;
   const char* p = array.p + 1;
-  for (JsonSlice item; json_next(&p, array.p + array.n, &item);) n += convert(item, out + n);
+  for (JsonSlice item; json_next(&p, array.p + array.n, &item);) {
+    if (convert(item, out + n))
+      ++n;
+    else if (lost->type == kJsonMissing && item.type != kJsonNull)
+      *lost = item;
+  }
   run.pool->commit(n * sizeof(T));
   return {out, n};
 }
@@ -43,8 +51,8 @@ List<Str> texts_of(Run& run, const JsonSlice& array) {
   return {out, n};
 }
 
-// True: the value converts and stands in the row's entry.
-bool store(Run& run, uint8_t kind, const JsonSlice& v, const Column& out, uint32_t row) {
+// True: the value converts and stands in the row's entry. lost: the first element that a list leaves out.
+bool store(Run& run, uint8_t kind, const JsonSlice& v, const Column& out, uint32_t row, JsonSlice* lost) {
   switch (kind) {
     case kJsonS:
       if (json_has_text(v)) *at<Str>(out, row) = text_of(run, v);
@@ -62,9 +70,9 @@ bool store(Run& run, uint8_t kind, const JsonSlice& v, const Column& out, uint32
   if (kind == kJsonSs)
     *at<List<Str>>(out, row) = texts_of(run, v);
   else if (kind == kJsonIs)
-    *at<List<int64_t>>(out, row) = numbers_of<int64_t>(run, v, json_int);
+    *at<List<int64_t>>(out, row) = numbers_of<int64_t>(run, v, json_int, lost);
   else
-    *at<List<double>>(out, row) = numbers_of<double>(run, v, json_float);
+    *at<List<double>>(out, row) = numbers_of<double>(run, v, json_float, lost);
   return true;
 }
 
@@ -82,6 +90,12 @@ void clear(uint8_t kind, const Column& out, uint32_t row) {
   }
 }
 
+// A value as it stands in the document, with its quotes.
+Str written(const JsonSlice& v) {
+  const uint32_t quotes = v.type == kJsonString;
+  return {v.p - quotes, v.n + 2 * quotes};
+}
+
 void json_scan(Run& run, const Params& q, const Column* in, Column* out) {
   const JsonPathsView& view = *static_cast<const JsonPathsView*>(q.table);
   const Str* docs = entries<Str>(in[0]);
@@ -94,8 +108,14 @@ void json_scan(Run& run, const Params& q, const Column* in, Column* out) {
       if (run.bad_row < 0) run.bad_row = r;
     }
     for (uint32_t k = 0; k < view.n; ++k) {
-      bool ok = good && store(run, view.kinds[k], slots[k], out[k], r);
+      JsonSlice lost;
+      lost.type = kJsonMissing;
+      bool ok = good && store(run, view.kinds[k], slots[k], out[k], r, &lost);
       if (!ok) clear(view.kinds[k], out[k], r);
+      if (run.lost && good && slots[k].type > kJsonNull) {
+        const bool element = lost.type != kJsonMissing;
+        run.lost[k].count_value(ok && !element, written(element ? lost : slots[k]));
+      }
       out[k].valid[r] = ok;
     }
   }

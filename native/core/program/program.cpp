@@ -132,7 +132,7 @@ struct Program::Worker {
   std::vector<uint64_t> nanos;
   std::vector<uint64_t> warnings;
   std::vector<Looked> looked;
-  std::vector<Converted> converted;
+  std::vector<std::vector<Converted>> converted;  // by instruction and counted result
 };
 
 Program::Program(uint32_t chunk_rows) : chunk_rows_(std::max<uint32_t>(1, chunk_rows)) {}
@@ -360,7 +360,7 @@ void Program::finish() {
   nanos_ = std::vector<std::atomic<uint64_t>>(code_.size());
   warnings_ = std::vector<std::atomic<uint64_t>>(code_.size());
   looked_.resize(code_.size());
-  converted_.resize(code_.size());
+  for (const Instruction& k : code_) converted_.emplace_back(counted(k.conversion, k.out.size()));
   finished_ = true;
 }
 
@@ -379,7 +379,7 @@ std::unique_ptr<Program::Worker> Program::take_worker() const {
   w->nanos.resize(code_.size());
   w->warnings.resize(code_.size());
   w->looked.resize(code_.size());
-  w->converted.resize(code_.size());
+  for (const Instruction& k : code_) w->converted.emplace_back(counted(k.conversion, k.out.size()));
   for (const Register& r : registers_)
     w->columns.push_back(
         Column{base + r.data_at, r.nullable ? reinterpret_cast<uint8_t*>(base + r.valid_at) : nullptr});
@@ -446,12 +446,12 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
         Column in[8], out[40];
         for (size_t a = 0; a < k.in.size(); ++a) in[a] = w.columns[static_cast<size_t>(k.in[a])];
         for (size_t a = 0; a < k.out.size(); ++a) out[a] = w.columns[static_cast<size_t>(k.out[a])];
-        Run run{rows, &w.pool, &w.scratch, &w.warnings[n], -1};
+        Run run{rows, &w.pool, &w.scratch, &w.warnings[n], -1, w.converted[n].data()};
         k.kernel(run, k.params, in, out);
         w.scratch.reset();
         if (k.strict && run.bad_row >= 0)
           throw RowError(piece_number, begin + run.bad_row, k.name + ": malformed value");
-        if (k.conversion != Conversion::None) w.converted[n].count(k.conversion, rows, in[0], out[0]);
+        if (k.conversion != Conversion::None) w.converted[n][0].count(k.conversion, rows, in[0], out[0]);
         break;
       }
       case Do::Lookup:
@@ -496,7 +496,7 @@ std::vector<Looked> Program::looked() const {
   return looked_;
 }
 
-std::vector<Converted> Program::converted() const {
+std::vector<std::vector<Converted>> Program::converted() const {
   std::lock_guard<std::mutex> hold(mutex_);
   return converted_;
 }
@@ -519,9 +519,9 @@ void Program::run(const std::vector<Piece>& pieces, Sink& sink) const {
         looked_[n].missed += w->looked[n].missed;
         w->looked[n] = {};
       }
-      if (code_[n].conversion != Conversion::None) {
-        converted_[n].add(w->converted[n]);
-        w->converted[n] = {};
+      for (size_t k = 0; k < converted_[n].size(); ++k) {
+        converted_[n][k].add(w->converted[n][k]);
+        w->converted[n][k] = {};
       }
     }
     idle_.push_back(std::move(w));

@@ -98,8 +98,9 @@ class Program {
   std::string instruction_name(size_t k) const { return code_[k].name; }
   uint64_t nanos(size_t k) const { return nanos_[k].load(); }
   uint64_t warnings(size_t k) const { return warnings_[k].load(); }
-  std::vector<Looked> looked() const;        // per instruction, so far; zeros where it is no look-up
-  std::vector<Converted> converted() const;  // per instruction, so far; zeros where it converts nothing
+  std::vector<Looked> looked() const;  // per instruction, so far; zeros where it is no look-up
+  // Per instruction and counted result, so far; empty where the instruction converts nothing.
+  std::vector<std::vector<Converted>> converted() const;
   size_t worker_bytes() const { return slot_bytes_; }
 
  private:
@@ -153,8 +154,8 @@ class Program {
   mutable std::vector<std::unique_ptr<Worker>> idle_;
   mutable std::vector<std::atomic<uint64_t>> nanos_;
   mutable std::vector<std::atomic<uint64_t>> warnings_;
-  mutable std::vector<Looked> looked_;        // behind mutex_
-  mutable std::vector<Converted> converted_;  // behind mutex_
+  mutable std::vector<Looked> looked_;                     // behind mutex_
+  mutable std::vector<std::vector<Converted>> converted_;  // behind mutex_
 };
 
 }  // namespace cb

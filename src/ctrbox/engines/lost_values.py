@@ -1,9 +1,11 @@
-"""Counts, for each cast of a plan, the values that it took and those that it could not convert.
+"""Counts, for each cast and JSON path of a plan, the values that it took and those that it could not convert.
 
 A value that a cast cannot convert becomes null (an element of a list is left out), and a fill or a filter behind the cast hides
 that. So every cast is counted with the rows that are read: ``plan.casts`` and ``plan.warnings`` show the counts, and a cast that
-could convert none of its first values is warned of at once. A whole number that counts another unit than ``unit=`` says is not
-lost: it becomes a time in January 1970 or far in the future. Where all of the first times lie there, that is warned of as well.
+could convert none of its first values is warned of at once. A JSON path whose values have another type than it asks for is
+counted and warned of in the same way; a value that is missing or JSON's null is not a lost one. A whole number that counts
+another unit than ``unit=`` says is not lost: it becomes a time in January 1970 or far in the future. Where all of the first
+times lie there, that is warned of as well.
 
 The CPU engine keeps the first value that each cast lost. The GPU engine counts alike, but keeps no example and does not look at
 the years of times.
@@ -12,10 +14,11 @@ the years of times.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ctrbox.columns.kind import name_of
 from ctrbox.columns.times import UNITS, likely_unit
 from ctrbox.engines.cpu.assemble import Assembled
 from ctrbox.plan.language.node import Node
@@ -26,15 +29,19 @@ if TYPE_CHECKING:
     from ctrbox.engines.cpu.extract import Extractor
 
 
+Counts = tuple[int, int, int, int, bytes | None]  # as `_native.Program.converted` gives them
+
+
 @dataclass(frozen=True)
 class CastCount:
-    """A cast of one column, and what it has met.
+    """A cast of one column, or a JSON path of it, and what it has met.
 
-    ``values``: rows that were not null before the cast. ``lost``: those among them that it made null, or whose list it left an
-    element out of. ``example``: the first value that was lost, up to 100 bytes of it, where it is known.
+    ``values``: rows that were not null before the cast; for a JSON path, rows with a value there that is not null. ``lost``:
+    those among them that it made null, or whose list it left an element out of. ``example``: the first value that was lost, up to
+    100 bytes of it, where it is known; a value of JSON as it stands in the document.
     """
 
-    cast: str  # as users write it: cast('time', unit='s')
+    cast: str  # as users write it: cast('time', unit='s'), json('$.price', 'float')
     column: str
     values: int
     lost: int
@@ -62,6 +69,8 @@ class Met:
     @property
     def cast(self) -> str:
         """Return the cast as users write it."""
+        if self.node.op == "json":
+            return f"json({self.node.param('path')!r}, {name_of(self.node.kind)!r})"
         unit = unit_of(self.node)
         return shown_name(self.node.op) if unit is None else f"cast('time', unit={unit!r})"
 
@@ -103,25 +112,30 @@ def met_in(programs: Iterable[Assembled]) -> list[Met]:
     """
     casts: dict[int, Met] = {}
     quotients: dict[int, tuple[int, int]] = {}
-    for program in programs:
-        for node, (values, lost, early, late, example) in zip(program.nodes, program.native.converted(), strict=True):
-            if node is None:
-                continue
-            if node.op == "floordiv":
-                quotients[node.id] = max(quotients.get(node.id, (0, 0)), (values, lost))
-            elif node.op.startswith("cast_"):
-                met = casts.setdefault(node.id, Met(node))
-                if unit_of(node) is None and values > met.values:
-                    met.values, met.lost = values, lost
-                    met.example = None if example is None else example.decode("utf-8", "replace")
-                elif unit_of(node) is not None and values > met.times:
-                    met.times, met.early, met.late = values, early, late
-                    met.first = None if example is None else int(example)
+    for node, (values, lost, early, late, example) in converted_in(programs):
+        if node.op == "floordiv":
+            quotients[node.id] = max(quotients.get(node.id, (0, 0)), (values, lost))
+        elif node.op.startswith("cast_") or (node.op == "json" and node.kind != "s"):  # every value has a text
+            met = casts.setdefault(node.id, Met(node))
+            if unit_of(node) is None and values > met.values:
+                met.values, met.lost = values, lost
+                met.example = None if example is None else example.decode("utf-8", "replace")
+            elif unit_of(node) is not None and values > met.times:
+                met.times, met.early, met.late = values, early, late
+                met.first = None if example is None else int(example)
     for met in casts.values():
         if unit_of(met.node) is not None:
             # A number outside the years 0001 to 9999 is lost by the division before the cast (operators.time_of_number).
             met.values, met.lost = quotients.get(met.node.args[0].id, (met.times, 0))
     return [casts[number] for number in sorted(casts) if casts[number].values]
+
+
+def converted_in(programs: Iterable[Assembled]) -> Iterator[tuple[Node, Counts]]:
+    """Return the counts of each node that converts values; a JSON instruction has one for each of its paths."""
+    for program in programs:
+        for number, (node, results) in enumerate(zip(program.nodes, program.native.converted(), strict=True)):
+            nodes = program.paths.get(number, [node] * len(results))
+            yield from ((n, counts) for n, counts in zip(nodes, results, strict=True) if n is not None)
 
 
 # ---- warnings --------------------------------------------------------------------------------------------------------
@@ -144,6 +158,11 @@ def nothing_kept(met: Met) -> str:
             f"{lost} lies within the years 0001 to 9999 when it counts {UNITS[unit]} since 1970, so {met.cast} makes all of them "
             f"null; numbers this large usually count a finer unit: {finer}"
         )
+    if met.node.op == "json":
+        return (
+            f"none of the first {met.values:,} values that {met.cast} finds in {met.column!r} can be read, so they are all null "
+            f"or left out of their lists{first_of(met)}; {other_type(met)}"
+        )
     if met.node.kind.startswith("*"):
         return f"{lost} keeps all its elements in {met.cast}; {not_read(met)}"
     return f"{lost} could be converted by {met.cast}, so all of them are null{first_of(met)}; {not_read(met)}"
@@ -151,6 +170,26 @@ def nothing_kept(met: Met) -> str:
 
 def first_of(met: Met) -> str:
     return "" if met.example is None else f"; the first is {met.example!r}"
+
+
+def other_type(met: Met) -> str:
+    """Say which values a JSON path takes, and how the one that was met can be read."""
+    kind, begin, path = met.node.kind, (met.example or " ")[0], met.node.param("path")
+    wanted = name_of(kind)
+    advice = ""
+    if kind == "b" and begin in "01":
+        advice = f"; a bool that is written as 0 or 1 is read by .json({path!r}, 'int') == 1"
+    elif kind in ("i", "f") and begin == '"':
+        advice = f"; a number that is written as text is read by .json({path!r}).cast({wanted!r})"
+    elif kind in ("*i", "*f") and begin == '"':
+        advice = (
+            f"; numbers that are written as text are read by .json({path!r}, 'list[str]').cast({name_of(kind[1:])!r})"
+        )
+    elif kind == "i" and begin in "-0123456789":
+        advice = f"; a fraction is read by .json({path!r}, 'float')"
+    elif begin == "[" and not kind.startswith("*"):
+        advice = f"; a list is read by .json({path!r}, 'list[{'str' if kind == 'b' else wanted}]')"
+    return f"expected values of type {wanted}{advice}"
 
 
 def not_read(met: Met) -> str:

@@ -552,8 +552,8 @@ class Plan:
 
     @property
     def warnings(self) -> dict[str, int]:
-        """Number of rows that lost something (malformed documents, crosses cut at their limit, values that a cast could not
-        convert), by operator and column. ``casts`` shows the first value that each cast lost."""
+        """Number of rows that lost something (malformed documents, crosses cut at their limit, values that a cast or a JSON
+        path could not convert), by operator and column. ``casts`` shows the first value that each of them lost."""
         counts: dict[str, int] = {}
         for program in self._programs():
             for node, (_, _, warned) in zip(program.nodes, program.native.profile(), strict=True):
@@ -567,7 +567,7 @@ class Plan:
 
     @property
     def casts(self) -> list[CastCount]:
-        """Values that each cast has taken so far, how many of them it could not convert, and the first of those."""
+        """Values that each cast and JSON path has taken so far, how many of them it could not convert, and the first of those."""
         return self.extractor().casts.counts()
 
     @property

@@ -239,8 +239,8 @@ def warnings(s: Fields) -> str:
     return section(
         "warnings",
         "Warnings",
-        "Values that could not be used, counted while the log was read, over all epochs. A value that a cast cannot convert "
-        "becomes null.",
+        "Values that could not be used, counted while the log was read, over all epochs. A value that a cast cannot convert, "
+        "or that has another type than its JSON path asks for, becomes null.",
         table([("what", "name"), ("count", "n"), ("first value", "name")], rows),
     )
 

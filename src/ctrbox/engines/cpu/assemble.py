@@ -25,6 +25,7 @@ class Assembled:
     sources: int
     labels: list[str]  # per instruction: operator class, for profiles
     nodes: list[Node | None]
+    paths: dict[int, list[Node]]  # by the number of a JSON instruction: the nodes of its results
 
 
 @dataclass
@@ -71,6 +72,7 @@ class Assembler:
         self.registers: dict[int, int] = {}
         self.labels: list[str] = []
         self.nodes_: list[Node | None] = []
+        self.paths: dict[int, list[Node]] = {}
         nodes = self.needed(wanted)
         depth = depths({n: self.inputs(n) for n in nodes})
         emitted: dict[int, list[int]] = {}
@@ -92,7 +94,7 @@ class Assembler:
         for slot, node in last:
             self.emit(slot, node)
         self.program.finish()
-        return Assembled(self.program, sources, self.labels, self.nodes_)
+        return Assembled(self.program, sources, self.labels, self.nodes_, self.paths)
 
     def inputs(self, node: Node) -> list[Node]:
         return [] if node.id in self.given else list(node.args)
@@ -154,6 +156,7 @@ class Assembler:
         )
         for node, register in zip(group, registers, strict=True):
             self.registers[node.id] = register
+        self.paths[len(self.nodes_)] = group
         self.note("json", group[0] if counted else None)  # a document is warned of once, however many scans it takes
 
     def single(self, node: Node) -> None:

@@ -286,9 +286,8 @@ class CudaExtractor(Extractor):
             for k, entry in enumerate(program.native.entries):
                 program.native.counts[k] += outcome.warnings.get(id(entry), 0)
                 if id(entry) in outcome.looked:
-                    keys, missed = outcome.looked[id(entry)]
-                    before = program.native.lookups[k]
-                    program.native.lookups[k] = before[0] + keys, before[1] + missed
+                    counted = zip(program.native.lookups[k], outcome.looked[id(entry)], strict=True)
+                    program.native.lookups[k] = [(a + values, b + missed) for (a, b), (values, missed) in counted]
         return outcome
 
     def shorten(self, slot: Slot, rows: int) -> None:

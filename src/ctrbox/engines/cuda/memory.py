@@ -57,7 +57,8 @@ class Outcome:
     rows: int  # that passed the filter
     totals: list[int]  # values of each list
     warnings: dict[int, int]  # id of an instruction → rows
-    looked: dict[int, tuple[int, int]]  # id of a look-up or cast → keys or values, and those without a row or lost
+    # id of a look-up, cast or JSON instruction → for each counted result keys or values, and those without a row or lost
+    looked: dict[int, list[tuple[int, int]]]
     bad: list[tuple[int, int, Instruction, int]]  # row, code, instruction, phase
 
 
@@ -201,15 +202,16 @@ class Device:
         passed = int(counters[1]) if layout.filtered else rows
         totals = [int(c) for c in counters[layout.first_list : layout.first_list + lists]]
         warnings: dict[int, int] = {}
-        looked: dict[int, tuple[int, int]] = {}
+        looked: dict[int, list[tuple[int, int]]] = {}
         bad: list[tuple[int, int, Instruction, int]] = []
         for layer in layout.layers:
             for k in layer.code:
                 if counters[k.warning]:
                     warnings[id(k)] = int(counters[k.warning])
-                if k.what == "lookup" or k.loses:
+                if k.losses:
                     met = rows if layer.phase == 0 else passed
-                    looked[id(k)] = met - int(counters[k.missed + 1]), int(counters[k.missed])
+                    pairs = counters[k.missed : k.missed + 2 * k.losses].reshape(-1, 2)
+                    looked[id(k)] = [(met - int(absent), int(missed)) for missed, absent in pairs]
                 if counters[k.bad]:
                     told = ~int(counters[k.bad]) & (2**64 - 1)
                     bad.append((told >> 8, told & 255, k, layer.phase))

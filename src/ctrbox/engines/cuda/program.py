@@ -61,6 +61,13 @@ class Instruction:
     bad: int = 0
 
     @property
+    def losses(self) -> int:
+        """The number of results of which found and lost values are counted, each by two counters."""
+        if self.what == "lookup" or self.loses:
+            return 1
+        return len(self.makes) if self.name == "json" and self.shape == "special" else 0
+
+    @property
     def loses(self) -> bool:
         """Whether this is a cast whose lost values are counted (native/core/program/conversions.h)."""
         cast = self.name in ("cast_i", "cast_f", "cast_t") and self.reads[0].kind in ("s", "*s", "f")
@@ -81,8 +88,9 @@ class Recorded:
         self.entries: list[Instruction | None] = []  # as numbered; None: an emit
         self.counts: list[int] = []  # rows warned of so far, by number
         self.nanos: list[float] = []
-        # Keys looked up so far and those without a row, by number; of casts the values and those that were lost.
-        self.lookups: list[tuple[int, int]] = []
+        # By number and counted result: keys looked up so far and those without a row; of casts and JSON paths the values and
+        # those that were lost.
+        self.lookups: list[list[tuple[int, int]]] = []
 
     def _register(self, kind: str, nullable: bool, literal: Any = None, depth: int = -1) -> int:
         self.registers.append(Register(kind, nullable, literal, depth))
@@ -184,7 +192,7 @@ class Recorded:
     def finish(self) -> None:
         self.counts = [0] * len(self.entries)
         self.nanos = [0.0] * len(self.entries)
-        self.lookups = [(0, 0)] * len(self.entries)
+        self.lookups = [[(0, 0)] * (0 if k is None else k.losses) for k in self.entries]
 
     def profile(self) -> list[tuple[str, int, int]]:
         """Per instruction, as the CPU's programs give it: name, nanoseconds, rows warned of."""
@@ -195,12 +203,18 @@ class Recorded:
 
     def looked(self) -> list[tuple[int, int]]:
         """Per instruction, as the CPU's programs give it: keys that it looked up for a join, and those without a row."""
-        return list(self.lookups)
-
-    def converted(self) -> list[tuple[int, int, int, int, bytes | None]]:
-        """Per instruction, as the CPU's programs give it: values that it cast and those that it lost; the rest is not counted."""
         return [
-            (*counts, 0, 0, None) if k is not None and k.loses else (0, 0, 0, 0, None)
+            counts[0] if k is not None and k.what == "lookup" else (0, 0)
+            for k, counts in zip(self.entries, self.lookups, strict=True)
+        ]
+
+    def converted(self) -> list[list[tuple[int, int, int, int, bytes | None]]]:
+        """Per instruction and counted result, as the CPU's programs give it: values that it converted and those that it lost.
+
+        Other instructions, among them casts that lose nothing, have one result with zeros.
+        """
+        return [
+            [(*one, 0, 0, None) for one in (counts if k is not None and k.what != "lookup" and counts else [(0, 0)])]
             for k, counts in zip(self.entries, self.lookups, strict=True)
         ]
 
@@ -271,9 +285,9 @@ class Layout:
                 by_depth[instruction.depth].append(instruction)
                 instruction.warning, instruction.bad = self.counters, self.counters + 1
                 self.counters += 2
-                if instruction.what == "lookup" or instruction.loses:
+                if instruction.losses:
                     instruction.missed = self.counters
-                    self.counters += 2
+                    self.counters += 2 * instruction.losses
             for depth in sorted(by_depth):
                 name = f"{'filter' if phase == 0 else 'layer'}_{depth}"
                 self.layers.append(Layer(name, phase, by_depth[depth], self.counters))

@@ -411,8 +411,10 @@ class Source:
         for n, register in enumerate(k.makes):
             kind = type_of(register.kind)
             lines += [
-                f"{{ {kind} x = {{}}; const bool ok = good && room && json_store(found[{n}], &to, &x);",
-                f"  {self.value(register)} = ok ? x : {kind}{{}}; {self.valid(register)} = ok; }}",
+                f"{{ {kind} x = {{}}; bool whole = true;",
+                f"  const bool ok = good && room && json_store(found[{n}], &to, &x, &whole);",
+                f"  {self.value(register)} = ok ? x : {kind}{{}}; {self.valid(register)} = ok;",
+                f"  count_lost(s, {k.missed + 2 * n}, good && found[{n}].type > kJsonNull, ok && whole); }}",
             ]
         return lines
 

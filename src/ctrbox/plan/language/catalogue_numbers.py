@@ -162,7 +162,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     (
         "json",
         "value at `$.a['b'][0]`: str (raw text of what is not a string), int (whole), float, bool, lists of them",
-        "null in, absent, JSON null or another type: null; elements that do not convert are dropped",
+        "null in, absent or JSON null: null; another type: null, elements of another type are dropped, both counted in casts",
         "an empty document is malformed: null, counted in warnings",
         "escapes become UTF-8, a lone surrogate U+FFFD; other bytes stay",
         "int past 64 bits: null; float past 1.8e308: ±inf; deeper than 64 levels: malformed",

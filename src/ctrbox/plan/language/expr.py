@@ -310,7 +310,8 @@ class Expr:
     def json(self, path: str, to: str = "str", *, strict: bool = False) -> Expr:
         """Return the value at a path such as "$.geo.city" of a JSON text; null if it is absent.
 
-        Its type is "str", "int", "float", "bool" or "list[…]".
+        Its type is "str", "int", "float", "bool" or "list[…]". A value of another type gives null (an element of a list is left
+        out), and ``plan.casts`` counts it.
 
         A document that is not JSON gives null and a counted warning, or an error with ``strict=True``.
         """
