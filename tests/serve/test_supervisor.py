@@ -17,7 +17,7 @@ import pytest
 from ctrbox.errors import DataError, PlanError, WriteError
 from ctrbox.publish.sources import CLICK_MODEL
 from ctrbox.serve import reload, workers
-from ctrbox.serve.board import Board
+from ctrbox.serve.board import HEARD, Board
 from ctrbox.serve.follow import Follower
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.reload import FIRST_WAIT, LONGEST_WAIT, Reloader, SharedVersions, passing
@@ -134,6 +134,40 @@ def test_what_a_worker_said_last_is_heard_when_it_ended(monkeypatch: pytest.Monk
         made._reap(first=True)
 
 
+def test_a_worker_whose_event_loop_stands_still_is_killed_and_others_are_not(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = supervisor(3)
+    for number in (0, 1):
+        made.workers[number].process, made.workers[number].serving = 70 + number, True
+    made.workers[2].process = 72  # it still begins, which may take long
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(workers.os, "kill", lambda process, number: killed.append((process, int(number))))
+    seconds = 0.0
+    while not killed and seconds < 100:
+        clock.now += 0.5
+        seconds += 0.5
+        made.board.places[0].facts[HEARD] = clock.now
+        with caplog.at_level(logging.ERROR, "ctrbox.serve"):
+            made._watch()
+    assert killed == [(71, 9)]
+    assert abs(seconds - workers.HUNG_SECONDS) <= 3
+    assert caplog.messages == ["worker 2 (process 71) hangs and is killed"]
+
+
+def test_a_server_that_was_stopped_for_a_while_kills_no_worker_when_it_goes_on(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = supervisor(1)
+    made.workers[0].process, made.workers[0].serving = 70, True
+    monkeypatch.setattr(workers.os, "kill", lambda process, number: pytest.fail("killed"))
+    for _ in range(12):
+        for _ in range(3):
+            clock.now += 1000
+            made._watch()
+        made.board.places[0].facts[HEARD] = clock.now
+
+
 def test_workers_without_a_process_start_when_they_are_due(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     made = supervisor(4)
     started: list[int] = []
@@ -149,7 +183,10 @@ def test_the_supervisor_sleeps_until_the_next_look_or_the_next_start(clock: Cloc
     made._next_look = clock.now + 5
     made.workers[0].process = made.workers[1].process = 70
     made.workers[0].due = clock.now + 1
+    made._next_watch = clock.now + 6
     assert made._timeout() == 5
+    made._next_watch = clock.now + 4
+    assert made._timeout() == 4
     made.workers[0].process = 0
     assert made._timeout() == 1
     clock.now += 2

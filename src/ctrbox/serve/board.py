@@ -81,6 +81,11 @@ class Place:
         return self.facts[CONNECTIONS : CONNECTIONS + 1]
 
     @property
+    def heard(self) -> float:
+        """When the worker's event loop last ran, by the monotonic clock."""
+        return self.facts[HEARD]
+
+    @property
     def serving(self) -> bool:
         """Whether the worker takes requests: it said so, and its event loop still runs."""
         return bool(self.facts[SERVING]) and time.monotonic() - self.facts[HEARD] < SILENT_SECONDS

@@ -1,4 +1,5 @@
-"""Serves with several processes: a supervisor opens the model, starts workers, replaces those that die, and ends them in order.
+"""Serves with several processes: a supervisor opens the model, starts workers, replaces those that die or hang, and ends them in
+order.
 
     the supervisor     the listening sockets, the model, new versions (reload.py), the board (board.py); answers no request
     a worker           takes connections of the shared sockets, scores, follows new versions (follow.py)
@@ -52,6 +53,10 @@ GRACE = 10.0  # seconds that requests under way are given at the end
 LONG = 10.0  # seconds that a worker must have served, or its successor waits the longer the more often that happens
 LONGEST_WAIT = 60.0  # seconds
 MEMORY_SECONDS = 10.0  # between two measurements of the memory
+WATCH_SECONDS = 1.0  # between two looks at the event loops of the workers
+HUNG_SECONDS = (
+    30.0  # without a turn of its event loop, after which a worker is killed; its successor takes its connections
+)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 log = logging.getLogger("ctrbox.serve")
 
@@ -74,6 +79,8 @@ class Worker:
     began: float = 0.0
     short: int = 0  # processes in a row that did not serve for long
     due: float = 0.0  # when to start the next one, by the monotonic clock
+    heard: float = 0.0  # when its event loop had last run, as of the last look
+    silent: float = 0.0  # seconds that the supervisor has watched its event loop stand still
 
 
 def why_one(kind: str, served: Served) -> str:
@@ -123,7 +130,7 @@ class Supervisor:
         self.stops = 0  # signals that ask for the end
         self._life = (-1, -1)
         self._woken: tuple[socket.socket, socket.socket] | None = None
-        self._next_look = self._next_memory = 0.0
+        self._next_look = self._next_memory = self._next_watch = 0.0
         self._news: dict[str, Any] = {}
         self._memory: int | None = None
 
@@ -167,6 +174,7 @@ class Supervisor:
                 while not self.stops:
                     self._wait(self._timeout())
                     self._reap()
+                    self._watch()
                     self._start_due()
                     self._look()
             finally:
@@ -201,6 +209,7 @@ class Supervisor:
             os.close(say)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         worker.process, worker.says, worker.serving, worker.began = process, says, False, time.monotonic()
+        worker.silent = 0.0
         self.board.occupy(worker.number, process)
 
     def _child(self, worker: Worker, say: int) -> None:
@@ -238,7 +247,7 @@ class Supervisor:
 
     def _timeout(self) -> float:
         now = time.monotonic()
-        moments = [self._next_look, *(w.due for w in self.workers if not w.process)]
+        moments = [self._next_look, self._next_watch, *(w.due for w in self.workers if not w.process)]
         return max(0.0, min(moments) - now)
 
     def _wait(self, seconds: float) -> None:
@@ -288,6 +297,28 @@ class Supervisor:
             lived = time.monotonic() - worker.began
             worker.short = 0 if lived >= LONG else worker.short + 1
             self._later(worker, what)
+
+    def _watch(self) -> None:
+        """Kill workers whose event loop stands still for long; like any other that ends, they are then replaced.
+
+        A look adds at most twice the time between looks, so that a machine or a server that was stopped for a while, supervisor
+        included, kills nobody when it goes on.
+        """
+        now = time.monotonic()
+        if now < self._next_watch:
+            return
+        passed = min(now - (self._next_watch - WATCH_SECONDS), 2 * WATCH_SECONDS)
+        self._next_watch = now + WATCH_SECONDS
+        for worker in self.workers:
+            heard = self.board.places[worker.number].heard
+            if not worker.process or not worker.serving or heard != worker.heard:
+                worker.heard, worker.silent = heard, 0.0
+                continue
+            worker.silent += passed
+            if worker.silent >= HUNG_SECONDS:
+                log.error("worker %d (process %d) hangs and is killed", worker.number + 1, worker.process)
+                os.kill(worker.process, signal.SIGKILL)
+                worker.silent = 0.0
 
     def _left(self, worker: Worker) -> None:
         worker.process, worker.serving = 0, False
