@@ -20,6 +20,7 @@ from ctrbox.plan.language.user import UserOperator
 from ctrbox.predict.run_folder import fetched_run, other_plan, read_run
 from ctrbox.predict.run_predictor import RunPredictor
 from ctrbox.predict.unlearned import refusing_unknown
+from ctrbox.train.empty_histories import warn_of_empty_histories
 from ctrbox.train.evaluation import score_plan, scored
 from ctrbox.train.learner import Learner
 from ctrbox.train.same_log import log_fingerprint, recorded_fingerprint, warn_of_learned_rows
@@ -83,6 +84,7 @@ class Run(RunPredictor):
         for joined and merged views, by name. ``histories``: as for `evaluate`.
         """
         plan = self.plan.over(data, label=False, views=views, histories=histories)
+        warn_of_empty_histories(self._trained_on, plan)
         with refusing_unknown(self.learner):
             for _, p in scored(self.learner, plan, batch_size):
                 yield p
@@ -97,7 +99,7 @@ class Run(RunPredictor):
         """Return the metrics on another log with labels, or a plan over one. Default: on the rows that this run held back.
 
         ``histories``: the file of a saved state (``plan.histories``) with which the histories of the other log begin; default:
-        they begin empty. Warns where the log is the one that this run was trained on.
+        they begin empty, with a warning. Warns where the log is the one that this run was trained on.
         """
         if histories is not None and (data is None or isinstance(data, Plan)):
             met = "the rows that this run held back" if data is None else "a plan"
@@ -119,6 +121,7 @@ class Run(RunPredictor):
         else:
             plan = self.plan.over(data, views=views, histories=histories)
         warn_of_learned_rows(self._trained_on(), plan, self.summary)
+        warn_of_empty_histories(self._trained_on, plan)
         with refusing_unknown(self.learner):
             return score_plan(self.learner, plan, batch_size).result()
 

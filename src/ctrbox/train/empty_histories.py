@@ -1,0 +1,34 @@
+"""Warns where a run scores other data whose histories begin empty, although those of the training rows had grown by then.
+
+Histories and windowed counters are computed from the data itself unless it has their columns. The first rows of tomorrow's log
+then look like users and ads that nobody has ever seen, and the model scores them accordingly. Features whose events come from
+another view are not concerned: that view is read from its first row as before. Nor are histories that begin with a saved state.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+from ctrbox.engines.past.source import computed_from_log
+from ctrbox.engines.plan import Plan
+from ctrbox.train.same_log import log_fingerprint
+
+SHOWN = 5  # names of columns
+
+
+def warn_of_empty_histories(trained_on: Callable[[], str], plan: Plan) -> None:
+    """Warn where the histories of a plan's log begin empty.
+
+    ``trained_on`` returns the fingerprint of the log that the run was trained on, which is scored as it was learned from.
+    """
+    names = computed_from_log(plan.log)
+    if not names or log_fingerprint(plan) in {trained_on()} - {""}:
+        return
+    shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+    warnings.warn(
+        f"the columns of with_history ({shown}) are computed from {plan.log.source.name} alone: at its first row they know no "
+        "earlier event, so early rows look like users and ads without a past. Bring rows that have these columns, computed over "
+        'the earlier log and this one together (docs/histories.md, "Training, evaluation and serving")',
+        stacklevel=3,
+    )
