@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ctrbox as cb
+from ctrbox.train.same_log import log_marks
 from tests.train.worlds import checkerboard, plan_of
 
 TRAINED_ON = "is the log that this run was trained on: the model has learned from rows of it"
@@ -54,6 +55,33 @@ def test_separate_validation_rows_are_evaluated_without_a_warning(world: Path, t
     assert silently(lambda: run.evaluate(world / "end.parquet"))["rows"] == 200
     with pytest.warns(UserWarning, match=TRAINED_ON + ".*Measure it on rows that it has not seen"):
         run.evaluate(world / "log.parquet")
+
+
+def test_a_copy_of_the_log_and_some_of_its_files_are_warned_of(tmp_path: Path) -> None:
+    for k in range(3):
+        pq.write_table(checkerboard(1000).slice(k * 300, 300), tmp_path / f"day{k}.parquet")
+    for source, name in ((0, "copy0"), (1, "copy1")):
+        (tmp_path / f"{name}.parquet").write_bytes((tmp_path / f"day{source}.parquet").read_bytes())
+    fit(plan_of(str(tmp_path / "day[01].parquet")), out=tmp_path / "run")
+    run = cb.Run.load(tmp_path / "run", allow_views=[str(tmp_path)])
+    with pytest.warns(UserWarning, match=r"2 of the 2 files of .*copy\* have the same content as files of the log"):
+        run.evaluate(str(tmp_path / "copy*"))
+    with pytest.warns(UserWarning, match=r"1 of the 2 files of .* \([45].% of the bytes\): the model has learned"):
+        run.evaluate(str(tmp_path / "day[12].parquet"))
+    with pytest.warns(
+        UserWarning, match=r"copy1.parquet has the same content as files of the log .* \(100% of the bytes"
+    ):
+        run.evaluate(tmp_path / "copy1.parquet")
+    assert silently(lambda: run.evaluate(tmp_path / "day2.parquet"))["rows"] == 300
+
+
+def test_a_log_that_is_gone_when_the_training_ends_has_no_marks(tmp_path: Path) -> None:
+    pq.write_table(checkerboard(100), tmp_path / "log.parquet")
+    plan = plan_of(str(tmp_path / "log.parquet"))
+    assert len(log_marks(plan)) == 1
+    (tmp_path / "log.parquet").unlink()
+    assert log_marks(plan) == []
+    assert log_marks(plan_of(checkerboard(100))) == []
 
 
 def test_a_run_in_memory_knows_the_table_that_it_was_trained_on() -> None:

@@ -412,6 +412,25 @@ def test_a_streaming_object_is_asked_for_a_fresh_stream_each_scan() -> None:
     next(iter(source.scan(["id"])))
 
 
+def test_a_streaming_object_that_can_be_read_only_once_is_refused_when_it_is_read_again() -> None:
+    class Once:
+        streaming = True
+        reader = log().to_reader()
+
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            return self.reader.__arrow_c_stream__(requested_schema)
+
+        def __arrow_c_schema__(self) -> object:
+            return log().schema.__arrow_c_schema__()
+
+    source = open_source(Once())
+    assert read(source).equals(log())
+    with pytest.raises(
+        SourceError, match=r"Once had rows when it was read before and has none now; expected a fresh stream"
+    ):
+        read(source)
+
+
 def test_dataset_of_files_keeps_its_partitions(tmp_path: Path) -> None:
     ds.write_dataset(
         log(100).append_column("day", pa.array(["x", "y"] * 50)),

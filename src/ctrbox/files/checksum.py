@@ -9,6 +9,9 @@ time. So bytes are read as well. `content_checksums` covers, for files that are 
                               least 8 of each
     stores with an ETag       the ETag (or generation) of each file instead, which covers every byte and needs no read
 
+`marks_of_files` reads the same of each file, whatever the others are, so that copies and parts of a view can be told: its size,
+and all of a file of at most 256 KiB, otherwise its ends, its footer and 8 blocks.
+
 A Parquet footer holds the place, size, row count, null count, minimum and maximum of every column chunk, so few changes
 leave it alone. What the checksum of more than 64 MiB cannot see is a change that keeps the length of the file, keeps its
 footer, and lies between the sampled blocks; the callers therefore compare sizes and modification times besides.
@@ -41,6 +44,15 @@ def content_checksums(files: Sequence[FileVersion], attempt: Attempt = lambda fi
 
     def one(file: FileVersion) -> str:
         return attempt(file, lambda: _checksum(file, blocks))
+
+    return side_by_side(one, files, "ctrbox-checksum")
+
+
+def marks_of_files(files: Sequence[FileVersion], attempt: Attempt = lambda file, read: read()) -> list[str]:
+    """A mark of each file that is the same for a copy of it under another name, with other times and among other files."""
+
+    def one(file: FileVersion) -> str:
+        return attempt(file, lambda: f"{file.size} {_checksum(file, LEAST_BLOCKS)}")
 
     return side_by_side(one, files, "ctrbox-checksum")
 

@@ -28,7 +28,8 @@ def warn_of_empty_histories(trained_on: Callable[[], str], plan: Plan) -> None:
     shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
     warnings.warn(
         f"the columns of with_history ({shown}) are computed from {plan.log.source.name} alone: at its first row they know no "
-        "earlier event, so early rows look like users and ads without a past. Bring rows that have these columns, computed over "
-        'the earlier log and this one together (docs/histories.md, "Training, evaluation and serving")',
+        "earlier event, so early rows look like users and ads without a past. Let them begin with the state of the "
+        "earlier log: run.evaluate(run.plan.over(data, histories='past.state')). Or bring rows that have these columns, computed "
+        "over both logs together (docs/histories.md)",
         stacklevel=3,
     )

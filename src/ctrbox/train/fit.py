@@ -46,6 +46,7 @@ from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress, Watcher, watcher
 from ctrbox.train.rows_before import check_rows_told, clear_rows, set_rate, warn_of_rows
 from ctrbox.train.run import Run
+from ctrbox.train.same_log import log_marks
 from ctrbox.train.sampling import Labels, thin
 from ctrbox.train.schedule import ReduceOnPlateau, check_reaches, factor_at
 from ctrbox.train.settings import Settings, described, device_for, identity
@@ -209,6 +210,7 @@ class Fit:
             summary["servers"] = missing_shares(self.learner)
             if self.by_rank:
                 summary["ranks"] = self.by_rank
+            summary["log_files"] = log_marks(self.plan)
             if self.foresight is not None:
                 summary |= {"look_ahead": self.foresight.batches, "intermediate_bytes": self.foresight.bytes}
             if self.split.valid is not None:

@@ -1,20 +1,29 @@
 """Recognizes the log that a run was trained on, so that nobody measures a model on rows that it has learned from unawares.
 
 Logs are compared by the fingerprints of their content (`Plan.data_fingerprints`), of which a run folder records one per view.
-A part of a log, or a copy of it under another name, has another fingerprint and is not recognized.
+A copy of a log under another name, or some of its files, have another fingerprint. For them a run also records a mark of each
+file of its log (`files.checksum.marks_of_files`), if there are at most 1,000. What is not recognized: some of the rows of a file
+that were written into another file, and rows in memory that are a part of those that the run learned from.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ctrbox.engines.past.source import base_of
 from ctrbox.engines.plan import Plan
+from ctrbox.errors import SourceError
+from ctrbox.files.checksum import marks_of_files
+from ctrbox.files.filesystems import File
 from ctrbox.files.sealed import read_sealed
 from ctrbox.views.memory import StreamSource
-from ctrbox.views.recorded import AgreeingSource
+from ctrbox.views.recorded import AgreeingSource, opened
+
+MOST_FILES = 1000
+LEAST_SHARE = 0.01  # of the bytes of a log that known files hold; files with a head and no rows may be equal by chance
 
 
 def recorded_fingerprint(folder: Path) -> str:
@@ -37,9 +46,49 @@ def log_fingerprint(plan: Plan) -> str:
     return source.fingerprint()
 
 
+def log_marks(plan: Plan) -> list[str]:
+    """Return a mark of each file of the log that a plan reads; nothing for more than 1,000 files, and for rows in memory."""
+    files = files_of(plan)
+    if not 0 < len(files) <= MOST_FILES:
+        return []
+    store = files[0].store
+    try:
+        return marks_of_files([f.version for f in files], lambda version, read: store.attempt(version.shown, read))
+    except (OSError, SourceError):  # a training that has ended does not fail because its log is gone
+        return []
+
+
+def files_of(plan: Plan) -> Sequence[File]:
+    source: Any = base_of(plan.log.source)
+    while isinstance(source := opened(source), AgreeingSource):
+        source = base_of(source.inner)
+    return getattr(source, "files", ())
+
+
+def known_share(marks: Iterable[str], plan: Plan) -> tuple[int, int, float]:
+    """Return how many files of the log of a plan have one of these marks, of how many, and their share of its bytes."""
+    learned, files = set(marks), files_of(plan)
+    mine = log_marks(plan) if learned else []
+    sizes = [file.size for file, mark in zip(files, mine, strict=False) if mark in learned]
+    return len(sizes), len(files), sum(sizes) / max(1, sum(file.size for file in files))
+
+
 def warn_of_learned_rows(trained_on: str, plan: Plan, summary: Mapping[str, Any]) -> None:
-    """Warn where a plan reads the whole log with the fingerprint ``trained_on``. ``summary``: of the run that learned from it."""
+    """Warn where a plan reads the log with the fingerprint ``trained_on``, or copies of its files.
+
+    ``summary``: of the run that learned from it.
+    """
     if not trained_on or trained_on != log_fingerprint(plan):
+        known, count, share = known_share(summary.get("log_files") or (), plan)
+        if share >= LEAST_SHARE:
+            name = plan.log.source.name
+            which = f"{known:,} of the {count:,} files of {name} have" if count > 1 else f"{name} has"
+            warnings.warn(
+                f"{which} the same content as files of the log that this run was trained on ({share:.0%} of the bytes): the "
+                "model has learned from rows of it, so the metrics are better than on new rows. Measure it on rows that it has "
+                "not seen, for example on those of a later day",
+                stacklevel=3,
+            )
         return
     held = summary.get("held")
     advice = "Measure it on rows that it has not seen, for example on those of a later day"

@@ -192,6 +192,11 @@ class IndexedFiles(ColumnSource):
         leaf = self._first.leaves.get(column)
         return column in self._partitions.columns or (leaf is not None and leaf.stored == leaf.type)
 
+    @property
+    def files(self) -> Sequence[File]:
+        """The files of the view, in the order in which they are read."""
+        return self._files
+
     def fingerprint(self) -> str:
         return digest(self.schema, self._files)
 

@@ -159,6 +159,7 @@ class StreamSource(ColumnSource):
         self._identity = identity
         self.identified = identified
         self._columns = Columns(schema, name)
+        self._had_rows = False  # in an earlier scan, or in this one
 
     def fingerprint(self) -> str:
         return digest(self.schema, extra=self._identity())
@@ -179,7 +180,13 @@ class StreamSource(ColumnSource):
         try:
             for batch in self._start(list(dict.fromkeys(leaf.path[0] for leaf in chosen))):
                 at += batch.num_rows
+                self._had_rows |= batch.num_rows > 0
                 yield partial(_itself, batch)
+            if not at and self._had_rows:
+                raise SourceError(
+                    f"{self.name} had rows when it was read before and has none now; expected a fresh stream for each scan: give "
+                    "rows that can be read only once as a table, such as reader.read_all()"
+                )
         except CtrboxError:
             raise
         except Exception as error:

@@ -84,6 +84,11 @@ class StreamedFiles(ColumnSource):
         """The name of the format, as `View(…, format=)` takes it."""
         return self._format.name
 
+    @property
+    def files(self) -> Sequence[File]:
+        """The files of the view, in the order in which they are read."""
+        return self._files
+
     def fingerprint(self) -> str:
         said = self.text_options
         return digest(self.schema, self._files, said.shown() if said is not None else "")

@@ -112,7 +112,7 @@ def continued(view: View, saved: Sequence[Saved]) -> View:
 
 
 def computed_from_log(view: View) -> list[str]:
-    """Return the columns of ``with_history`` that are computed from the rows of the log itself, beginning with no earlier event."""
+    """Return the columns of ``with_history`` that are computed from the log itself and begin with no earlier event."""
     steps = [step for step in steps_of(view.source) if step.saved is None]
     features = [r for step in steps for r in step.inputs.features if r.feature.past.events is None]
     return [name for r in features for name in r.feature.columns(r.name)]
