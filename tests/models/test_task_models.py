@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -117,6 +118,21 @@ def test_the_loss_of_esmm_is_finite_for_extreme_logits() -> None:
 def test_esmm_refuses_a_conversion_without_a_click() -> None:
     with pytest.raises(DataError, match="a conversion and no click"):
         loss_of(EntireSpace(several(CLICK, CONVERT)), [[0.0, 0.0]], [[0.0, 1.0]])
+
+
+def test_conversions_that_are_0_without_a_click_are_warned_of_once_and_have_the_loss_of_null() -> None:
+    loss = EntireSpace(several(CLICK, CONVERT))
+    outputs = [[0.3, -0.2], [0.5, 1.0]]
+    with pytest.warns(
+        UserWarning, match=r"'convert' is 0 and not null in rows without a click.* null where 'click' is 0"
+    ):
+        found = loss_of(loss, outputs, [[0.0, 0.0], [1.0, 1.0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert loss_of(loss, outputs, [[0.0, 0.0], [1.0, 1.0]]) == found
+        nulls = EntireSpace(several(CLICK, CONVERT))
+        assert loss_of(nulls, outputs, [[0.0, NONE], [1.0, 1.0]]) == found
+        loss_of(nulls, outputs, [[NONE, 0.0], [1.0, 0.0]])  # whether there was a click is not known
 
 
 def test_learned_weights_cost_half_their_logarithm_and_get_gradients() -> None:

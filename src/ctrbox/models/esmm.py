@@ -12,6 +12,7 @@ whose conversion was not observed adds to the loss of click alone.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,6 +83,7 @@ class EntireSpace(Objective):
         if click == convert:
             raise PlanError(f"click= and convert= of ESMM are both {click!r}; expected two different labels")
         self.at = names.index(click), names.index(convert)
+        self.told = False  # of conversions that are 0 in rows without a click
 
     def each(
         self, outputs: torch.Tensor, labels: torch.Tensor, observed: torch.Tensor
@@ -93,6 +95,15 @@ class EntireSpace(Objective):
             raise DataError(
                 "a row has a conversion and no click, but ESMM learns conversions given a click; set the conversion label to "
                 "null in rows without a click, or use another model, such as cb.models.MMoE"
+            )
+        if not self.told and bool((observed[:, click] & ~clicked & observed[:, convert]).any()):
+            self.told = True
+            mine, other = self.tasks[convert].name, self.tasks[click].name
+            warnings.warn(
+                f"the label {mine!r} is 0 and not null in rows without a click. The loss of ESMM is the same for both, but "
+                f"it predicts {mine!r} given a click, so metrics of {mine!r} that count these rows, such as calibration, compare "
+                f"it with other rows; make the label null where {other!r} is 0, for example with pyarrow.compute.if_else",
+                stacklevel=2,
             )
         both = (clicked & (labels[:, convert] == 1)).to(outputs.dtype)
         known = observed[:, click] & (~clicked | observed[:, convert])
