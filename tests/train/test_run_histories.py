@@ -60,8 +60,8 @@ def test_the_commands_take_a_state_or_say_that_histories_begin_empty(
     loaded = cb.Run.load(run, allow_views=[str(place)])
     expected = np.concatenate(list(loaded.predictions(tomorrow, histories=place / "my.past")))
     assert pq.read_table(out)["probability"].to_pylist() == expected.astype(float).tolist()
-    predict(run, tomorrow, out)
-    assert "begin empty at the first row of the log, unless" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match=r"begin empty at its first row.*--state FILE"):
+        predict(run, tomorrow, out)
     evaluate(run, tomorrow, state=place / "my.past", as_json=True)
     assert f'"rows": {2_000 - FIRST}' in capsys.readouterr().out
     with pytest.raises((Mistake, typer.Exit), match="--state is for another log"):

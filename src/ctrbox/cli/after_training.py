@@ -83,8 +83,6 @@ def evaluate(
     if state is not None and data is None:
         raise Mistake("--state is for another log: ctrbox evaluate RUN DATA --state FILE")
     loaded = load_run(run, job, view=view, **options)
-    if data is not None:
-        tell_of_histories(loaded, state)
     started = time.perf_counter()
     with meter("evaluating"), blaming(job), reading(data):
         found = loaded.evaluate(data, histories=state)
@@ -155,7 +153,6 @@ def predict(
     check_output(output, (".parquet", ".arrow", ".csv"), as_json)
     options: dict[str, Any] = {"allow_views": allow_views, "threads": threads, "ram": ram, "server": server}
     loaded = load_run(run, job, view=view, **options)
-    tell_of_histories(loaded, state)
     columns = Columns(loaded, None if score is None else expression(loaded, score))
     started = time.perf_counter()
     rows = 0
@@ -206,17 +203,6 @@ def predictions(
             waiting = waiting.slice(len(p))
     finally:
         keys.close()
-
-
-def tell_of_histories(run: Any, state: Path | None) -> None:
-    """Say that histories begin empty, where a run has histories and no state is given."""
-    from ctrbox.engines.past.source import PastSource
-
-    if state is None and isinstance(run.plan.log.source, PastSource):
-        tell(
-            "the histories of this run begin empty at the first row of the log, unless the log has their columns; with --state "
-            "FILE, they go on from a saved state (plan.histories)"
-        )
 
 
 def expression(run: Any, score: str) -> ScoreExpression:

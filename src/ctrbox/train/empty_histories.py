@@ -27,9 +27,8 @@ def warn_of_empty_histories(trained_on: Callable[[], str], plan: Plan) -> None:
         return
     shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
     warnings.warn(
-        f"the columns of with_history ({shown}) are computed from {plan.log.source.name} alone: at its first row they know no "
-        "earlier event, so early rows look like users and ads without a past. Let them begin with the state of the "
-        "earlier log: run.evaluate(run.plan.over(data, histories='past.state')). Or bring rows that have these columns, computed "
-        "over both logs together (docs/histories.md)",
+        f"the columns of with_history ({shown}) are computed from {plan.log.source.name} alone and begin empty at its first row, "
+        "so early rows look like users and ads without a past. Let them begin with the state of the earlier log: histories=FILE "
+        "or --state FILE, saved by plan.histories().save(FILE). Or bring rows that have these columns (docs/histories.md)",
         stacklevel=3,
     )
