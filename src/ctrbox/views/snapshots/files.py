@@ -37,6 +37,7 @@ class TableFiles(IndexedFiles):
         self._partitions = Partitions.of(snapshot.partitions)
         self._columns = Columns(snapshot.schema, snapshot.root, self._partitions)
         self._lock = threading.Lock()
+        self.rows_read = self.bytes_read = 0
         self._read_footers: list[Footer] | None = None
         self._plain: list[bool] = []
 
@@ -116,6 +117,9 @@ class TableFiles(IndexedFiles):
         present = [found for found in theirs if found.path]
         wanted = Wanted(piece.groups, present, [places[name].name for name in coded if places[name].path])
         batches = self._read(file, footer, wanted) if present else [None]
+        with self._lock:
+            self.rows_read += piece.rows
+            self.bytes_read += sum(batch.nbytes for batch in batches if batch is not None)
         made, row = [], piece.row
         for batch in batches:
             rows = piece.rows if batch is None else batch.num_rows
