@@ -126,7 +126,7 @@ def test_the_certificate_of_the_server_is_verified(tmp_path: Path, monkeypatch: 
         ("https://host/model?x=1", "is not the URL of a folder"),
         ("https://host/model#x", "is not the URL of a folder"),
         ("https://höst/model", "is not the URL of a folder"),
-        ("https://host/a b", "holds a blank"),
+        ("https://host/a b", "contains a space"),
         ("https://host/a\r\nHost:x", "."),
     ],
 )

@@ -203,7 +203,7 @@ def test_a_server_with_a_key_refuses_models_without_a_signature(
     shutil.copyfile(world.folder / "plan.ctr", tmp_path / "other" / "plan.ctr")
     with pytest.raises(SignatureError, match="is not a signed model folder: its signature does not cover a plan"):
         Server.open(tmp_path / "other", Settings(public_keys=[keys / "mine.pub"]))
-    with pytest.raises(PlanError, match="--model-id is about signed models; give the key of their publisher"):
+    with pytest.raises(PlanError, match="--model-id needs the public key of the publisher"):
         Server.open(model, Settings(model_id="0" * 32))
     with pytest.raises(SignatureError, match="expected the model 0000"):
         Server.open(model, Settings(public_keys=[keys / "mine.pub"], model_id="0" * 32))

@@ -136,7 +136,7 @@ def test_published_versions_are_read_and_not_written(world: World, place: Path, 
         Server.open(f"{shown.url}/none", Settings())
     for url in ("http://example.org/model", "http://10.1.2.3/model"):
         with pytest.raises(
-            PlanError, match="is not encrypted, so anybody on the way can change what is read; use https"
+            PlanError, match="is not encrypted, so anybody on the network path can change it; use https"
         ):
             Server.open(url, Settings())
     with pytest.raises(PlanError, match="can only be on a local disk, on s3:// or on hdfs://"):

@@ -56,7 +56,10 @@ def no_attribute(
 
 
 def refuse_unknown(module: str, names: Iterable[str]) -> None:
-    """Let a module answer an unknown name with the nearest of its public ``names``, unseen by type checkers, which refuse it."""
+    """Make the AttributeError of a module for an unknown name suggest the nearest of its public ``names``.
+
+    The hook is set at run time, where type checkers do not see it, so that they still refuse unknown names.
+    """
 
     def answer(name: str) -> NoReturn:
         raise no_attribute(f"module {module!r}", name, names)

@@ -93,7 +93,7 @@ def online(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File with the state of the plan's histories to begin a new model folder with, as `plan.histories()` saves it. "
+            help="File with a state of the plan's histories, saved by `plan.histories()`. A new model folder begins with it. "
             "Default: histories begin empty.",
         ),
     ] = None,

@@ -282,7 +282,7 @@ def sign(
     public_key: PublicKeys = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sign the current version of a folder as it is.
+    """Sign the current version of a folder without changing it.
 
     Use this command for a folder whose versions were not signed before, after looking at them with `ctrbox publish log`, or to
     change to another key; then --public-key names the key that signed the current version.
@@ -324,8 +324,8 @@ def verify(
 ) -> None:
     """Check the checksums of published files, and their signatures.
 
-    Signatures are checked if a public key is given. The exit code is 1 if a file is damaged or missing, or if a folder is not
-    signed with one of the keys.
+    Signatures are checked only if a public key is given. The exit code is 1 if a file is damaged or missing, or if a folder is
+    not signed with one of the keys.
     """
     found = [line for path in paths for line in wrong_with(path, public_key or [])]
     if as_json:

@@ -58,7 +58,7 @@ HistoryState = Annotated[
     typer.Option(
         "--state",
         metavar="FILE",
-        help="File with the state with which the histories of the log begin, as `plan.histories()` saves it. Default: they begin "
+        help="File with a state, saved by `plan.histories()`, with which the histories of the log begin. Default: they begin "
         "empty at the first row of the log.",
     ),
 ]

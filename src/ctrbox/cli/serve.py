@@ -149,7 +149,7 @@ def serve(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File with the state of the plan's histories, as `plan.histories()` saves it. The server then computes the "
+            help="File with a state of the plan's histories, saved by `plan.histories()`. The server then computes the "
             "columns of histories itself, takes events at /v1/events, and saves the state to the file. Default: requests must "
             "contain these columns.",
         ),

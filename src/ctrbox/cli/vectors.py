@@ -46,11 +46,15 @@ def encode(
         str,
         typer.Option(
             metavar="text|int",
-            help="Whether the job's ids are text or whole numbers: keys of the text 17 and of the number 17 differ.",
+            help="Type of the ids in the job: text or int. The text 17 and the number 17 have different keys.",
         ),
     ] = "text",
     key: Annotated[
-        str, typer.Option(metavar="COLUMN", help="Column of the ids; in a folder: the file's name without its ending.")
+        str,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column of the ids. In a folder, the column name is the file's name without its ending.",
+        ),
     ] = "name",
     column: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column of the images in a Parquet file. Default: image.")
@@ -62,7 +66,9 @@ def encode(
         int, typer.Option(metavar="N", min=0, max=256, help="Number of threads that decode images.")
     ] = 4,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="Device of the network: cpu or cuda.")] = "cpu",
-    dtype: Annotated[str, typer.Option(metavar="TYPE", help="Type of the numbers: float32 or float16.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(metavar="TYPE", help="Data type of the vectors: float32 or float16.")
+    ] = "float32",
     as_json: AsJson = False,
 ) -> None:
     """Write a vector file with one vector for each image.

@@ -36,7 +36,7 @@ class Row:
         return self.dim + self.linear
 
     def __str__(self) -> str:
-        """Return the row in the words of an error message."""
+        """Return the shape of the row as error messages show it."""
         return f"dim={self.dim}{', linear' if self.linear else ''}"
 
 
@@ -55,7 +55,7 @@ class Shaped:
 
 
 class FixedShape(Shaped):
-    """An embedder whose rows have their shape already, so that a model must read that shape."""
+    """An embedder whose rows already have a shape, so that a model must read rows of this shape."""
 
     _holder: str  # the beginning of the error message, such as "this published table holds rows of"
 

@@ -237,7 +237,7 @@ class Table(Shaped, ABC):
             self._changing.advance(more)
 
     def join_life(self, saved: Sequence[Path]) -> None:
-        """Take the clock and the counts of keys without a row from a table that was saved in parts, each with other keys."""
+        """Load the clock and the counts of keys without a row from a table that was saved in parts with disjoint keys."""
         for place, path in enumerate(saved):
             with reading(path), self._calling():
                 self._changing.join_life(os.fspath(path), place == 0)

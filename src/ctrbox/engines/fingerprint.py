@@ -88,8 +88,8 @@ def histories_fingerprint(log: View) -> str:
 
 
 def without_budget(step: list[Any]) -> list[Any]:
-    """Return the parts of a written step that change a bit: not the order of a merge, nor the budget of a join, a merge or a
-    history."""
+    """Return the parts of a written step on which results depend: not the order of a merge, nor the budget of a join, a merge or
+    a history."""
     if step[0] in ("merge", "with_history"):
         return step[:2]
     return [part for part in step if not isinstance(part, dict)] if step[0] == "join" else step

@@ -34,11 +34,11 @@ Counts = tuple[int, int, int, int, bytes | None]  # as `_native.Program.converte
 
 @dataclass(frozen=True)
 class CastCount:
-    """A cast of one column, or a JSON path of it, and what it has met.
+    """A cast of one column, or a JSON path of it, with the counts of the values that it has read.
 
     ``values``: rows that were not null before the cast; for a JSON path, rows with a value there that is not null. ``lost``:
-    those among them that it made null, or whose list it left an element out of. ``example``: the first value that was lost, up to
-    100 bytes of it, where it is known; a value of JSON as it stands in the document.
+    how many of these rows became null or lost an element of their list. ``example``: the first 100 bytes of the first lost value
+    (of a JSON path: as it stands in the document), or None if it is not known.
     """
 
     cast: str  # as users write it: cast('time', unit='s'), json('$.price', 'float')

@@ -192,7 +192,7 @@ class Plan:
         return explain(self.graph, where, measured=self._measured, loaded=self._loaded())
 
     def _loaded(self) -> dict[int, dict[str, Any]]:
-        """Return where the joined views lie that have been loaded."""
+        """Return where each loaded joined view is stored."""
         return {number: dimension.lies for number, dimension in (self._dimensions or {}).items()}
 
     @staticmethod

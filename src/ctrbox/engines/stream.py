@@ -94,5 +94,5 @@ def shuffled(
 
 
 def window_order(seed: int, number: int, rows: int) -> np.ndarray:
-    """Return the order of the rows of a shuffle window, which seed and number of the window decide."""
+    """Return the order of the rows of a shuffle window; it depends only on the seed and the window's number."""
     return np.random.Generator(np.random.Philox(key=[seed, number])).permutation(rows)

@@ -9,8 +9,8 @@ time. So bytes are read as well. `content_checksums` covers, for files that are 
                               least 8 of each
     stores with an ETag       the ETag (or generation) of each file instead, which covers every byte and needs no read
 
-`marks_of_files` reads the same of each file, whatever the others are, so that copies and parts of a view can be told: its size,
-and all of a file of at most 256 KiB, otherwise its ends, its footer and 8 blocks.
+`marks_of_files` reads the same bytes of a file whatever the other files are, so that copies of a view and parts of it can be
+recognized: its size, and all of a file of at most 256 KiB, otherwise its ends, its footer and 8 blocks.
 
 A Parquet footer holds the place, size, row count, null count, minimum and maximum of every column chunk, so few changes
 leave it alone. What the checksum of more than 64 MiB cannot see is a change that keeps the length of the file, keeps its

@@ -1,9 +1,9 @@
 """Reads files from an HTTP server that is not trusted: every size, time and redirect is bounded.
 
-One GET a file, with a Range where a download goes on. The certificate of an https server is verified, and a redirect is followed
-only within the same server, so that a URL decides with whom this process talks. What is read is at most what was asked for: a
-longer answer is an error before it is stored, an endless one ends at the limit, and a slow one at a time that grows with the
-bytes that came. Whoever calls compares the contents with a checksum.
+Each file takes one GET request, with a Range header if a download resumes. The certificate of an https server is verified, and a
+redirect is followed only within the same server, so that this process talks only to the server that the URL names. Never
+more bytes are read than were requested: a longer answer is an error before it is stored, an endless one is cut off at the limit,
+and a slow one after a time that grows with the bytes received. The caller compares the contents with a checksum.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LENGTH = re.compile(r"\d{1,18}")
 
 
 class NoSuchRange(OSError):
-    """The server has no bytes from the place where a download was to go on."""
+    """The server has no bytes at the place from which a download should resume."""
 
 
 class HttpFiles:
@@ -54,14 +54,14 @@ class HttpFiles:
                 f"{url!r} is not the URL of a folder; expected https://host/folder, in ASCII and without '?' and '#'"
             )
         if any(letter <= " " for letter in url):
-            raise PlanError(f"{url!r} holds a blank; write it as %20")
+            raise PlanError(f"{url!r} contains a space; write it as %20")
         self.scheme, self.host, self.port = parts.scheme, parts.hostname, port
         self.base = parts.path.rstrip("/")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
 
     @property
     def private(self) -> bool:
-        """Whether nobody on the way can change what is read: by TLS, or because the server is on this machine."""
+        """Whether nobody on the network path can change what is read: by TLS, or because the server is on this machine."""
         if self.scheme == "https" or self.host == "localhost":
             return True
         try:

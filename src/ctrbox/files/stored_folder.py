@@ -127,7 +127,7 @@ class StoredFolder:
     # ---- reading
 
     def expect(self, name: str, size: int, sha256: str) -> None:
-        """Raise a `DataError` if the folder holds another file of this name; a missing one is the concern of `pull`."""
+        """Raise a `DataError` if the folder holds another file of this name; `pull` reports a missing file."""
         held = self.files.get(name)
         if held is not None and (held.bytes, held.sha256) != (size, sha256):
             raise DataError(

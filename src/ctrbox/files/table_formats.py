@@ -3,7 +3,7 @@
 These formats keep their rows in Parquet files and say in a log beside them which files, and which rows of a file, belong
 to the table. A delete or an update writes new files and leaves the old ones where they are, for readers of older
 versions. A reader that takes every file of the folder gets rows that were deleted, and both versions of rows that were
-replaced. A view of the table's own folder reads its log (`ctrbox.views.table_snapshot`); anything else that leads to
+replaced. A view of the table's own folder reads its log (`ctrbox.views.snapshots`); anything else that leads to
 files of a table, such as a glob, one of its files or one of its folders, is refused here.
 
 Looked at: every folder above a data file, except partitions (``day=2026-01-01``), up to LEVELS_ABOVE folders above the

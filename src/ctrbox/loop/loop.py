@@ -135,7 +135,7 @@ class OnlineLoop:
         self.learner = self._fresh()
 
     def _raw_columns(self, columns: pa.Schema, *, label: bool = False) -> pa.Schema:
-        """Return the columns that rows must have: those of the features, and what histories read instead of what they make."""
+        """Return the columns that rows must have: those of the features, with inputs of histories instead of results."""
         if self.histories is None:
             return columns
         past, log = PastOfExamples(self.plan, self.histories), self.plan.log.source.schema
@@ -335,7 +335,7 @@ class OnlineLoop:
                 "version computes them itself, so choose another folder"
             )
         if self.state is not None:
-            self.tell(f"{self.out} has a state of histories of its own; state= is ignored now")
+            self.tell(f"{self.out} already has a state of histories; state= is ignored")
         found.engine.progress.show = self.engine.progress.show
         self.engine, self._number = found.engine, found.number
         self.learner = self._fresh()

@@ -2,10 +2,10 @@
 
     join ──► examples, in order of time, with their label ──► histories: each is read, then fed ──► plan ──► engine
 
-To the histories, the log is the sequence of examples: an impression whose click window has passed, with the label that the join
-found. A training log that was written from the same examples has the same rows in the same order, so the features are the same
-bits. One thread, the loop's, feeds the state, directly before it learns from the rows; a checkpoint holds the state as it is
-between two batches of examples, so a restart feeds each example exactly once.
+The log that the histories read is the sequence of examples: each is an impression whose click window has passed, with the label
+that the join found. A training log that was written from the same examples has the same rows in the same order, so the features
+are equal, bit for bit. Only the thread of the loop feeds the state, directly before it learns from the rows. A checkpoint holds
+the state between two batches of examples, so a restart feeds each example exactly once.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ class BST(HistoryModel):
     """y = b + tower(vectors, transformer(target, history), dense).
 
     ``layers`` transformer layers of ``heads`` heads each. ``age`` names a list field of the same length as the history, whose
-    vectors are added to the items. Items older than ``longest`` share one place. The memory of a step grows with the square of
-    the length of a history, so keep at most a few hundred items: ``.last(200)``.
+    vectors are added to the items. Items beyond position ``longest`` share one position. The memory of a step
+    grows with the square of the length of a history, so keep at most a few hundred items: ``.last(200)``.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from ctrbox.models.mlp import MLP, scoring_tower
 class CrossedModel(ClickModel):
     """y = b + w · cross(x) + tower(x) (``structure="parallel"``) or b + tower(cross(x)) (``"stacked"``).
 
-    A subclass gives ``locals()`` and then sets ``cross``, a network from ``width`` columns to as many.
+    A subclass passes its ``locals()`` and then sets ``cross``, a network with ``width`` inputs and as many outputs.
     """
 
     cross: nn.Module
@@ -30,7 +30,7 @@ class CrossedModel(ClickModel):
         self.width = self.reads.width + self.reads.dense
 
     def add_tower(self, arguments: Mapping[str, Any]) -> None:
-        """Add what follows the cross network. Called after ``cross`` is set, so that a seed gives the same weights as before."""
+        """Add layers after the cross network. Call it after ``cross`` is set: their order decides which weights a seed gives."""
         self.of_cross = MLP(self.width, (1,), bias=False) if self.structure == "parallel" else None
         how = {name: arguments[name] for name in ("dropout", "batch_norm")}
         self.tower = scoring_tower(self.width, arguments["hidden"], **how)

@@ -101,8 +101,8 @@ class EntireSpace(Objective):
             mine, other = self.tasks[convert].name, self.tasks[click].name
             warnings.warn(
                 f"the label {mine!r} is 0 and not null in rows without a click. The loss of ESMM is the same for both, but "
-                f"it predicts {mine!r} given a click, so metrics of {mine!r} that count these rows, such as calibration, compare "
-                f"it with other rows; make the label null where {other!r} is 0, for example with pyarrow.compute.if_else",
+                f"it predicts {mine!r} given a click, so metrics of {mine!r} that count these rows, such as calibration, "
+                f"are misleading; make the label null where {other!r} is 0, for example with pyarrow.compute.if_else",
                 stacklevel=2,
             )
         both = (clicked & (labels[:, convert] == 1)).to(outputs.dtype)

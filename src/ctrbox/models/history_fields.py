@@ -59,7 +59,7 @@ def poolings(
 
 
 def refuse_other_sequences(model: str, reads: Reads, pasts: Sequence[str]) -> None:
-    """Refuse a field that would be read as a sequence and then by nobody."""
+    """Refuse a field that would be read as a sequence but is not a history of the model."""
     for name in reads.sequences:
         if name not in pasts:
             raise PlanError(

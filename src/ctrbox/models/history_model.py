@@ -1,9 +1,9 @@
-"""``HistoryModel``: what BST, SIM and HSTU share, a target and one history whose items know their place and their age.
+"""``HistoryModel``: what BST, SIM and HSTU share, a target and one history whose items have a position and an age.
 
-An item of a history becomes   vector of its key + vector of its place + vector of its age (if ``age`` names a field)
+An item of a history becomes   vector of its key + vector of its position + vector of its age (if ``age`` names a field)
 
-The newest item has place 0, and items older than ``longest`` share the last place. ``age`` is a second list of the same length,
-such as the age of each event in buckets: ``col("history_age").bucketize(...)``. It has keys and vectors of its own.
+The newest item has position 0, and the items beyond position ``longest`` share the last one. ``age`` is a second list of
+the same length, such as the age of each event in buckets: ``col("history_age").bucketize(...)``. It has its own keys and vectors.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class History:
 
 
 class HistoryModel(nn.Module):
-    """A subclass gives ``locals()``; its arguments include ``target``, ``history``, ``age`` and ``longest``."""
+    """A subclass passes its ``locals()``, which include ``target``, ``history``, ``age`` and ``longest``."""
 
     def __init__(self, arguments: Mapping[str, Any], *, beside: Mapping[str, str] | None = None) -> None:
         """``beside``: more fields that are lists of the same length as the history, by the name of their argument."""

@@ -62,7 +62,7 @@ class TransducerLayer(nn.Module):
         return gate, value, query, key
 
     def _scores(self, query: torch.Tensor, key: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-        """``back``: by how many places each key is older than each query, (queries, keys) or (rows, queries, keys)."""
+        """``back``: by how many positions each key is older than each query, (queries, keys) or (rows, queries, keys)."""
         bias = self.distance[:, back]
         bias = bias if back.dim() == 2 else bias.transpose(0, 1)
         return F.silu(query @ key.transpose(2, 3) / math.sqrt(self.width) + bias) / self.longest
@@ -76,9 +76,9 @@ class HSTU(HistoryModel):
     """y = b + tower(vectors, transducer(history, target), mean of the history, dense).
 
     ``layers`` layers of ``heads`` heads of ``width`` numbers each (default: ``dim``). ``age`` names a list field of the same
-    length as the history, whose vectors are added to the items. Items older than ``longest`` share one place, and the bias of
-    distances beyond it is one number. The memory of a step grows with the square of the length of a history, so keep at most a
-    few hundred items: ``.last(200)``.
+    length as the history, whose vectors are added to the items. Items beyond position ``longest`` share one position,
+    and all larger distances share one bias. The memory of a step grows with the square of the length of a history, so keep at
+    most a few hundred items: ``.last(200)``.
     """
 
     def __init__(

@@ -38,8 +38,8 @@ class SIM(HistoryModel):
 
     ``search`` and ``keep`` say how items are found and how many. ``category`` and ``categories`` are for
     ``search="category"``: the field of the target's category, and the list of the items' categories, in one key space. ``age``
-    names a list field of the same length as the history, whose vectors are added to the items. Items older than ``longest``
-    share one place.
+    names a list field of the same length as the history, whose vectors are added to the items. Items beyond position
+    ``longest`` share one position.
     """
 
     planes: torch.Tensor

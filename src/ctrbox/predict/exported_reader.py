@@ -1,4 +1,4 @@
-"""Scores with an export of CTRBox. This file needs numpy, safetensors and onnxruntime (or torch), and nothing of CTRBox.
+"""Scores with an export of CTRBox. This file needs numpy, safetensors and onnxruntime (or torch), but not CTRBox.
 
     exported = Exported("folder")
     exported.scores(batch)                  {"score": …}, or the predictions by label
@@ -46,7 +46,7 @@ class Table:
         return found
 
     def initial(self, keys: np.ndarray) -> np.ndarray:
-        """Return the rows that keys begin with: weight 0, and numbers that are hashes of the key and the seed of the table."""
+        """Return the initial rows of keys: weight 0, and a vector of hashes of the key and the seed of the table."""
         with np.errstate(over="ignore"):
             golden = np.uint64(GOLDEN)
             mix = finished(keys.astype(np.int64).view(np.uint64) ^ finished(np.array([self.seed], np.uint64) + golden))

@@ -5,7 +5,7 @@
       model.onnx, model.pt2  the network (exported_network.py), as ONNX or as a package of torch.export
       table-K.safetensors    keys (n,) int64 in ascending order, rows (n, width) float32
       plan.ctrplan           the plan, which turns raw rows into keys and dense columns
-      reader.py              a reader that needs nothing of CTRBox (exported_reader.py)
+      reader.py              a reader that does not need CTRBox (exported_reader.py)
 
 The exported network is compared with the model on random inputs of other sizes than those it was recorded with; the folder is
 written whole or not at all. Refused: Model Servers, and models that torch cannot record.
@@ -118,7 +118,7 @@ def _write_network(network: ExportedNetwork, path: Path, format: str, model: str
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of what is behind an error of torch, without the colors of a terminal."""
+    """Return the first line of the error that caused an error of torch, without the colors of a terminal."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()

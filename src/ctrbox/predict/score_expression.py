@@ -32,9 +32,9 @@ NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 def power(base: np.ndarray, exponent: np.ndarray) -> np.ndarray:
-    """Return base to the power of exponent, NaN where that is no real number or none of 64 bits.
+    """Return base to the power of exponent; NaN where the result is not a real number or too large for a float64.
 
-    numpy's own loop is off by the last bit for one row in 30, and by another amount for other strides and processors.
+    numpy's own loop differs in the last bit for one row in 30, and the rows that differ depend on strides and processor.
     """
     found = np.full(len(base), np.nan)
     for k, (a, b) in enumerate(zip(base.tolist(), exponent.tolist(), strict=True)):

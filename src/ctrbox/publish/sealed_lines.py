@@ -20,7 +20,7 @@ def sealed_line(before: str, facts: dict[str, Any]) -> tuple[bytes, str]:
 
 
 def opened_line(before: str, line: bytes, shown: str | Path) -> tuple[dict[str, Any], str]:
-    """Return the object in a line and its seal; `DataError` if the seal does not fit. ``shown``: the file that holds the line."""
+    """Return the object in a line and its seal; `DataError` if the seal does not match. ``shown``: the file of the line."""
     try:
         facts = json.loads(line)
         seal = facts.pop("seal")

@@ -1,4 +1,4 @@
-"""Defines the signed statement of a published version, and what a reader with public keys believes.
+"""Defines the signed statement of a published version, and which statements a reader with public keys accepts.
 
 The statement stands in CURRENT, which is replaced by one rename, so that a version and its signature appear together:
 
@@ -76,10 +76,11 @@ class Statement:
 def opened(signed: object, keys: Mapping[str, PublicKey], shown: str) -> Statement:
     """Return the statement in the entry ``signed`` of CURRENT, if one of the keys made its signature.
 
-    ``signed``: anything, None for a version without one. Nothing of the statement is looked at before its signature.
+    ``signed``: any JSON value, as CURRENT has it; None for a version without a signature. The signature is checked before
+    the statement is read.
     """
     if not keys:
-        raise PlanError("there is no public key by which a signature could be checked; give one")
+        raise PlanError("there is no public key to check the signature with; give at least one")
     known = ", ".join(sorted(keys))
     if signed is None:
         raise SignatureError(
@@ -91,7 +92,7 @@ def opened(signed: object, keys: Mapping[str, PublicKey], shown: str) -> Stateme
     if not (
         isinstance(key_id, str) and KEY_ID.fullmatch(key_id) and isinstance(text, str) and len(text) <= MOST_STATEMENT
     ):
-        raise SignatureError(f"{shown} has a malformed signature: its key id or its statement is none")
+        raise SignatureError(f"{shown} has a malformed signature: its key id or its statement is not valid")
     if not isinstance(signature, str) or not _SIGNATURE.fullmatch(signature):
         raise SignatureError(f"{shown} has a malformed signature; expected 128 hexadecimal digits")
     key = keys.get(key_id)
@@ -114,7 +115,7 @@ def claim_of(signed: object) -> dict[str, str] | None:
 
 
 def _statement(text: str, shown: str) -> Statement:
-    """Read a statement strictly. A signature is no excuse for sizes or names that make no sense."""
+    """Read a statement. Its sizes and names are checked even though the statement is signed."""
     wrong = SignatureError(f"{shown} has a signed statement that this version cannot read")
     try:
         facts = json.loads(text)
@@ -189,7 +190,7 @@ class Trust:
         return self
 
     def accept(self, signed: object, shown: str) -> Statement:
-        """Return the statement that is signed, if it may be believed now; otherwise a `SignatureError` of one sentence."""
+        """Return the signed statement; raise a `SignatureError` if it is not trusted, of another model, or older than before."""
         found = opened(signed, self.keys, shown)
         expected = self.model_id or self.model
         if expected and found.model != expected:
@@ -204,7 +205,7 @@ class Trust:
         return found
 
     def remember(self, accepted: Statement) -> None:
-        """Refuse what is older than this from now on."""
+        """Remember an accepted version, so that older ones are refused from now on."""
         if (accepted.model, accepted.version) == (self.model, self.version):
             return
         if self.memory is not None:

@@ -62,7 +62,7 @@ class StoredVersions:
     def fetch(self, name: str, size: int, sha256: str) -> None:
         """Download a file, if the folder has it and it is not here yet; ``name``: such as "versions/00000007.fbw".
 
-        ``size``, ``sha256``: of the file in the version list; of another one nothing is downloaded.
+        ``size`` and ``sha256`` are those of the version list; a file with others is an error, and is not downloaded.
         """
         self.stored.expect(self.below + name, size, sha256)
         self.stored.pull(lambda one: one == self.below + name)

@@ -1,8 +1,8 @@
 """Manages a folder of published versions.
 
     published/
-      CURRENT                 the version to serve, bytes and seal of the log up to it, and a signature of these where a key signs
-                              them (statement.py); replaced by one rename
+      CURRENT                 the version to serve, length and seal of the log up to it, and a signature of these if there is
+                              a key (statement.py); replaced by one rename
       log.jsonl               a line for each version, each sealed together with the seal before it
       versions/00000007.fbw   weight files, the last `keep` of them
       patches/00000007.patch  what turns version 6 into version 7
@@ -81,21 +81,21 @@ class Update:
 
 
 class Log(NamedTuple):
-    """The versions that count, the last seal, bytes of the log up to it, and what is signed about them."""
+    """The versions up to the current one, the last seal, the length of the log up to it, and what is signed about them."""
 
     versions: list[Version]
     seal: str
     bytes: int
     signed: object = None  # the entry of CURRENT, None where there is none
-    statement: Statement | None = None  # the one that is believed; None without trust
+    statement: Statement | None = None  # the one that was accepted; None without trust
 
 
 class Published:
     """Numbered versions of one model in a folder, which may be on s3:// or hdfs://.
 
     The last ``keep`` weight files are kept whole; the log and all patches are always kept. ``sign_with``: a private key, or its
-    file, with which every version is signed. ``trust``: believe only what these public keys signed; by default, with
-    ``sign_with`` its own public key, without it everything.
+    file, with which every version is signed. ``trust``: the public keys whose signatures are accepted; by
+    default the public key of ``sign_with``, and without ``sign_with`` every version is accepted, signed or not.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class Published:
             return made
 
     def need_key(self) -> None:
-        """Refuse to publish unsigned versions behind signed ones; whoever publishes much later asks this at once."""
+        """Refuse to publish unsigned versions after signed ones. A caller that publishes much later calls this at its start."""
         self._need_key(self._log())
 
     def _need_key(self, log: Log) -> None:

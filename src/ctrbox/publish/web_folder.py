@@ -1,16 +1,16 @@
-"""Reads a published model from an HTTP server, which shows a local folder as it is or a folder with a manifest (S3 behind a CDN).
+"""Reads a published model from an HTTP server that serves a plain local folder or a folder with a manifest (S3 behind a CDN).
 
-A folder with a manifest is read as on S3 (files/stored_folder.py). Of a plain one the names of the files are known, and their
-sizes and checksums come from the version list:
+A folder with a manifest is read as on S3 (files/stored_folder.py). In a plain folder the names of the files are known, and
+their sizes and checksums come from the version list:
 
-    CURRENT                 asked for at every look; a few hundred bytes
-    log.jsonl               the bytes that CURRENT names. Lines are only appended, so the new ones are asked for, from a place
+    CURRENT                 requested at every check; a few hundred bytes
+    log.jsonl               the bytes that CURRENT names. Lines are only appended, so only the end is requested, from a byte
                             before the last seal on: the seal stands for all lines before it
     versions/, patches/     as the version list names them
     serve.json, plan.ctr    of a model folder, once, at the start; log.arrow if it is there
 
-What comes is compared with the version list, and with signatures where there is a public key (versions.py). Without one, only
-https is accepted, or a server on this machine: over plain http anybody on the way can change the model.
+All contents are compared with the version list, and with signatures where there is a public key (versions.py). Without one, only
+https is accepted, or a server on this machine: over plain http anybody on the network path can change the model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def open_folder(url: str, what: str, *, signed: bool) -> StoredFolder:
         return StoredFolder(url, what)
     if not signed and not HttpFiles(url).private:
         raise PlanError(
-            f"{url} is not encrypted, so anybody on the way can change what is read; use https://, or check the signatures: "
+            f"{url} is not encrypted, so anybody on the network path can change it; use https://, or check the signatures: "
             "--public-key FILE, or trust="
         )
     return WebFolder(url, what)
@@ -54,7 +54,7 @@ class WebFolder(StoredFolder):
     )
 
     def refresh(self) -> bool:
-        """Read the manifest, or CURRENT and the version list, again; return whether they are others than before."""
+        """Read the manifest, or CURRENT and the version list, again; return whether they have changed."""
         if self._below is None:
             if self._text is not None:
                 return super().refresh()
@@ -87,14 +87,14 @@ class WebFolder(StoredFolder):
         return super().shown(name) if self._below is None else f"{self.url}/{name}"
 
     def expect(self, name: str, size: int, sha256: str) -> None:
-        """Say which file the next `pull` is to download; of a folder with a manifest it must be the one that this names."""
+        """Say which file the next `pull` downloads; in a folder with a manifest, the manifest must list the same file."""
         if self._below is None:
             super().expect(name, size, sha256)
         else:
             self.files[name] = StoredFile(size, sha256, name)
 
     def find(self, names: tuple[str, ...]) -> None:
-        """Download files of a plain folder whose sizes and checksums nobody says, where they are there."""
+        """Download those of these files of a plain folder that exist; no list tells their sizes and checksums."""
         for name in names:
             if self._below is not None and (found := self._small(name, MOST_BESIDE)) is not None:
                 self._keep(name, found)
@@ -103,9 +103,9 @@ class WebFolder(StoredFolder):
         return super()._at(held) if self._below is None else f"/{held.object}"
 
     def _log_of(self, pointer: bytes) -> bytes:
-        """Return the version list that CURRENT names, of which the bytes that are here already are not downloaded again.
+        """Return the version list that CURRENT names; bytes of it that are already here are not downloaded again.
 
-        Its seals are checked before it is kept: the list of a server that lied once must not stand in the way of the true one.
+        Its seals are checked before it is kept, so that a wrong list, sent once, does not block the correct one later.
         """
         name, size = f"{self._below}log.jsonl", log_bytes_of(pointer, self.url)
         place = self.path / name

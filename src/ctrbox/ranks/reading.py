@@ -1,8 +1,8 @@
 """Shares the reading of a log: each rank decodes and extracts its own row groups, and gives every rank its part of each batch.
 
     log      │ block 0 │ block 1 │ …          whole row groups; block b is read by rank b mod W, which filters and extracts it
-    round    │ blocks 0 … W-1 │               the ranks tell each other how many rows each block has left
-    stream   0 1 2 3 4 5 …                    the rows that are left, numbered in the order of the log
+    round    │ blocks 0 … W-1 │               the ranks tell each other how many rows of each block remain
+    stream   0 1 2 3 4 5 …                    the rows that remain, numbered in the order of the log
     batches  stream rows 0 … n-1, n … 2n-1    as in one process; with ``shuffle``, windows of the stream are permuted
 
 After a round, every rank knows which stream rows each batch has and who has read them. Rank r gets the rows n·r/W to n·(r+1)/W
@@ -11,9 +11,9 @@ round. So a batch has the same rows as in one process, whatever the number of ra
 the log, from which any number of ranks continues. Blocks are extracted ahead in a thread of each rank; the exchange is in the
 caller's thread, with all other collective calls.
 
-A plan can be read so if each row of the log decides alone whether it is left, over files that tell where a row lies (Parquet,
-Arrow): plans with filters and joins of any kind, but without merges and histories. For another plan every rank decodes the whole
-log and extracts its own rows (`Plan.parts`).
+The reading of a plan can be shared if it depends on a row of the log alone whether the plan keeps it, and if the files tell where
+a row is stored (Parquet, Arrow): plans with filters and joins of any kind, but without merges and histories. For another plan
+every rank decodes the whole log and extracts its own rows (`Plan.parts`).
 
     message to a rank:  8 bytes n │ n bytes of JSON: rows of the log, types and shapes │ the arrays of its rows
 """
@@ -234,7 +234,7 @@ def share_of(planned: Sequence[Planned], rank: int, of: int) -> Ints:
 
 
 def read_block(plan: Plan, begin: int, end: int) -> tuple[Batch, Ints]:
-    """Extract the rows that the plan leaves of rows ``begin`` to ``end`` of the log, and return their numbers in it."""
+    """Extract those of the rows ``begin`` to ``end`` of the log that the plan keeps; return them and their numbers in the log."""
     walk = plan.extractor().numbered(BLOCK_ROWS, begin, end)
     try:
         found = list(walk)
@@ -278,7 +278,7 @@ def in_order(parts: Sequence[Batch], readers: Ints, schema: Schema) -> Batch:
 
 
 def packed(batch: Batch, told: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return the rows of a batch as bytes, with what this rank tells of stream rows: their numbers in the log."""
+    """Return the rows of a batch as bytes, together with the numbers in the log that this rank reports for stream rows."""
     beside = {name: getattr(batch, name) for name in BESIDE}
     arrays = [array for array in beside.values() if array is not None]
     arrays += [columns[name] for columns in (batch.labels, batch.observed) for name in columns]
@@ -298,7 +298,7 @@ def packed(batch: Batch, told: Sequence[tuple[int, int]]) -> np.ndarray:
 
 
 def unpacked(message: np.ndarray, schema: Schema) -> tuple[Batch, list[tuple[int, int]]]:
-    """Return what ``packed`` was given."""
+    """Return the batch and the numbers that ``packed`` was called with."""
     at = 8 + int(message[:8].view(np.int64)[0])
     about = json.loads(message[8:at].tobytes())
     arrays = []

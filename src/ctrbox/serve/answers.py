@@ -74,7 +74,7 @@ def names_of_outputs(labels: Sequence[str], score: str | None) -> tuple[str, ...
         if name in labels:
             raise DataError(
                 f"this model has a label {name!r}, and the outputs of an expression would have the same name; "
-                "ask for it by POST /v1/score, where the labels lie under scores"
+                "ask for it by POST /v1/score, whose answer has the labels under scores"
             )
     return (*labels, SCORE, RANKING)
 

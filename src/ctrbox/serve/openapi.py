@@ -59,7 +59,7 @@ def openapi(service: Service) -> dict[str, Any]:
     scores: dict[str, Any] = {
         "type": "array",
         "items": {"type": ["number", "null"]},
-        "description": "null: a filter drops it",
+        "description": "null for a candidate that a filter drops",
     }
     scored: dict[str, Any] = {"type": "object", "properties": {"version": {"type": "integer"}, "scores": scores}}
     if labels := service.labels:
@@ -135,7 +135,7 @@ def events(past: ServedPast) -> dict[str, Any]:
             "responses": responses(taken),
         },
         "get": {
-            "summary": "How far the histories were fed, and what their state holds.",
+            "summary": "The position of the last events that were fed, and the contents of the state.",
             "responses": {"200": {"description": "OK"}},
         },
     }

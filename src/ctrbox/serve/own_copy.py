@@ -13,7 +13,7 @@ OWN_PREFIX = "ctrbox-serve-"  # of the temporary folder
 
 
 class OwnCopy:
-    """The weight file of a version, ``number``, by default the current one: at ``file``, until ``close``."""
+    """The server's copy of the weight file of version ``number`` (default: the current one). It is at ``file`` until closed."""
 
     def __init__(self, published: Published, number: int | None = None) -> None:
         self._own = OwnFolder(OWN_PREFIX)

@@ -130,7 +130,7 @@ class ServedPast:
 
 
 class StateWriter:
-    """Saves the state every ``seconds``, if it changed, and when it is closed. A save that fails is told and tried again."""
+    """Saves the state every ``seconds``, if it changed, and when it is closed. A save that fails is logged and tried again."""
 
     def __init__(self, past: ServedPast, seconds: float) -> None:
         self.past, self.seconds = past, seconds
@@ -159,7 +159,7 @@ class StateWriter:
             try:
                 self.past.histories.save(self.past.file)
             except CtrboxError as error:
-                log.error("the state of histories could not be saved, so the file of before stays: %s", error)
+                log.error("the state of histories could not be saved, so the previous file stays: %s", error)
                 return
             self._saved = changes
 
@@ -181,5 +181,5 @@ def _parts(given: Any) -> tuple[list[dict[str, Any]], str | None, str | None]:
 def past_of(
     plan: Plan, state: str | os.PathLike[str] | None, context: Sequence[str] | None = None
 ) -> ServedPast | None:
-    """Return the state that a server keeps; None where it is to keep none, and requests bring the columns of histories."""
+    """Return the state that a server keeps; None if it keeps none, so that requests bring the columns of histories."""
     return None if state is None else ServedPast(plan, state, context)

@@ -1,9 +1,9 @@
 """Loads new versions while serving: a thread watches the CURRENT file of the published folder.
 
-The server has its own copy of the weights (own_copy.py). A new version comes as the patches since the copy's, or whole where that
-is fewer bytes; each file is compared with the version list, which may be signed, before anything is written. Then the copy is
-loaded beside the model that serves, and one reference is replaced.
-What is refused is said and counted once, and the old version goes on. The reason decides what follows:
+The server has its own copy of the weights (own_copy.py). A new version comes as the patches since the version of the copy, or as
+the whole file if that has fewer bytes; each file is compared with the version list, which may be signed, before anything is
+written. Then the copy is loaded beside the model that serves, and one reference is replaced.
+A refused version is logged and counted once, and the server keeps the old version. The reason decides what follows:
 
     a passing fault     no file handle, a full disk, no memory, a folder that cannot be read for now: tried again, after 1 s,
                         2 s, 4 s and so on up to a minute, for as long as it takes

@@ -127,7 +127,7 @@ def check(settings: Settings) -> None:
         raise PlanError("a token must be printable ASCII of at most 4096 characters")
     if not settings.public_keys and (settings.model_id or settings.trust_file is not None):
         option = "--model-id" if settings.model_id else "--trust-file"
-        raise PlanError(f"{option} is about signed models; give the key of their publisher as well: --public-key FILE")
+        raise PlanError(f"{option} needs the public key of the publisher; add --public-key FILE")
     if settings.tls_key is not None and settings.tls_cert is None:
         raise PlanError("--tls-key needs the certificate that the key belongs to: --tls-cert FILE")
 

@@ -299,10 +299,10 @@ class Supervisor:
             self._later(worker, what)
 
     def _watch(self) -> None:
-        """Kill workers whose event loop stands still for long; like any other that ends, they are then replaced.
+        """Kill workers whose event loop has not run for HUNG_SECONDS; they are then replaced like other workers that ended.
 
-        A look adds at most twice the time between looks, so that a machine or a server that was stopped for a while, supervisor
-        included, kills nobody when it goes on.
+        Each check adds at most twice the time between checks. So no worker is killed when a machine, or the whole server with its
+        supervisor, continues after it was stopped for a while.
         """
         now = time.monotonic()
         if now < self._next_watch:

@@ -20,7 +20,8 @@ SHOWN = 5  # names of columns
 def warn_of_empty_histories(trained_on: Callable[[], str], plan: Plan) -> None:
     """Warn where the histories of a plan's log begin empty.
 
-    ``trained_on`` returns the fingerprint of the log that the run was trained on, which is scored as it was learned from.
+    ``trained_on`` returns the fingerprint of the log that the run was trained on. That log needs no warning, because its
+    histories begin as they did in training.
     """
     names = computed_from_log(plan.log)
     if not names or log_fingerprint(plan) in {trained_on()} - {""}:

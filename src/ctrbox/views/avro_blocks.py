@@ -108,7 +108,7 @@ def _unpack(data: bytes, codec: str) -> bytes:
         raise pa.ArrowInvalid(f"it would take {size:,} bytes; at most {MOST_BLOCK:,} are read")
     found = bytes(pa.Codec("snappy").decompress(body, decompressed_size=size))
     if zlib.crc32(found).to_bytes(4, "big") != told:
-        raise pa.ArrowInvalid("its checksum does not fit")
+        raise pa.ArrowInvalid("its checksum does not match")
     return found
 
 

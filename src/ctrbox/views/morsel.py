@@ -91,7 +91,7 @@ class Source(Protocol):
 
 
 class SourceOver:
-    """The part of a source over another one, ``inner``, that tells what ``inner`` tells."""
+    """The part of a source that reads another one, ``inner``, and has the properties of ``inner``."""
 
     inner: Source
 

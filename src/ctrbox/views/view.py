@@ -384,7 +384,7 @@ class View:
         row for which there is none, or whose time is null, is treated like a row whose key is missing.
 
         ``budget``: memory that the loaded view may take, such as ``"500MB"``; default "4GB". A view that needs more is an error
-        that names it, unless ``spill`` lets it lie on a local disk: ``spill=True`` in the system's folder for temporary files,
+        that names it, unless ``spill`` stores it on a local disk: ``spill=True`` in the system's folder for temporary files,
         ``spill="/mnt/ssd"`` in that folder. The rows of the join are the same. The file has no name, so the system removes it
         when the process ends, even if it is killed.
         """
@@ -417,7 +417,7 @@ class View:
         """Take along the columns of ``view`` for the same instance id (the key of both views).
 
         Streams when both sides are in id order (found from statistics, or said by ``ordered=True``). Otherwise ``view`` is loaded
-        and indexed, within ``budget`` (default "4GB"); ``spill`` lets a larger one lie on a local disk, as in ``join``.
+        and indexed, within ``budget`` (default "4GB"); ``spill`` stores a larger one on a local disk, as in ``join``.
         """
         if not isinstance(view, View):
             raise PlanError(f"merge needs a View, got {type(view).__name__}; wrap it: cb.View(data, key=…)")

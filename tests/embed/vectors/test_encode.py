@@ -337,7 +337,7 @@ def test_weights_are_read_from_local_files_of_tensors_that_fit(tmp_path: Path) -
         ("junk.safetensors", "cannot be read as weights"),
         ("list.pt", "holds a list, expected a dict"),
         ("few.safetensors", "lacks 'conv.bias'"),
-        ("more.safetensors", "has 'more' besides"),
+        ("more.safetensors", "has an unknown name, 'more'"),
         ("shape.safetensors", r"'conv.bias' is \(9,\), expected \(4,\)"),
         ("nan.safetensors", "not finite"),
         ("none.pt", "is not a file"),
@@ -367,7 +367,7 @@ def test_vgg16_has_the_names_of_the_usual_weight_files_and_is_cut_at_fc6(tmp_pat
     assert shapes["classifier.0.weight"] == (4096, 25088)
     assert shapes["classifier.6.bias"] == (1000,)
     assert len(shapes) == 32
-    with pytest.raises(PlanError, match="encoder 'vgg' is not known; there is vgg16-fc6"):
+    with pytest.raises(PlanError, match="encoder 'vgg' is not known; expected vgg16-fc6"):
         cb.tables.Encoder.named("vgg", tmp_path / "a.safetensors")
 
 

@@ -1,11 +1,11 @@
-"""Encodes raw images or texts into a vector file, and lists in a report what has no vector.
+"""Encodes raw images or texts into a vector file, and lists the items without a vector in a report.
 
 cb.tables.encode("images.ctrvec", "images/", encoder, key=col("name").key(space="image"))
 cb.tables.encode("images.ctrvec", cb.View("ads.parquet"), encoder, key=col("ad_id").key(space="image"), column="image")
 cb.tables.encode("titles.ctrvec", cb.View("ads.parquet"), encoder, key=col("ad_id").key(space="title"), column="title")
 
-Several threads decode; the encoder runs on batches of items that differ, in the order in which they are met. Items of
-equal bytes (by SHA-256) are encoded once. An encoding that was killed goes on when it is called again.
+Several threads decode the items. The encoder runs on batches of distinct items, in the order in which they first occur: items
+of equal bytes (by SHA-256) are encoded once. An encoding that was killed continues when it is called again.
 """
 
 from __future__ import annotations
@@ -88,11 +88,12 @@ def encode(
 ) -> Encoded:
     """Write the vectors of all items of ``data`` to the vector file ``path``.
 
-    ``data``: a folder of images, or a view with a ``column`` of image bytes or of texts. ``key``: an expression that gives the
-    key of an item, as the plan computes it, from the columns of the view; of a folder these are ``name``, the file's name
-    without its ending, and ``path`` below the folder. ``width``: refuse an encoder whose vectors have another width.
-    ``batch_size`` (1 to 65,536), ``threads`` that decode (0 to 256), bounds of an image: ``most_bytes`` and ``most_pixels``. The
-    report, ``path`` with ``.skipped.jsonl`` behind it, has one line of JSON for each item that has no vector.
+    ``data``: a folder of images, or a view with a ``column`` of image bytes or of texts. ``key``: an expression that computes
+    the key of an item from the columns of the view, as the plan does. A folder has the columns ``name``, the file's name without
+    its ending, and ``path``, the file's path below the folder. ``width``: expected width of the vectors; an encoder that returns
+    another width is refused. ``batch_size``: number of items per batch (1 to 65,536). ``threads``: number of threads that decode
+    (0 to 256). ``most_bytes`` and ``most_pixels``: largest image that is decoded. The report, ``path`` followed by
+    ``.skipped.jsonl``, has one line of JSON for each item that has no vector.
     """
     if not isinstance(encoder, Encoder):
         raise PlanError(f"encoder must be a cb.tables.Encoder, got a {type(encoder).__name__}")
@@ -129,7 +130,7 @@ def encode(
 
 
 class _Job:
-    """One encoding: items come in order, batches go to the encoder, and facts about kept items wait for the end."""
+    """One encoding: it reads items in order, passes batches to the encoder, and keeps the facts of each item until the end."""
 
     def __init__(
         self, encoder: Encoder, so_far: EncodedSoFar, batch_size: int, width: int | None, bounds: tuple[int, int]

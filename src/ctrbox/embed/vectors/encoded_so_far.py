@@ -1,4 +1,4 @@
-"""Keeps the vectors that an encoding has computed, so that one that was killed goes on where it stopped.
+"""Keeps the vectors that an encoding has computed, so that an encoding that was killed continues where it stopped.
 
 The folder beside the result holds two files:
 

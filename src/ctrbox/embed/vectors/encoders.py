@@ -52,12 +52,13 @@ class Crop:
 
 
 class Encoder:
-    """A torch module with what prepares its inputs. The module is put into evaluation mode, and nothing is trained.
+    """A torch module together with the function that prepares its inputs. The module is put into evaluation mode and is not
+    trained.
 
     ``prepare`` turns a Pillow image in RGB into a tensor, the same shape for every image; by default it resizes the image to
     256 pixels on its shorter side, crops the middle 224 x 224 and normalizes it as for ImageNet. ``kind="text"``: the module
-    takes a list of strings, and nothing is prepared. ``name`` identifies what the weights do not show, such as a version of
-    ``prepare``: a resumed encoding needs the same name.
+    takes a list of strings, and nothing is prepared. ``name`` stands for everything that the weights do not show, such as the
+    version of ``prepare``: an encoding can only be resumed with the same name.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Encoder:
     def named(name: str, weights: str | os.PathLike[str], *, device: str = "cpu") -> Encoder:
         """Return a known network with weights from a local file: safetensors, or a torch file that holds tensors alone."""
         if name not in NAMED:
-            raise PlanError(f"encoder {name!r} is not known; there is {', '.join(NAMED)}{nearest(name, NAMED)}")
+            raise PlanError(f"encoder {name!r} is not known; expected {', '.join(NAMED)}{nearest(name, NAMED)}")
         full, cut = NAMED[name]()
         load_weights(full, weights)
         return Encoder(cut, name=name, device=device)
@@ -144,7 +145,7 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
     wanted = module.state_dict()
     missing, other = sorted(set(wanted) - set(state)), sorted(str(name) for name in set(state) - set(wanted))
     if missing or other:
-        told = f"lacks {missing[0]!r}" if missing else f"has {other[0]!r} besides"
+        told = f"lacks {missing[0]!r}" if missing else f"has an unknown name, {other[0]!r}"
         raise DataError(
             f"{place} does not hold the weights of this network: it {told} ({len(missing)} names missing, {len(other)} unknown)"
         )

@@ -38,7 +38,7 @@ class Misses:
 
     @staticmethod
     def added_up(parts: Sequence[Sequence[int]]) -> Misses:
-        """Return the counts of several ranks together; each gives asked, lost, batches and an example."""
+        """Return the sum of the counts of several ranks; each rank gives asked, lost, batches and an example."""
         found = Misses()
         for asked, lost, batches, example in parts:
             found.asked += asked

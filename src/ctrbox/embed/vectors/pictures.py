@@ -1,8 +1,8 @@
 """Decodes JPEG, PNG and WebP images with Pillow, after their size is known to be within bounds.
 
-What has no one meaning as a picture of three colours is refused with a word that names the cause: a file that is not an
-image, is damaged or cut short, has too many bytes or pixels, is animated, or has a colour mode such as CMYK or 16 bits per
-channel, whose conversion would be a guess. Transparency is dropped and the orientation of EXIF is not applied, as in the
+A file that cannot be read unambiguously as an RGB image is refused, and one word names the cause: the file is not an image, is
+damaged or cut short, has too many bytes or pixels, is animated, or has a colour mode that has no unambiguous conversion to RGB,
+such as CMYK or 16 bits per channel. Transparency is dropped and the orientation of EXIF is not applied, as in the
 usual loaders of training data.
 """
 

@@ -50,7 +50,7 @@ class Dimension:
 
     @property
     def lies(self) -> dict[str, Any]:
-        """Return where the view lies and what it takes there, for plan.explain()."""
+        """Return where the view is stored and how many bytes it takes there, for plan.explain()."""
         found = {"needed_bytes": self.needed_bytes, "memory_bytes": self.memory_bytes, "folder": self.folder}
         return found | {"file_bytes": self.index.file_bytes if self.on_disk else 0}
 

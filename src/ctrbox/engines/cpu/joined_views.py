@@ -1,6 +1,6 @@
 """Loads joined views: reads and cleans their rows, runs hoisted operators, and indexes the rows by key.
 
-A view that takes more memory than its budget is refused, or lies on a disk if the join allows that (spilled_views.py).
+A view that takes more memory than its budget is refused, or stored on a disk if the join allows that (spilled_views.py).
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def duplicate(frame: FrameSpec, first: int, second: int) -> str:
     """Say which key two rows of the source share."""
     (one, here), (other, there) = (key_at(frame, row) for row in (first, second))
     if one != other:
-        return f"keys {one} and {other} of view {frame.name!r} have one 64-bit hash; join on another column"
+        return f"keys {one} and {other} of view {frame.name!r} have the same 64-bit hash; join on another column"
     same = (
         "more than once" if frame.time is None else f"more than once with the same time in {origin(frame.time).name!r}"
     )
@@ -220,7 +220,7 @@ def called(frame: FrameSpec) -> str:
 def remedies(frame: FrameSpec) -> str:
     if frame.merged:
         return (
-            "sort both views by id, so that they are merged as streams, raise merge(…, budget=…), or let the view lie on a "
+            "sort both views by id, so that they are merged as streams, raise merge(…, budget=…), or store the view on a "
             "local disk: merge(…, spill=True)"
         )
-    return "raise join(…, budget=…), or let the view lie on a local disk: join(…, spill=True), or spill='/a/folder'"
+    return "raise join(…, budget=…), or store the view on a local disk: join(…, spill=True), or spill='/a/folder'"

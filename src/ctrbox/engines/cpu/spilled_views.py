@@ -1,7 +1,7 @@
 """Writes a joined view that is larger than its memory budget to a local disk, and says what went wrong there.
 
 The layout of the files, the threads and the failure cases are at the head of native/core/join/spilled_view.h. Both files are
-opened without a name, so the system removes them when the process ends, whatever ends it.
+opened without a name, so the system removes them when the process ends, even if it is killed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MERGED_AT_ONCE = 200_000  # rows between two looks at whether to stop: about a t
 
 
 class SpilledViewFiles:
-    """A view on its way to a disk: ``add`` its runs, ``merge`` them, then ``finish``."""
+    """Writer of a joined view to a local disk: call ``add`` for each run, then ``merge``, then ``finish``."""
 
     def __init__(self, frame: FrameSpec, records: Any, threads: int) -> None:
-        """``records``: some with the fields of the view."""
+        """``records``: any records that have the fields of the view."""
         self.frame, self.threads = frame, threads
         self.called = f"{'merged' if frame.merged else 'joined'} view {frame.name!r}"
         self.budget_of_a_run = max(frame.budget_bytes, LEAST_RUN)

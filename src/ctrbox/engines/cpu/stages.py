@@ -46,7 +46,7 @@ class Prepared:
         return self.first + (position if self.selected is None else int(self.selected[position]))
 
     def numbers(self, begin: int, rows: int) -> np.ndarray:
-        """The rows of the morsel at so many positions from ``begin`` on."""
+        """The rows of the morsel at ``rows`` positions, the first of which is ``begin``."""
         if self.selected is None:
             return np.arange(self.first + begin, self.first + begin + rows)
         return self.first + np.asarray(self.selected[begin : begin + rows], np.int64)
@@ -130,7 +130,7 @@ class Stages:
         self.sources += 1
 
     def _on_disk(self, node: Node, among: dict[int, Node]) -> bool:
-        """Tell whether a node is the row of a joined view on disk and one of ``among``."""
+        """Return whether a node looks up rows of a joined view on disk and is among the nodes of ``among``."""
         return node.op == "row" and node.id in among and self.assembler.dimensions[node.param("frame")].on_disk
 
     def _assemble(self, wanted: list[Node], kept: list[Node], mask: list[Node] | None = None) -> Assembled:

@@ -1,6 +1,7 @@
 """Puts the parts of a joined view together as runs: consecutive rows that fit into the memory budget of the view.
 
-A view that fits is one run. Of a larger one each run is written to a disk (spilled_views.py) before the next is begun.
+A view that fits into its budget is one run. If a view is larger, each run is written to a disk (spilled_views.py) before the next
+run begins.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MOST_IN_MEMORY = (32 << 30) - (1 << 20)  # bytes of records: a row is known by t
 
 @dataclass
 class Part:
-    """Some rows of a dimension, done."""
+    """Some rows of a joined view, ready to be indexed."""
 
     rows: Prepared  # where they come from; what they were made of is gone
     hashes: np.ndarray
@@ -79,7 +80,7 @@ class Run:
 
 
 def memory_of(record_bytes: int, rows: int, as_of: bool) -> int:
-    """Memory of a joined view with so many rows: its records, the hashes and times that it is indexed by, and its index."""
+    """Return the memory of a joined view with ``rows`` rows: its records, the hashes and times of its keys, and its index."""
     slots = 1 << max(4, (2 * rows - 1).bit_length())  # at most half full, 16 bytes each
     return record_bytes + 16 * rows + 16 * slots + (32 * rows if as_of else 0)
 

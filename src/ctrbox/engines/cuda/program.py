@@ -62,7 +62,7 @@ class Instruction:
 
     @property
     def losses(self) -> int:
-        """The number of results of which found and lost values are counted, each by two counters."""
+        """Number of results whose found and lost values are counted; each of these results has two counters."""
         if self.what == "lookup" or self.loses:
             return 1
         return len(self.makes) if self.name == "json" and self.shape == "special" else 0
@@ -209,7 +209,7 @@ class Recorded:
         ]
 
     def converted(self) -> list[list[tuple[int, int, int, int, bytes | None]]]:
-        """Per instruction and counted result, as the CPU's programs give it: values that it converted and those that it lost.
+        """Return the numbers of converted and lost values by instruction and counted result, in the form of the CPU's programs.
 
         Other instructions, among them casts that lose nothing, have one result with zeros.
         """

@@ -294,7 +294,7 @@ class Source:
         return [self.params(k), *self.where_valid(k, call)]
 
     def where_valid(self, k: Instruction, lines: list[str]) -> list[str]:
-        """Put ``ok`` before the lines, whether all arguments are valid; behind them it becomes the validity of the result."""
+        """Declare ``ok`` (all arguments are valid) before the lines; after them, store it as the validity of the result."""
         return [f"const uint8_t ok = {self.all_valid(k.reads)};", *lines, f"{self.valid(k.makes[0])} = ok;"]
 
     def user_call(self, k: Instruction) -> list[str]:

@@ -11,8 +11,8 @@ Who owns what: a `Histories` owns its states; nobody else writes to them. Every 
 
 What is refused: a call of `observe` either takes its rows or raises an error before the first of them is fed. Rows that are late
 by more than `lateness`, and rows from the future, are not errors there: they are left out and counted, as if the log did not have
-them, because a service must go on. Rows that are to be scored may be as old as the oldest row that may still arrive, and
-`READ_BACK` older; for still older ones, events that they would see may be forgotten, and they are an error.
+them, because one late row must not stop a service. A row that is to be scored may be older than the newest event by at most
+`lateness` plus `READ_BACK`. For an older row, the state may have dropped events that the row should see, so it is an error.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Advanced:
-    """Rows that were taken, with their features of the past behind their own columns, and where they stood in the call."""
+    """Rows that were taken, with their features of the past after their own columns, and their positions in the call."""
 
     rows: pa.RecordBatch
     kept: np.ndarray
@@ -84,7 +84,7 @@ class StepStates:
         return [*self.own, *(state for states in self.others.values() for state in states)]
 
     def rows(self, morsel: Morsel, threads: int, ask: bool) -> Rows:
-        """Evaluate the expressions that the states read from rows of the log. ``ask``: whether the rows want an answer."""
+        """Evaluate the expressions that the states read from rows of the log. ``ask``: whether they need an answer."""
         evaluated, count = self.inputs.evaluate(morsel, threads), morsel.rows.num_rows
         asks = None if ask else np.zeros(count, bool)
         return Rows(count, evaluated, self.inputs.passed(evaluated), asks, threads, morsel.origin.name)
@@ -94,7 +94,7 @@ class StepStates:
         return [state.given(rows) for state in self.own]
 
     def feed(self, rows: Rows, given: Sequence[Given]) -> dict[str, pa.Array]:
-        """Read and feed rows of the log; return the columns of those that ask."""
+        """Read and feed rows of the log; return the columns of the rows that need an answer."""
         made = self._of_others(rows)
         for state, mine in zip(self.own, given, strict=True):
             state.check_order(rows)
@@ -394,7 +394,7 @@ class Histories:
         return self
 
     def locked(self) -> AbstractContextManager[Any]:
-        """While inside, no other thread feeds or reads the state."""
+        """Return the lock of the state: in a ``with`` block over it, no other thread feeds or reads the state."""
         return self._lock
 
 
@@ -425,7 +425,7 @@ def microseconds(time: Any) -> int:
 
 
 def _events_by_name(steps: Sequence[StepStates]) -> dict[str, list[tuple[int, int]]]:
-    """Return the other views of events by name: in which steps, and under which key there."""
+    """Return, for the name of each other view of events, the steps that read it and its key in each of these steps."""
     found: dict[str, list[tuple[int, int]]] = {}
     views: dict[str, int] = {}
     for k, step in enumerate(steps):
@@ -474,7 +474,7 @@ def _beside(batch: pa.RecordBatch, made: Mapping[str, pa.Array]) -> pa.RecordBat
 
 
 def _any_columns(step: StepStates, count: int) -> dict[str, pa.Array]:
-    """Return the columns of a step as they are of rows without any event, for expressions of later steps to be tried on."""
+    """Return the columns of a step for rows without any event, so that expressions of later steps can be checked on them."""
     made: dict[str, pa.Array] = {}
     for name, field in step.made.items():
         if pa.types.is_large_list(field.type):
@@ -488,7 +488,7 @@ def _any_columns(step: StepStates, count: int) -> dict[str, pa.Array]:
 
 
 def _renamed(state: State, rows: Rows, key: Column, time: Column) -> Rows:
-    """Return rows with their key and time under the nodes that a state expects."""
+    """Return the rows with their keys and times stored under the nodes that a state reads."""
     return replace(rows, columns={state.first.key.id: key, state.first.time.id: time})
 
 

@@ -9,7 +9,7 @@
 
 The file is written aside and renamed. Reading checks the magic bytes, the version, every checksum, the digest of the histories
 and the shape of each state, and bounds every size by the bytes that are there before it allocates. A state of other histories is
-refused, because its events would be read as what they are not.
+refused, because its events would be misread as other values.
 """
 
 from __future__ import annotations

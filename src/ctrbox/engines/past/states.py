@@ -59,7 +59,7 @@ class State:
         raise NotImplementedError
 
     def passed(self, given: Given, threads: int) -> dict[str, pa.Array]:
-        """Read and feed rows that `given` returned; return the columns of those that ask."""
+        """Read and feed rows that `given` returned; return the columns of the rows that need an answer."""
         raise NotImplementedError
 
     def columns(self, rows: Rows) -> dict[str, pa.Array]:

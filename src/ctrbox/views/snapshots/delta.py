@@ -1,7 +1,7 @@
 """Reads the log of a Delta Lake table with the deltalake package: which files a version has, their partitions and columns.
 
 The order of the rows is that of the files: by partition values, then by the time at which they were written, then by
-their paths. It is the same for every pass over a version, and later versions keep it for the files that they keep.
+their paths. It is the same for every read of a version, and later versions keep it for the files that they keep.
 
 Refused: deletion vectors, column mapping and every other reader feature that changes what the rows of a file mean, and
 data files outside of the table's folder (shallow clones).

@@ -200,7 +200,7 @@ def _plain_strings(fields: Any) -> Any:
 
 
 def _metadata(store: Store, folder: str, name: str, version: int | None, metadata_file: str | None) -> Any:
-    """Parse the metadata file that is current, or, without a word on which that is, the newest that has the snapshot."""
+    """Parse the metadata file that is current, or, if nothing tells which one is current, the newest that has the snapshot."""
     if metadata_file is not None:
         return _parsed(store, metadata_file)
     found = store.attempt(name, lambda: store.fs.get_file_info(pafs.FileSelector(f"{folder}/metadata")))

@@ -31,7 +31,7 @@ def open_table(
     filesystem: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> TableFiles | None:
-    """Open a version of the table at `path`, by default the newest; None where `path` is no table and nothing says it is.
+    """Open a version of the table at `path`, by default the newest; None if `path` is not a table and no argument requires one.
 
     `path` is the folder of a table, or a metadata file of Iceberg.
     """
@@ -46,7 +46,7 @@ def read_snapshot(
     filesystem: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Snapshot | None:
-    """Return what `open_table` opens."""
+    """Return the snapshot that `open_table` opens, or None."""
     if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
         raise SourceError(f"version must be a whole number, got {version!r}")
     if version is not None and not 0 <= version <= MOST_VERSION:
