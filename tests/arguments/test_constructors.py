@@ -65,6 +65,23 @@ def test_the_budget_of_a_merge_is_a_size(value: Any) -> None:
     view.merge(other, budget=np.int64(1 << 20))  # type: ignore[arg-type]
 
 
+def test_a_misspelt_argument_of_a_function_is_answered_with_the_nearest_one() -> None:
+    view = cb.View(pa.table({"id": [1]}), key="id")
+    for call, words in (
+        (lambda: view.join(view, on="id", spil=True), "View.join has no argument 'spil'; nearest: 'spill'"),  # type: ignore[call-arg]
+        (lambda: view.merge(view, budgett=1), "View.merge has no argument 'budgett'; nearest: 'budget'"),  # type: ignore[call-arg]
+        (
+            lambda: cb.compile(view, cb.FeatureSet(), devise="cpu"),
+            "compile has no argument 'devise'; nearest: 'device'",
+        ),  # type: ignore[call-arg]
+        (lambda: cb.history("a", byy="id", time="t"), "history has no argument 'byy'; nearest: 'by'"),  # type: ignore[call-arg]
+    ):
+        with pytest.raises(PlanError) as caught:
+            call()
+        assert str(caught.value).startswith(words)
+        assert isinstance(caught.value, TypeError)
+
+
 @pytest.mark.parametrize("value", [-1, HUGE, True, 2.5, "-1GB", "much"])
 def test_the_memory_of_a_device_is_a_size(value: Any) -> None:
     with pytest.raises(PlanError, match="memory of a device"):

@@ -85,7 +85,7 @@ def run_of(chunks: list[int], parts: list[int], key: tuple[str, ...] = ("id",)) 
         finally:
             closed.append(True)
 
-    def predictions(data: str) -> Iterator[np.ndarray]:
+    def predictions(data: str, histories: Any = None) -> Iterator[np.ndarray]:
         begin = 0
         for size in parts:
             yield np.arange(begin, begin + size) / 100

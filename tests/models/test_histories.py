@@ -194,6 +194,7 @@ def test_no_history_in_the_whole_batch(name: str) -> None:
     [
         (BST, {"target": ["ad"]}, r"BST takes the name of one field as target, got \['ad'\]"),
         (HSTU, {"history": "historys"}, "nearest: 'history'"),
+        (SIM, {"target": "history", "history": "ad"}, "expected target='ad', history='history'"),
         (
             HSTU,
             {"age": "age"},

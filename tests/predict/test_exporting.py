@@ -176,6 +176,18 @@ def test_an_export_in_torchs_format_is_whole_and_read_without_ctrbox(
     assert done.stdout.split() == [str(len(run.click_model.sources[0].full.export()[0])), "False"]
     with pytest.raises(WriteError, match=r"exported exists and is not empty; choose another folder for the export"):
         run.export(place)
+    table = place / "table-0.safetensors"
+    assert table.stat().st_mode == (place / "reader.py").stat().st_mode
+    (place / "reader.py").write_text("# changed, which is allowed")
+    for name in ("table-0.safetensors", "model.pt2"):
+        kept = (place / name).read_bytes()
+        (place / name).write_bytes(kept[:-1] + bytes([kept[-1] ^ 64]))
+        with pytest.raises(ValueError, match=rf"{name} is damaged or was changed"):
+            Exported(place)
+        (place / name).unlink()
+        with pytest.raises(ValueError, match=rf"{name} is missing"):
+            Exported(place)
+        (place / name).write_bytes(kept)
     (place / "export.json").write_text(json.dumps({**described, "version": 2}))
     with pytest.raises(ValueError, match=r"export\.json has version 2; expected 1"):
         Exported(place)

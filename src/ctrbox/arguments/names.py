@@ -6,12 +6,14 @@ import difflib
 import functools
 import inspect
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NoReturn, ParamSpec, TypeVar
 
 from ctrbox.errors import PlanError
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:
@@ -83,21 +85,29 @@ def named_arguments(made: type[T]) -> type[T]:
 
     Everything else is as Python has it, the signature included.
     """
-    construct = made.__init__
-    parameters = inspect.signature(construct).parameters.values()
-    known = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)} - {"self"}
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        raise TypeError(f"{made.__name__} takes any keyword argument, so none can be misspelt")
-
-    @functools.wraps(construct)
-    def checked(self: T, *args: Any, **given: Any) -> None:
-        unknown = [name for name in given if name not in known]
-        if unknown:
-            raise no_argument(made.__name__, unknown, [p.name for p in parameters if p.name in known])
-        construct(self, *args, **given)
-
-    made.__init__ = checked  # type: ignore[method-assign, assignment]
+    made.__init__ = _checked(made.__init__, made.__name__)  # type: ignore[method-assign]
     return made
+
+
+def named_parameters(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function or a method: a misspelt keyword argument is an error that names the nearest parameter."""
+    return _checked(function, function.__qualname__)
+
+
+def _checked(function: Callable[P, R], name: str) -> Callable[P, R]:
+    parameters = inspect.signature(function).parameters.values()
+    known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        raise TypeError(f"{name} takes any keyword argument, so none can be misspelt")
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **given: P.kwargs) -> R:
+        unknown = [argument for argument in given if argument not in known]
+        if unknown:
+            raise no_argument(name, unknown, known)
+        return function(*args, **given)
+
+    return checked
 
 
 def one_of(what: str, given: str, known: Sequence[str]) -> str:

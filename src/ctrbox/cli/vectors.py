@@ -63,7 +63,7 @@ def encode(
         int, typer.Option(metavar="N", min=1, max=65_536, help="Number of images that are encoded at a time.")
     ] = 32,
     threads: Annotated[
-        int, typer.Option(metavar="N", min=0, max=256, help="Number of threads that decode images.")
+        int, typer.Option(metavar="N", min=1, max=256, help="Number of threads that decode images.")
     ] = 4,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="Device of the network: cpu or cuda.")] = "cpu",
     dtype: Annotated[

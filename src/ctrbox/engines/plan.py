@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctrbox import _native
+from ctrbox.arguments.names import named_parameters
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.kind import arrow_type
@@ -581,6 +582,7 @@ class Plan:
         return [*extractor.programs, *joined]
 
 
+@named_parameters
 def compile(
     log: View,
     features: FeatureSet,

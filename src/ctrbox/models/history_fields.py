@@ -28,6 +28,13 @@ def pairs_of(
             raise PlanError(f"{model} attends to {name!r}, which is not among its fields: {list(fields)}")
         if name in targets and name in pasts:
             raise PlanError(f"{model}: {name!r} cannot be both a target and a history")
+    ragged = {field.name: field.ragged for field in schema.sparse}
+    for wanted, past in zip(targets, pasts, strict=True):
+        if ragged[wanted] and not ragged[past]:
+            raise PlanError(
+                f"{model} compares one target with a history, but target {wanted!r} is a list and history {past!r} has one value "
+                f"for each row; expected target={past!r}, history={wanted!r}"
+            )
     pairs = list(zip(targets, pasts, strict=True))
     for wanted, past in pairs:
         if pairs.count((wanted, past)) > 1:

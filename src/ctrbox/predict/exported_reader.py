@@ -14,6 +14,7 @@ network.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -67,6 +68,20 @@ def finished(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(28))
 
 
+def _check(path: Path, facts: dict[str, Any]) -> None:
+    """Refuse a file that is missing or is not the one that was exported."""
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; copy the whole folder of the export")
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    if path.stat().st_size != facts["bytes"] or digest.hexdigest() != facts["sha256"]:
+        raise ValueError(
+            f"{path} is damaged or was changed: its size or SHA-256 is not that in export.json; export it again"
+        )
+
+
 class Exported:
     """An export in a folder, ready to score."""
 
@@ -77,6 +92,8 @@ class Exported:
             raise ValueError(
                 f"{place / 'export.json'} has version {self.described.get('version')!r}; expected {VERSION}"
             )
+        for name in [self.described["network"], *(one["file"] for one in self.described["tables"])]:
+            _check(place / name, self.described["files"][name])
         self.tables = [Table(place, one) for one in self.described["tables"]]
         self.fields: dict[str, dict[str, Any]] = self.described["fields"]
         self.outputs = [one["name"] for one in self.described["outputs"]]

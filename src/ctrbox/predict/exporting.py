@@ -62,6 +62,10 @@ def export_model(click_model: ClickModel, plan: Plan, folder: str | Path, format
         plan.save(aside / "plan.ctrplan")
         reader = Path(exported_reader.__file__).read_bytes()
         (aside / "reader.py").write_bytes(reader)
+        for (
+            table
+        ) in tables:  # safetensors lets only the owner read its files; the others have the mode of the user's umask
+            (aside / table["file"]).chmod((aside / "reader.py").stat().st_mode & 0o777)
         described = _described(click_model, network, format) | {"tables": tables}
         files = {path.name: facts_of(path) for path in sorted(aside.iterdir())}
         (aside / "export.json").write_text(sealed({**described, "files": files}), encoding="utf-8")
@@ -110,6 +114,10 @@ def _write_network(network: ExportedNetwork, path: Path, format: str, model: str
     except (CtrboxError, OSError):
         raise
     except Exception as error:
+        if format == "onnx" and model == "SIM":
+            raise PlanError(
+                "SIM cannot be exported as onnx, which has no stable sort; export it with format='torch' (--format torch)"
+            ) from error
         raise PlanError(
             f"{model} cannot be exported as {format}, because torch cannot record its forward as a graph: {_reason(error)}; "
             "its forward may use operations of torch only, no branch may depend on the values of a batch, and tensor.shape[0] "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 import pyarrow as pa
 
-from ctrbox.arguments.names import nearest, no_argument, no_attribute
+from ctrbox.arguments.names import named_parameters, nearest, no_argument, no_attribute
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.columns.times import UNITS, check_are_times, checked_units
 from ctrbox.errors import PlanError
@@ -362,6 +362,7 @@ class View:
         """Keep only the rows for which the condition holds; a null condition does not hold."""
         return self._with(Filter(condition))
 
+    @named_parameters
     def join(
         self,
         view: View,
@@ -406,6 +407,7 @@ class View:
         times = None if as_of is None else _two_times(as_of, view)
         return self._with(Join(view, keys, how, prefix, times, checked_bytes("budget", budget), _folder_of(spill)))
 
+    @named_parameters
     def merge(
         self,
         view: View,

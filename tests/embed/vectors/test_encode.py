@@ -108,7 +108,7 @@ def test_column_of_a_parquet_file_gives_the_vectors_of_the_folder(tmp_path: Path
     paths = sorted(folder.iterdir(), key=lambda path: int(path.stem[2:]))
     table = pa.table({"name": [p.stem for p in paths], "image": [p.read_bytes() for p in paths], "other": range(10)})
     pq.write_table(table, tmp_path / "ads.parquet")
-    one = cb.tables.encode(tmp_path / "a.ctrvec", folder, tiny(), key=KEY, threads=0)
+    one = cb.tables.encode(tmp_path / "a.ctrvec", folder, tiny(), key=KEY, threads=1)
     two = cb.tables.encode(
         tmp_path / "b.ctrvec", cb.View(tmp_path / "ads.parquet"), tiny(), key=KEY, column="image", threads=3
     )

@@ -92,7 +92,7 @@ def encode(
     the key of an item from the columns of the view, as the plan does. A folder has the columns ``name``, the file's name without
     its ending, and ``path``, the file's path below the folder. ``width``: expected width of the vectors; an encoder that returns
     another width is refused. ``batch_size``: number of items per batch (1 to 65,536). ``threads``: number of threads that decode
-    (0 to 256). ``most_bytes`` and ``most_pixels``: largest image that is decoded. The report, ``path`` followed by
+    (1 to 256). ``most_bytes`` and ``most_pixels``: largest image that is decoded. The report, ``path`` followed by
     ``.skipped.jsonl``, has one line of JSON for each item that has no vector.
     """
     if not isinstance(encoder, Encoder):
@@ -103,7 +103,7 @@ def encode(
         raise PlanError(f"dtype must be float32 or float16, got {dtype!r}")
     for name, value, least, most in (
         ("batch_size=", batch_size, 1, 65_536),
-        ("threads=", threads, 0, 256),
+        ("threads=", threads, 1, 256),
         ("most_bytes=", most_bytes, 1, 1 << 31),
         ("most_pixels=", most_pixels, 1, 1 << 31),
     ):

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ctrbox.arguments.names import named_parameters
 from ctrbox.arguments.numbers import whole
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.errors import PlanError
@@ -113,6 +114,7 @@ class PastFeature:
         return [*(f"{name}_{dict(value.params)['name']}" for value in self.values), f"{name}_age"]
 
 
+@named_parameters
 def past(
     *, by: Any, time: Any, where: Any = None, gap: str = "0s", lateness: str = "0s", budget: str | int = BUDGET
 ) -> Past:
@@ -144,6 +146,7 @@ def past_of(events: View, by: Any, time: Any, where: Any, gap: str, lateness: st
     return replace(past(by=by, time=time, where=where, gap=gap, lateness=lateness, budget=budget), events=events)
 
 
+@named_parameters
 def history(
     *values: Any,
     by: Any,
