@@ -70,10 +70,6 @@ def test_a_misspelt_argument_of_a_function_is_answered_with_the_nearest_one() ->
     for call, words in (
         (lambda: view.join(view, on="id", spil=True), "View.join has no argument 'spil'; nearest: 'spill'"),  # type: ignore[call-arg]
         (lambda: view.merge(view, budgett=1), "View.merge has no argument 'budgett'; nearest: 'budget'"),  # type: ignore[call-arg]
-        (
-            lambda: cb.compile(view, cb.FeatureSet(), devise="cpu"),
-            "compile has no argument 'devise'; nearest: 'device'",
-        ),  # type: ignore[call-arg]
         (lambda: cb.history("a", byy="id", time="t"), "history has no argument 'byy'; nearest: 'by'"),  # type: ignore[call-arg]
     ):
         with pytest.raises(PlanError) as caught:

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 
 from ctrbox import _native
-from ctrbox.arguments.names import named_parameters
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.kind import arrow_type
@@ -582,7 +581,6 @@ class Plan:
         return [*extractor.programs, *joined]
 
 
-@named_parameters
 def compile(
     log: View,
     features: FeatureSet,
