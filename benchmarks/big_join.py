@@ -93,7 +93,7 @@ def ours(folder: Path, budget: int | None) -> Iterator[pa.Table]:
 
 
 def view_bytes(folder: Path) -> int:
-    """What the columns that the join reads of the view take in memory."""
+    """Return the memory of those columns of the view that the join reads."""
     import ctrbox as cb
     from ctrbox import col
     from ctrbox.columns.batch import Schema

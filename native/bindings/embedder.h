@@ -90,7 +90,7 @@ void bind_pull_and_push(nb::class_<Table>& table) {
           "skipped.");
 }
 
-// What tables share beyond pull and push.
+// Parts that all tables share besides pull and push.
 template <class Table>
 void bind_life(nb::class_<Table>& table) {
   table

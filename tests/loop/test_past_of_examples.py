@@ -74,7 +74,7 @@ class Recorded:
         batch = self.plan.run(rows)
         assert self.learner is not None
         for k, row in enumerate(bits(batch)):
-            # What is learned from again after a crash has the same features again.
+            # An example that is learned again after a crash has the same features as before.
             assert self.found.setdefault(self.learner.engine.learned + k, row) == row
         self.crash -= 1
         if not self.crash:

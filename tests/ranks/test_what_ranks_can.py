@@ -1,4 +1,4 @@
-"""What one process can train, ranks can: several labels, averages, counters, admission, common features, Model Servers."""
+"""Ranks train these as one process does: several labels, averages, counters, admission, common features, Model Servers."""
 
 from __future__ import annotations
 

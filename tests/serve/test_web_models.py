@@ -157,7 +157,7 @@ def test_a_download_that_breaks_goes_on_where_it_stopped(
     starts = [int(wanted.removeprefix("bytes=").rstrip("-") or 0) for wanted in shown.asked_for(name)]
     assert len(starts) == 5
     assert starts == sorted(set(starts))
-    # What came first was another file: it is downloaded once more from its beginning.
+    # The first part came from another file, so the file is downloaded again from its beginning.
     first = [True]
 
     def another_half(handler: Any, contents: bytes) -> None:

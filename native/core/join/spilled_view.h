@@ -133,7 +133,7 @@ class SpilledView {
     EntryKey key;
     uint32_t row;
   };
-  // What a thread needs to read; kept for the next call.
+  // The buffers with which one thread reads; they are kept for the next call.
   struct Reading {
     BlockReader reader{64};
     AlignedBuffer buffer;

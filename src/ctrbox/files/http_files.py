@@ -190,7 +190,7 @@ class HttpBody:
 
 
 class Pace:
-    """What one answer may take: bytes in all, and time by the bytes that came."""
+    """Limits of one answer: its size in bytes, and its time, which grows with the bytes received."""
 
     def __init__(self, most: int) -> None:
         self.began, self.received, self.most = time.monotonic(), 0, most

@@ -78,7 +78,7 @@ class HistoryModel(nn.Module):
         self.longest = whole(f"longest of {name}", arguments["longest"], 1, MOST_PLACES)
         self.places = nn.Parameter(torch.randn(self.longest, self.dim) * 0.01)
         self.dense = DenseInput(self.reads.dense)
-        # What every one of these models gives its tower besides its own parts.
+        # Each of these models gives its tower this many columns, besides its own parts.
         self.width = self.reads.width + self.reads.dense
 
     def past(self, x: Inputs) -> History:

@@ -230,7 +230,7 @@ def _described(click_model: ClickModel, network: ExportedNetwork, format: str) -
             for number, source in enumerate(click_model.sources)
             for name in source.fields
         },
-        # What the scores already contain; a reader must not apply it again.
+        # Corrections that the scores already contain; a reader must not apply them again.
         "in_the_scores": {
             "shift": click_model.shift,
             "calibration": None if calibration is None else calibration.kind,

@@ -57,7 +57,7 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class Statement:
-    """What a publisher signs about a version and everything that is loaded with it."""
+    """The facts that a publisher signs about a version and all files that are loaded with it."""
 
     model: str
     version: int

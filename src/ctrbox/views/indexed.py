@@ -63,7 +63,7 @@ class Footer:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is read of a file: the leaves of its row groups; those in ``dictionary`` that are text come dictionary-encoded."""
+    """Parts of a file that are read: leaves of its row groups; text among those in ``dictionary`` comes dictionary-encoded."""
 
     groups: Sequence[int]
     leaves: Sequence[Leaf]

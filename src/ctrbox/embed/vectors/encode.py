@@ -44,7 +44,7 @@ CHUNK = 1024  # rows of keys at a time
 
 @dataclass(frozen=True)
 class Encoded:
-    """What an encoding did. ``skipped`` counts the items without a vector by cause; the report lists them."""
+    """Result of an encoding. ``skipped`` counts the items without a vector by cause; the report lists them."""
 
     file: VectorFile
     items: int

@@ -49,7 +49,7 @@ CURE = "leave out such rows, or train again with .fill({column}=…) on the view
 
 @dataclass(frozen=True)
 class Taken:
-    """What became of the rows of one call: how many were taken, and how many were left out as too late or as from the future."""
+    """Counts of the rows of one call: those taken, those left out as too late, and those left out as from the future."""
 
     rows: int
     late: int = 0

@@ -51,7 +51,7 @@ def read_snapshot(
         raise SourceError(f"version must be a whole number, got {version!r}")
     if version is not None and not 0 <= version <= MOST_VERSION:
         raise SourceError(f"version must be between 0 and 2^63 - 1, got {version}")
-    # Of a remote file nothing is asked: that is one request less for each view.
+    # Nothing is asked about a remote file, which saves one request for each view.
     file = "://" in path and filesystem is None and format is None and has_extension(path) and not _is_metadata(path)
     if file or (format is not None and format not in FORMATS):
         _refuse(path, None, version)
