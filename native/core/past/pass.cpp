@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <functional>
 #include <stdexcept>
 
 #include "core/system/parallel.h"
@@ -39,11 +40,19 @@ struct Divided {
   }
 };
 
-// Calls read(row, place, seen) for each row of a shard that asks, and feeds the row's event afterwards.
+// Calls read(row, place, seen) for each row of a shard that asks, and feeds the row's event afterwards. Keys are met in
+// no order, so nearly each one is a cache miss in the slots, then among the keys, then in the ring: these are fetched
+// for rows that come kAhead, 2 kAhead and 3 kAhead later.
 template <class F>
 void each_row(PastShard& shard, const PastRows& in, const Divided& divided, unsigned k, F&& read) {
+  constexpr size_t kAhead = 8;
   std::vector<uint64_t> values(in.columns.size());
-  for (const uint32_t row : divided.rows[k]) {
+  const std::vector<uint32_t>& mine = divided.rows[k];
+  for (size_t at = 0; at < mine.size(); ++at) {
+    if (at + 3 * kAhead < mine.size()) shard.fetch_slot(in.key[mine[at + 3 * kAhead]]);
+    if (at + 2 * kAhead < mine.size()) shard.fetch_key(in.key[mine[at + 2 * kAhead]]);
+    if (at + kAhead < mine.size()) shard.fetch_events(in.key[mine[at + kAhead]]);
+    const uint32_t row = mine[at];
     if (!in.asks || in.asks[row]) read(row, divided.place[row], shard.read(in.key[row], in.time[row]));
     if (!in.feeds[row]) continue;
     for (size_t w = 0; w < values.size(); ++w)
@@ -54,10 +63,9 @@ void each_row(PastShard& shard, const PastRows& in, const Divided& divided, unsi
 
 double seconds(int64_t from, int64_t to) { return EventRing::elapsed(from, to) / 1e6; }
 
-// The first event of a read that is not too old.
-uint32_t first_within(const PastSeen& seen, int64_t time, int64_t within, size_t stride) {
-  if (!within) return 0;
-  return std::min(seen.end, seen.ring->before(time_before(time, within), stride));
+// The first event of a read, from `begin` on, that is not too old.
+uint32_t first_within(const PastSeen& seen, uint32_t begin, int64_t time, int64_t within, size_t stride) {
+  return within ? seen.ring->before(time_before(time, within), stride, begin, seen.end) : begin;
 }
 
 }  // namespace
@@ -83,7 +91,7 @@ PastLists pass_lists(PastState& state, const PastRows& in, size_t threads) {
     mine.words.resize(words);
     each_row(shard, in, divided, static_cast<unsigned>(k), [&](uint32_t row, uint32_t place, const PastSeen& seen) {
       if (!seen.end) return;
-      uint32_t begin = first_within(seen, in.time[row], shape.within, stride);
+      uint32_t begin = first_within(seen, 0, in.time[row], shape.within, stride);
       if (shape.last && seen.end - begin > shape.last) begin = seen.end - static_cast<uint32_t>(shape.last);
       out.offsets[place + 1] = seen.end - begin;
       for (uint32_t e = begin; e < seen.end; ++e) {
@@ -115,7 +123,14 @@ PastLists pass_lists(PastState& state, const PastRows& in, size_t threads) {
 PastCounts pass_counters(PastState& state, const PastRows& in, const std::vector<PastCounter>& counters,
                          size_t threads) {
   const PastShape& shape = state.shape();
-  std::vector<size_t> stored;  // where each counter's word lies in an event
+  std::vector<size_t> stored;    // where each counter's word lies in an event
+  std::vector<int64_t> windows;  // the different ones, longest first; 0, all of the past, is the longest
+  for (const PastCounter& counter : counters) windows.push_back(counter.within);
+  std::ranges::sort(windows, std::greater{}, [](int64_t within) { return within ? within : INT64_MAX; });
+  windows.erase(std::ranges::unique(windows).begin(), windows.end());
+  std::vector<size_t> window_of;  // the window of each counter
+  for (const PastCounter& counter : counters)
+    window_of.push_back(static_cast<size_t>(std::ranges::find(windows, counter.within) - windows.begin()));
   for (const PastCounter& counter : counters) {
     size_t at = 1;
     if (counter.kind != CounterKind::kSince) {
@@ -134,14 +149,17 @@ PastCounts pass_counters(PastState& state, const PastRows& in, const std::vector
   parallel_for(threads, kPastShards, [&](size_t k) {
     PastShard& shard = state.shard(static_cast<unsigned>(k));
     const size_t stride = shard.stride();
+    std::vector<uint32_t> begins(windows.size());
     each_row(shard, in, divided, static_cast<unsigned>(k), [&](uint32_t row, uint32_t place, const PastSeen& seen) {
       if (!seen.end) return;
       const int64_t time = in.time[row];
+      for (size_t w = 0; w < windows.size(); ++w)  // a shorter window begins inside the longer one
+        begins[w] = first_within(seen, w ? begins[w - 1] : 0, time, windows[w], stride);
       const uint64_t* last = seen.ring->at(seen.end - 1, stride);
       const int64_t last_time = static_cast<int64_t>(last[0]);
       for (size_t c = 0; c < counters.size(); ++c) {
         const PastCounter& counter = counters[c];
-        const uint32_t begin = first_within(seen, time, counter.within, stride);
+        const uint32_t begin = begins[window_of[c]];
         if (begin == seen.end) continue;
         out.seen[c][place] = 1;
         uint64_t& value = out.values[c][place];

@@ -44,7 +44,12 @@ class EventRing {
 
   // The number of events with an earlier time.
   uint32_t before(int64_t time_limit, size_t stride) const {
-    uint32_t low = 0, high = count_;
+    if (!count_ || time(count_ - 1, stride) < time_limit) return count_;  // most reads come after all events
+    return before(time_limit, stride, 0, count_ - 1);
+  }
+
+  // The same where it is known to be from `low` to `high`.
+  uint32_t before(int64_t time_limit, size_t stride, uint32_t low, uint32_t high) const {
     while (low < high) {
       const uint32_t middle = low + (high - low) / 2;
       if (time(middle, stride) < time_limit)
@@ -53,6 +58,15 @@ class EventRing {
         high = middle;
     }
     return low;
+  }
+
+  // Brings the newest events and the room behind them into the cache.
+  void fetch(size_t stride) const {
+    if (!count_) return;
+    __builtin_prefetch(at(count_ - 1, stride));
+    __builtin_prefetch(at(count_, stride));
+    __builtin_prefetch(at(0, stride));
+    __builtin_prefetch(at(count_ / 2, stride));
   }
 
   void drop_oldest() {

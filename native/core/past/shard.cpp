@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "operators/hash.h"
 
 namespace cb {
 

@@ -18,6 +18,7 @@
 
 #include "core/past/ring.h"
 #include "core/past/shape.h"
+#include "operators/hash.h"
 
 namespace cb {
 
@@ -39,6 +40,16 @@ class PastShard {
     const EventRing* ring = find(key);
     if (!ring) return {};
     return {ring, ring->before(time_before(time, shape_.gap), stride_)};
+  }
+
+  // Bring into the cache what a read of a key needs, one step after the other: its slot, its ring, its newest events.
+  // These are hints: they change nothing.
+  void fetch_slot(uint64_t key) const { __builtin_prefetch(&slots_[finish(key) & (slots_.size() - 1)]); }
+  void fetch_key(uint64_t key) const {
+    if (const uint32_t place = slots_[finish(key) & (slots_.size() - 1)]) __builtin_prefetch(&keys_[place - 1]);
+  }
+  void fetch_events(uint64_t key) const {
+    if (const EventRing* ring = find(key)) ring->fetch(stride_);
   }
 
   // Declares that no later event has a time before time - lateness, and no later read one before time - lateness -
