@@ -161,13 +161,43 @@ void a_busy_key_and_many_keys_stay_bounded() {
 }
 
 void a_float_window_keeps_its_digits_after_many_events() {
-  PastState state({{{PastWordKind::kFloatTotal, 0}}, 0, 0, 10, 0, false});
+  PastState state({{{PastWordKind::kWideTotal, 0}}, 0, 0, 10, 0, false});
   std::vector<Row> log;
   for (int64_t t = 0; t < 1000; ++t) log.push_back({1, t, true, std::bit_cast<uint64_t>(t < 900 ? 1e15 / 3 : 0.1)});
   log.push_back({1, 1000, false, 0});
   const Columns all(log, 0, log.size());
-  const PastCounts found = pass_counters(state, all.rows(1), {{CounterKind::kFloatTotal, 0, 10}}, 1);
+  const PastCounts found = pass_counters(state, all.rows(1), {{CounterKind::kWideTotal, 0, 10}}, 1);
   CHECK(std::abs(std::bit_cast<double>(found.values[0].back()) - 1.0) < 1e-12);
+}
+
+void a_window_of_floats_is_exact_whatever_came_before_and_beside() {
+  // Values of 2^-300 to 2^350 of both signs, next to each other.
+  Random random(7);
+  for (int round = 0; round < 20; ++round) {
+    const int64_t lateness = round % 2 ? 4 : 0, within = 5 + round;
+    const PastShape shape{{{PastWordKind::kWideTotal, 0}}, 0, lateness, within, 0, false};
+    PastState state(shape);
+    std::vector<Row> log = log_of(random, 200, lateness);
+    for (Row& row : log) {
+      const int power = static_cast<int>(random() % (round < 10 ? 600 : 20)) - (round < 10 ? 300 : 10);
+      const double value = std::ldexp(static_cast<double>(random() >> 11), power) * (random() % 2 ? 1 : -1);
+      row.value = std::bit_cast<uint64_t>(value);
+    }
+    const Columns all(log, 0, log.size());
+    const PastCounts found = pass_counters(state, all.rows(1), {{CounterKind::kWideTotal, 0, within}}, 2);
+    for (size_t row = 0; row < log.size(); ++row) {
+      long double approximate = 0, size = 0;
+      double met = std::bit_cast<double>(found.values[0][row]);
+      ExactSum sum;
+      for (const Row& event : seen_by(log, row, shape)) {
+        sum.add(std::bit_cast<double>(event.value));
+        approximate += std::bit_cast<double>(event.value);
+        size += std::abs(std::bit_cast<double>(event.value));
+      }
+      CHECK(std::abs(met - sum.rounded()) <= std::abs(met) * 0x1p-52);
+      CHECK(std::abs(static_cast<long double>(met) - approximate) <= size * 0x1p-50L);
+    }
+  }
 }
 
 void times_at_the_ends_of_64_bits_do_not_overflow() {
@@ -288,6 +318,7 @@ int main() {
   counters_are_what_a_search_of_all_rows_finds();
   a_busy_key_and_many_keys_stay_bounded();
   a_float_window_keeps_its_digits_after_many_events();
+  a_window_of_floats_is_exact_whatever_came_before_and_beside();
   times_at_the_ends_of_64_bits_do_not_overflow();
   a_state_comes_back_from_its_file_and_damage_is_refused();
   several_states_lie_in_one_file();

@@ -68,6 +68,27 @@ uint32_t first_within(const PastSeen& seen, uint32_t begin, int64_t time, int64_
   return within ? seen.ring->before(time_before(time, within), stride, begin, seen.end) : begin;
 }
 
+// The difference of two totals, rounded once. `before`: null for 0.
+double difference(const uint64_t* total, const uint64_t* before) {
+  const TwoFloats end = EventRing::two_floats(total), begin = before ? EventRing::two_floats(before) : TwoFloats{};
+  ExactSum sum;
+  for (const double part : {end.high, end.low, -begin.high, -begin.low}) sum.add(part);
+  return sum.rounded();
+}
+
+// The sum of the values from event `begin` on, whose word lies at `word`. `whole`: whether all of these are in the
+// ring.
+double window_sum(const PastSeen& seen, uint32_t begin, size_t word, size_t stride, bool whole) {
+  const uint64_t* total = seen.ring->at(seen.end - 1, stride) + word;
+  const uint64_t* before = begin ? seen.ring->at(begin - 1, stride) + word : nullptr;
+  const double found = difference(total, before);
+  const double lost = std::bit_cast<double>(total[2]) + (before ? std::bit_cast<double>(before[2]) : 0);
+  if (!whole || lost == 0 || lost <= std::abs(found) * 0x1p-60) return found;
+  ExactSum sum;
+  for (uint32_t e = begin; e < seen.end; ++e) sum.add(std::bit_cast<double>(seen.ring->at(e, stride)[word + 3]));
+  return sum.rounded();
+}
+
 }  // namespace
 
 PastLists pass_lists(PastState& state, const PastRows& in, size_t threads) {
@@ -135,7 +156,8 @@ PastCounts pass_counters(PastState& state, const PastRows& in, const std::vector
     size_t at = 1;
     if (counter.kind != CounterKind::kSince) {
       if (counter.word >= shape.words.size()) throw std::invalid_argument("a counter of a word that is not there");
-      static constexpr PastWordKind kinds[] = {PastWordKind::kTotal, PastWordKind::kFloatTotal, PastWordKind::kDecayed};
+      static constexpr PastWordKind kinds[] = {PastWordKind::kTotal, PastWordKind::kFloatTotal, PastWordKind::kDecayed,
+                                               PastWordKind::kValue, PastWordKind::kWideTotal};
       if (shape.words[counter.word].kind != kinds[static_cast<size_t>(counter.kind) - 1])
         throw std::invalid_argument("a counter of a word of another kind");
       for (size_t w = 0; w < counter.word; ++w) at += shape.words[w].stored();
@@ -170,8 +192,10 @@ PastCounts pass_counters(PastState& state, const PastRows& in, const std::vector
             value = *total - (before ? *before : 0);
             break;
           case CounterKind::kFloatTotal:
-            value = std::bit_cast<uint64_t>(
-                EventRing::two_floats(total).minus(before ? EventRing::two_floats(before) : TwoFloats{}));
+            value = std::bit_cast<uint64_t>(difference(total, before));
+            break;
+          case CounterKind::kWideTotal:
+            value = std::bit_cast<uint64_t>(window_sum(seen, begin, stored[c], stride, counter.within != 0));
             break;
           case CounterKind::kDecayed:
             value = std::bit_cast<uint64_t>(

@@ -35,7 +35,7 @@ struct PastLists {
   std::vector<double> ages;                  // seconds
 };
 
-enum class CounterKind : uint32_t { kTotal = 1, kFloatTotal = 2, kDecayed = 3, kSince = 4 };
+enum class CounterKind : uint32_t { kTotal = 1, kFloatTotal = 2, kDecayed = 3, kSince = 4, kWideTotal = 5 };
 
 struct PastCounter {
   CounterKind kind = CounterKind::kTotal;

@@ -10,27 +10,9 @@
 #include <memory>
 
 #include "core/past/shape.h"
+#include "core/past/sums.h"
 
 namespace cb {
-
-// The sum of two float64 as their rounded sum and what the rounding lost.
-struct TwoFloats {
-  double high = 0, low = 0;
-
-  static TwoFloats of(double a, double b) {
-    const double sum = a + b, part = sum - a;
-    return {sum, (a - (sum - part)) + (b - part)};
-  }
-  TwoFloats plus(double value) const {
-    const TwoFloats sum = of(high, value);
-    const double low_sum = sum.low + low, high_sum = sum.high + low_sum;
-    return {high_sum, low_sum - (high_sum - sum.high)};
-  }
-  double minus(const TwoFloats& other) const {
-    const TwoFloats difference = of(high, -other.high);
-    return difference.high + (difference.low + (low - other.low));
-  }
-};
 
 class EventRing {
  public:
@@ -101,6 +83,14 @@ class EventRing {
         case PastWordKind::kFloatTotal:
           put(mine + word, (previous ? two_floats(previous + word) : TwoFloats{}).plus(std::bit_cast<double>(value)));
           break;
+        case PastWordKind::kWideTotal: {
+          double lost = previous ? std::bit_cast<double>(previous[word + 2]) : 0;
+          put(mine + word,
+              (previous ? two_floats(previous + word) : TwoFloats{}).plus(std::bit_cast<double>(value), &lost));
+          mine[word + 2] = std::bit_cast<uint64_t>(lost);
+          mine[word + 3] = value;
+          break;
+        }
         case PastWordKind::kDecayed: {
           const double held = previous ? std::bit_cast<double>(previous[word]) * decay(passed, spec) : 0;
           mine[word] = std::bit_cast<uint64_t>(held + std::bit_cast<double>(value));
@@ -147,6 +137,11 @@ class EventRing {
       const PastWord& spec = shape.words[w];
       if (spec.kind == PastWordKind::kTotal) *later += values[w];
       if (spec.kind == PastWordKind::kFloatTotal) put(later, two_floats(later).plus(std::bit_cast<double>(values[w])));
+      if (spec.kind == PastWordKind::kWideTotal) {
+        double lost = std::bit_cast<double>(later[2]);
+        put(later, two_floats(later).plus(std::bit_cast<double>(values[w]), &lost));
+        later[2] = std::bit_cast<uint64_t>(lost);
+      }
       if (spec.kind == PastWordKind::kDecayed)
         *later = std::bit_cast<uint64_t>(std::bit_cast<double>(*later) +
                                          std::bit_cast<double>(values[w]) * decay(passed, spec));

@@ -5,8 +5,13 @@
 //
 //   kValue        the value as it came, for histories: a number, or the id of a text in the state's TextPool
 //   kTotal        the sum of the values (int64, modulo 2^64) of this event and of all events of the key before it
-//   kFloatTotal   the same for float64, as the unevaluated sum of two float64, which has about 106 bits: the sum over a
-//                 window is the difference of two totals, and with 53 bits a window after many events would lose digits
+//   kFloatTotal   the same for whole numbers up to 2^53 as float64, as the unevaluated sum of two float64. That is
+//   exact:
+//                 totals of 2^31 events have at most 84 bits, and two float64 have 106
+//   kWideTotal    the same for any float64; with each total a bound of what the two float64 could not hold of it, and
+//   the
+//                 value itself. The sum over a window is the difference of two totals, or, where the bound is not
+//                 negligible, the exact sum of the values in it
 //   kDecayed      the sum of the values of the same events, each multiplied by 2^(-age / half_life) as of this event
 //
 // So the sum over a window, the count in it and a decayed sum are read from one or two stored events, found by binary
@@ -19,8 +24,8 @@
 
 namespace cb {
 
-enum class PastWordKind : uint32_t { kValue = 1, kText = 2, kTotal = 3, kFloatTotal = 4, kDecayed = 5 };
-inline constexpr uint32_t kMostPastWordKind = 5;
+enum class PastWordKind : uint32_t { kValue = 1, kText = 2, kTotal = 3, kFloatTotal = 4, kDecayed = 5, kWideTotal = 6 };
+inline constexpr uint32_t kMostPastWordKind = 6;
 inline constexpr size_t kMostPastWords = 256;
 inline constexpr int64_t kMostSpan = int64_t{1} << 60;  // microseconds, 36,000 years: sums of two spans fit 64 bits
 
@@ -28,7 +33,7 @@ struct PastWord {
   PastWordKind kind = PastWordKind::kValue;
   double half_life = 0;  // microseconds; of kDecayed
 
-  size_t stored() const { return kind == PastWordKind::kFloatTotal ? 2 : 1; }
+  size_t stored() const { return kind == PastWordKind::kWideTotal ? 4 : kind == PastWordKind::kFloatTotal ? 2 : 1; }
   bool operator==(const PastWord&) const = default;
 };
 

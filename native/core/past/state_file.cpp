@@ -11,7 +11,7 @@ namespace {
 
 constexpr char kMagic[8] = {'C', 'T', 'R', 'B', 'P', 'A', 'S', 'T'};
 constexpr char kEnd[8] = {'C', 'T', 'R', 'B', 'P', 'E', 'N', 'D'};
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 
 void put_shape(CheckedWriter& file, const PastShape& shape) {
   file.put(static_cast<uint32_t>(shape.words.size()));
@@ -138,7 +138,7 @@ PastState load_past(const PastShape& shape, const std::string& path, uint64_t be
   const uint32_t version = file.get<uint32_t>();
   if (version != kVersion)
     throw DamagedFile("it has version " + std::to_string(version) +
-                      " of the format, but this version of CTRBox reads version 2");
+                      " of the format, but this version of CTRBox reads version 3");
   const PastShape met = get_shape(file);
   const bool reached = file.get<uint32_t>() != 0;
   const int64_t newest = file.get<int64_t>();

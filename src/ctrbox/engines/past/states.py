@@ -19,8 +19,8 @@ from ctrbox.columns.kind import arrow_type
 from ctrbox.engines.past.inputs import Column, Resolved
 from ctrbox.errors import DataError, SourceError
 
-VALUE, TEXT, TOTAL, FLOAT_TOTAL, DECAYED_WORD = 1, 2, 3, 4, 5  # PastWordKind
-COUNT, SUM, DECAYED, SINCE = 1, 2, 3, 4  # CounterKind
+VALUE, TEXT, TOTAL, FLOAT_TOTAL, DECAYED_WORD, WIDE_TOTAL = 1, 2, 3, 4, 5, 6  # PastWordKind
+COUNT, SUM, DECAYED, SINCE, WIDE_SUM = 1, 2, 3, 4, 5  # CounterKind
 EXACT = 1 << 53  # whole numbers up to this one are floats without rounding
 READ_BACK = 60_000_000  # microseconds by which a request may be older than the oldest row that may still come
 
@@ -246,14 +246,24 @@ class CounterState(State):
                 at = layout.read(DECAYED, layout.word(key, DECAYED_WORD, float(feature.half_life), numbers), 0)
                 return lambda found: self._finite(resolved.name, found[at][0].view(np.float64))
         assert value is not None  # of sum and mean
-        total = layout.read(SUM, layout.word(("sum", value.id), FLOAT_TOTAL, 0.0, numbers), feature.within)
+        if value.kind == "b":  # whole numbers of 64 bits hold the sums of flags
+            flags = layout.word(("flags", value.id), TOTAL, 0.0, lambda rows: numbers(rows).astype(np.uint64))
+            total = layout.read(COUNT, flags, feature.within)
+        else:
+            kind, read = (WIDE_TOTAL, WIDE_SUM) if value.kind == "f" else (FLOAT_TOTAL, SUM)
+            total = layout.read(read, layout.word(("sum", value.id), kind, 0.0, numbers), feature.within)
+
+        def sums(found: list[Any]) -> np.ndarray:
+            words = found[total][0]
+            return words.view(np.int64).astype(np.float64) if value.kind == "b" else words.view(np.float64)
+
         if feature.what == "sum":
-            return lambda found: self._finite(resolved.name, found[total][0].view(np.float64))
+            return lambda found: self._finite(resolved.name, sums(found))
         counted = layout.read(COUNT, count(value), feature.within)
 
         def mean(found: list[Any]) -> pa.Array:
-            sums, counts = found[total][0].view(np.float64), found[counted][0].view(np.int64)
-            return _or_null(sums / np.maximum(counts, 1), counts > 0)
+            counts = found[counted][0].view(np.int64)
+            return _or_null(sums(found) / np.maximum(counts, 1), counts > 0)
 
         return mean
 
