@@ -60,6 +60,7 @@ def test_a_training_that_lost_a_worker_and_a_server_ends_as_the_unbroken_one(pla
     np.testing.assert_allclose(*values, atol=2e-3)
 
 
+@pytest.mark.exhaustive  # half of it, each alone: Model Servers in test_in_process.py, two workers above
 def test_model_servers_of_two_workers_are_those_of_one_process_within_rounding(tmp_path: Path) -> None:
     """With one worker not a bit differs: tests/cluster/test_in_process.py."""
     loss, submodel = image_training(tmp_path, None)

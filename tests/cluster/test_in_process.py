@@ -256,8 +256,8 @@ def test_a_training_gives_up_after_its_restarts(
 def test_an_error_of_the_training_itself_is_raised_and_not_retried(
     log: cb.Plan, tmp_path: Path, in_process: InProcessRay
 ) -> None:
-    where = OneProcessCluster(workers=1, servers=1)
-    with pytest.raises(cb.errors.BudgetError, match="within its budget"):
-        cb.Trainer(model(log), table(budget=3000)).fit(log, **OPTIONS, out=tmp_path / "run", cluster=where)
+    where = OneProcessCluster(workers=1, servers=2)
+    with pytest.raises(cb.errors.BudgetError, match="within its budget of 2,500 bytes"):
+        cb.Trainer(model(log), table(budget=5000)).fit(log, **OPTIONS, out=tmp_path / "run", cluster=where)
     assert where.lines == []
     assert where.crew.attempt == 1

@@ -16,6 +16,7 @@ from tests.cluster.trainings import OPTIONS, cluster, model, table
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("running")]
 
 
+@pytest.mark.exhaustive  # that servers count their bytes is tested in test_in_process.py
 def test_a_table_that_outgrows_its_servers_is_refused_with_the_budget(plan: cb.Plan) -> None:
     with pytest.raises(BudgetError, match="within its budget of 2,500 bytes"):
         cb.Trainer(model(plan), table(budget=5000)).fit(plan, **OPTIONS, cluster=cluster(1, 2))

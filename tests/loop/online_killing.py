@@ -74,8 +74,16 @@ class FolderSource:
 
 class Rounds:
     def __init__(
-        self, place: Path, seed: int, source: Any = FolderSource, *, rows: int = 3_000, chunk_rows: int = 60
+        self,
+        place: Path,
+        seed: int,
+        source: Any = FolderSource,
+        *,
+        rows: int = 3_000,
+        chunk_rows: int = 60,
+        pace: float = 0.15,
     ) -> None:
+        self.usual_pace = pace  # seconds between two chunks, on average
         self.place, self.source, self.rng = place, source, random.Random(seed)
         self.seed, self.kills, self.runs, self.events = seed, 0, 0, 0
         self.during: collections.Counter[str] = collections.Counter()
@@ -110,7 +118,7 @@ class Rounds:
         source = self.source(folder / "stream")
         model = folder / "model"
         producer = threading.Thread(target=self._produce, args=(source, random.Random(self.rng.random())))
-        self.pace = 0.15
+        self.pace = self.usual_pace
         self.trouble: list[BaseException] = []
         producer.start()
         try:

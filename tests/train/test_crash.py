@@ -30,9 +30,9 @@ def trained(folder: Path, out: str) -> dict[str, bytes]:
     torch.set_num_threads(2)  # this model learns by torch, whose sums depend on its threads; other tests change them
     try:
         run = fit(
-            on_disk(folder),
+            on_disk(folder, 3000),
             out=folder / out,
-            epochs=3,
+            epochs=2,
             shuffle=1500,
             negatives=0.8,
             batch_size=64,
@@ -64,7 +64,7 @@ def wait_for_a_new_checkpoint(process: subprocess.Popen[str], place: Path) -> No
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("crash")
-    on_disk(made)
+    on_disk(made, 3000)
     return made
 
 

