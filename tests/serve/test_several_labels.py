@@ -53,7 +53,9 @@ def several(place: Path, names: tuple[str, str, str] = ("click", "convert", "val
     plan = cb.compile(log, cb.FeatureSet(labels=labels, sparse=sparse, dense={"x": col("x")}), threads=1)
     torch.manual_seed(1)
     made = cb.models.build(model, plan.schema, {"dim": 4, "hidden": [8], "click": click, "convert": convert})
-    run = cb.Trainer(made, cb.MemoryTable(4), threads=1).fit(plan, batch_size=100, out=place / "run", progress=False)
+    run = cb.Trainer(made, cb.MemoryTable(4), threads=1).fit(
+        plan, batch_size=100, out=place / "run", progress=False, calibrate="platt", calibrate_share=0.4
+    )
     create(place / "model", plan, run, context=["user"], quantise=False)
     return Several(plan, run, place / "run", place / "model")
 

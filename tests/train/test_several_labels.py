@@ -173,8 +173,8 @@ def test_a_constant_binary_label_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"calibrate": "platt"}, "calibrate= is not available for several labels"),
-        ({"negatives": 0.5}, "negatives= is not available for several labels"),
+        ({"calibrate": "intercept"}, "calibrate='intercept' adds one number to the logits of one label"),
+        ({"calibrate": 0.5}, "calibrate=0.5 adds one number to the logits of one label"),
         ({"look_ahead": 4}, "look_ahead= is not available for several labels"),
         ({"cluster": None}, "cluster= is not available for several labels"),
         ({"explain": True}, "explain= is not available for several labels"),
@@ -202,8 +202,6 @@ def test_models_tables_and_engines_of_one_label_are_refused_before_anything_is_w
         cb.Trainer(made(p), counting).fit(p, out=tmp_path / "run")
     with pytest.raises(cb.errors.PlanError, match="Deep FFM predicts one label"):
         cb.DeepFFM(p.schema)
-    with pytest.raises(cb.errors.PlanError, match="a trial compares models of one label"):
-        cb.trial(p, made(p), {"more": col("user").key()})
     one = cb.compile(
         cb.View(world(), key="id"), cb.FeatureSet(label=col("clicked"), sparse={"user": col("user").key()})
     )

@@ -321,6 +321,13 @@ def trial(
     together: Annotated[
         bool, typer.Option("--together", help="Add all features at once instead of one after the other.")
     ] = False,
+    label: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Of a job with several labels: the binary label by whose predictions the features are compared.",
+        ),
+    ] = None,
     epochs: Epochs = None,
     batch_size: BatchSize = None,
     limit: Limit = None,
@@ -353,6 +360,7 @@ def trial(
                 table=loaded.table,
                 seeds=seeds,
                 together=together,
+                label=label,
                 optimizer=loaded.optimizer,
                 threads=threads,
                 progress=watch,

@@ -38,6 +38,9 @@ WORDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] 
     (re.compile(r"\bcalibrate must"), "--calibrate must"),
     (re.compile(r"\bcalibrate_share= to"), "'calibrate_share' in the job's `settings` to"),
     (re.compile(r"another calibrate_share="), "another 'calibrate_share' in the job's `settings`"),
+    (re.compile(r"compared: label='([^']*)'"), r"compared: --label \1"),
+    (re.compile(r"^label=(?='[^']*' (?:chooses|is not a label))"), "--label "),
+    (re.compile(r"remove label=$"), "remove --label"),
     (re.compile(r"\b(patience|cluster)=(?=[ ,;]|$)"), r"--\1"),
 )
 

@@ -245,7 +245,8 @@ class Batch:
             else np.ascontiguousarray(self.dense[:, chosen]),
             {f.name: self.sparse[f.name] for f in schema.sparse},
             self.group if schema.group else None,
-            self.weight if schema.weight else None,
+            # Weights that the feature set does not name come from downsampled negatives and belong to the rows.
+            self.weight if schema.weight or not self.schema.weight else None,
             self.index,
             labels={task.name: self.labels[task.name] for task in schema.tasks if task.name in self.labels},
             observed={task.name: self.observed[task.name] for task in schema.tasks if task.name in self.observed},

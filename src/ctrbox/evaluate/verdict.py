@@ -84,6 +84,7 @@ class Trial(Mapping[str, Candidate]):
         valid_rows: int,
         valid_clicks: int = 0,
         weighted: bool = False,
+        label: str | None = None,
         aucs: tuple[float, ...],
         loglosses: tuple[float, ...],
         extract_us: float,
@@ -94,6 +95,7 @@ class Trial(Mapping[str, Candidate]):
         self.model, self.data, self.seeds = model, data, seeds
         self.train_rows, self.valid_rows, self.valid_clicks = train_rows, valid_rows, valid_clicks
         self.epochs = epochs  # train_rows counts a row once per epoch
+        self.label = label  # of several labels the one that is compared, None where there is one
         self.weighted = weighted  # whether training used sample weights; figures never do
         self.aucs, self.loglosses = aucs, loglosses  # without any candidate, by seed
         self.extract_us, self.learn_us, self.seconds = extract_us, learn_us, seconds
@@ -122,6 +124,7 @@ class Trial(Mapping[str, Candidate]):
             "data": self.data,
             "seeds": list(self.seeds),
             "rows": {"train": self.train_rows, "valid": self.valid_rows, "valid_clicks": self.valid_clicks},
+            **({} if self.label is None else {"label": self.label}),
             "weighted_training": self.weighted,
             "seconds": self.seconds,
             "without": {
@@ -140,7 +143,8 @@ class Trial(Mapping[str, Candidate]):
         seeds = f"{len(self.seeds)} seed" + ("s" if len(self.seeds) > 1 else "")
         often = f" in {self.epochs:,} epochs" if self.epochs > 1 else ""
         head = f"{self.model} on {self.data}: {self.train_rows:,} rows learned{often}, {self.valid_rows:,} judged "
-        head += f"({self.valid_clicks:,} clicks), {seeds}"
+        what = "clicks" if self.label is None else f"with {self.label!r}"
+        head += f"({self.valid_clicks:,} {what}), {seeds}"
         gain = [
             ["", "AUC", "difference", "95 % interval", "log loss", "difference", "95 % interval", ""],
             ["without", f"{_mean(self.aucs):.5f}", "", "", f"{_mean(self.loglosses):.5f}", "", "", ""],

@@ -31,6 +31,7 @@ from ctrbox.embed.pooling import pool, sequence
 from ctrbox.embed.shared_keys import check_common, shared
 from ctrbox.errors import DataError, DeviceError, PlanError
 from ctrbox.evaluate.calibration_maps import Calibration
+from ctrbox.evaluate.task_calibration import TaskCalibration
 from ctrbox.models.dense import DenseInput, checked_logs
 from ctrbox.models.inputs import Inputs, Pooled
 from ctrbox.models.objective import stacked
@@ -97,7 +98,7 @@ class ClickModel:
         plain = native and device.type == "cpu" and not bf16 and not self.common
         self.tower = tower_step_of(model, self.reads, self.sources) if plain else None
         self.shift = 0.0  # added to every logit
-        self.calibration: Calibration | None = None  # applied to the shifted logits
+        self.calibration: Calibration | TaskCalibration | None = None  # applied to the shifted logits
 
     @property
     def embedders(self) -> list[Embedder]:
@@ -162,7 +163,7 @@ class ClickModel:
 
     # ---- predictions
     def score(self, looked: Looked) -> Floats:
-        """Return calibrated logits (rows,) float32 or, for several labels, the model's outputs (rows, tasks); creates no rows."""
+        """Return calibrated logits (rows,) float32 or, for several labels, calibrated outputs (rows, tasks); creates no rows."""
         return self.calibrated(self.uncalibrated(looked), looked.batch)
 
     def calibrated(self, logits: Floats, batch: Batch) -> Floats:

@@ -23,6 +23,7 @@ from torch import nn
 
 from ctrbox.columns.tasks import MOST_LOG_COUNT
 from ctrbox.evaluate.calibration_maps import MOST_LOGIT, Calibration, IsotonicMap, PlattMap
+from ctrbox.evaluate.task_calibration import TaskCalibration
 from ctrbox.models.inputs import Inputs, Pooled
 from ctrbox.models.objective import stacked
 from ctrbox.predict.click_model import ClickModel
@@ -55,7 +56,11 @@ class ExportedNetwork(nn.Module):
         self.reads, self.tasks, self.shift = click_model.reads, click_model.tasks, click_model.shift
         self.sources: list[Source] = click_model.sources
         self.ragged = {f.name: f.ragged for f in click_model.schema.sparse}
-        self.calibration = None if click_model.calibration is None else CalibrationMaps(click_model.calibration)
+        stored = click_model.calibration
+        parts = stored.parts if isinstance(stored, TaskCalibration) else (stored,)
+        # One for each output, None where it is not calibrated.
+        self.calibrations = nn.ModuleList(nn.Identity() if part is None else CalibrationMaps(part) for part in parts)
+        self.by = next((m.by for m in self.calibrations if isinstance(m, CalibrationMaps) and m.by is not None), None)
         self.inputs = self._inputs()
 
     def _inputs(self) -> list[Input]:
@@ -68,8 +73,8 @@ class ExportedNetwork(nn.Module):
                     found.append(Input(f"count.{name}", ("rows",), torch.int64))
                 else:
                     found.append(Input(f"rows.{name}", ("rows", width)))
-        if self.calibration is not None and self.calibration.by is not None:
-            found.append(Input(f"key.{self.calibration.by}", ("rows",), torch.int64))
+        if self.by is not None:
+            found.append(Input(f"key.{self.by}", ("rows",), torch.int64))
         return found
 
     @property
@@ -104,13 +109,17 @@ class ExportedNetwork(nn.Module):
         exact = dense.double()
         logs = (torch.sign(exact) * torch.log1p(exact.abs())).float()
         answer: Any = self.model(Inputs(self.reads, rows, dense, tuple(pools), sequences, logs))
+        keys = None if self.by is None else given[f"key.{self.by}"]
         if self.tasks:
-            return self._by_label(stacked(answer, self.tasks, rows, type(self.model).__name__))
-        logits = answer + self.shift if self.shift else answer
-        if self.calibration is not None:
-            keys = None if self.calibration.by is None else given[f"key.{self.calibration.by}"]
-            logits = self.calibration(logits, keys)
-        return (probability(logits),)
+            return self._by_label(stacked(answer, self.tasks, rows, type(self.model).__name__), keys)
+        return (probability(self._calibrated(0, answer + self.shift if self.shift else answer, keys)),)
+
+    def _calibrated(self, k: int, logits: torch.Tensor, keys: torch.Tensor | None) -> torch.Tensor:
+        """Return the calibrated logits of an output."""
+        if k >= len(self.calibrations) or not isinstance(maps := self.calibrations[k], CalibrationMaps):
+            return logits
+        found: torch.Tensor = maps(logits, keys if maps.by is not None else None)
+        return found
 
     def _pooled(self, given: dict[str, torch.Tensor], name: str, how: str) -> torch.Tensor:
         rows = given[f"rows.{name}"]
@@ -124,12 +133,12 @@ class ExportedNetwork(nn.Module):
         total = torch.where(mask, rows, torch.zeros_like(rows)).sum(1)
         return total if how == "sum" else total / count.clamp(min=1).unsqueeze(1)
 
-    def _by_label(self, outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _by_label(self, outputs: torch.Tensor, keys: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         found = []
         for k, task in enumerate(self.tasks):
             one = outputs[:, k]
             if task.kind == "binary":
-                one = probability(one)
+                one = probability(self._calibrated(k, one, keys))
             elif task.kind == "count":
                 one = torch.exp(one.double().clamp(max=MOST_LOG_COUNT)).float()
             found.append(one)

@@ -1,7 +1,8 @@
 """How a run folder and published weights store what corrects a model's logits.
 
     shift          a number that is added to every logit, of a model without a calibration map
-    calibration    of a model with one: the map (`evaluate.calibration_maps`), and within it the shift
+    calibration    of a model with one: the map (`evaluate.calibration_maps`; of several labels: `evaluate.task_calibration`),
+                   and within it the shift
 
 A model with a map has no ``shift`` of its own, so that a version of CTRBox that knows no maps refuses it instead of predicting
 without its calibration.
@@ -15,6 +16,7 @@ from typing import Any
 from ctrbox.errors import DataError
 from ctrbox.evaluate.calibration import MOST_SHIFT
 from ctrbox.evaluate.calibration_maps import Calibration
+from ctrbox.evaluate.task_calibration import TaskCalibration
 from ctrbox.predict.click_model import ClickModel
 
 
@@ -29,8 +31,9 @@ def restore_calibration(model: ClickModel, described: Mapping[str, Any], where: 
     """Give a model the shift and the calibration that `described_calibration` returned; ``where`` names their place."""
     stored = described.get("calibration")
     if stored is not None:
-        model.calibration = Calibration.of(stored, where)
-        model.calibration.check_field(model.schema)
+        made = TaskCalibration.of(stored, model.tasks, where) if model.tasks else Calibration.of(stored, where)
+        made.check_field(model.schema)
+        model.calibration = made
         described = stored
     shift = described.get("shift")
     if isinstance(shift, bool) or not isinstance(shift, int | float) or not abs(shift) < MOST_SHIFT:

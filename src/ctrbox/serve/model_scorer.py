@@ -29,6 +29,7 @@ from ctrbox.embed.vectors.published_table import PublishedVectors
 from ctrbox.engines.split import Split
 from ctrbox.errors import DataError
 from ctrbox.evaluate.calibration_maps import Calibration
+from ctrbox.evaluate.task_calibration import TaskCalibration
 from ctrbox.models.inputs import Inputs, Pooled
 from ctrbox.models.objective import stacked
 from ctrbox.predict.click_model import LONGEST, ClickModel, slice_keys
@@ -175,7 +176,9 @@ class ModelScorer:
                 scores = (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
         return scores, len(found.without | theirs.without), theirs.counted
 
-    def _calibrated(self, calibration: Calibration, logits: Floats, context: Batch, candidates: Batch) -> Floats:
+    def _calibrated(
+        self, calibration: Calibration | TaskCalibration, logits: Floats, context: Batch, candidates: Batch
+    ) -> Floats:
         """Return the calibrated logits; the field by which they are calibrated may be the context's or the candidates'."""
         if calibration.by is None:
             return calibration.apply(logits, None)

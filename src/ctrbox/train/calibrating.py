@@ -4,31 +4,36 @@
     "platt", "isotonic"                a map is fitted to calibration rows (`evaluate.calibration_fit`)
 
 Calibration rows are the newest of the training rows. The model does not learn from them, and they are not among the validation
-rows, so that the figures of the validation rows show what the map does to rows that it was not fitted to.
+rows, so that the figures of the validation rows show what the map does to rows that it was not fitted to. A model of several
+labels gets a map for each binary label, fitted to the calibration rows in which the label was observed.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ctrbox.arguments.names import nearest
+from ctrbox.columns.batch import Batch
+from ctrbox.columns.tasks import Task
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.evaluate.calibration import intercept, label_shift, weights_advice
 from ctrbox.evaluate.calibration_fit import fit_calibration, single_label
-from ctrbox.evaluate.calibration_maps import PlattMap
+from ctrbox.evaluate.calibration_maps import Calibration, PlattMap
 from ctrbox.evaluate.metrics import Scores
+from ctrbox.evaluate.task_calibration import TaskCalibration
 from ctrbox.predict.click_model import slice_keys
 from ctrbox.predict.naming_rows import naming_rows
 from ctrbox.train.evaluation import Split, probability, uncalibrated
 from ctrbox.train.learner import Learner
 from ctrbox.train.sampling import Labels, no_rows, weights_by_label
 from ctrbox.train.settings import Settings
+from ctrbox.train.tasks import TaskLabels
 
 BINS = 20  # of the curves before and after
 
@@ -68,16 +73,30 @@ def check_field(settings: Settings, plan: Plan) -> None:
 
 def check_labels(settings: Settings, plan: Plan, split: Split) -> None:
     """Refuse calibration rows of one label before the model is trained, rather than after it."""
-    if plan.features.label is None:
+    binary = {task.name for task in plan.schema.tasks if task.kind == "binary"}
+    columns = {name: label.expression for name, label in plan.features.labels.items() if name in binary}
+    if plan.features.label is not None:
+        columns = {"": plan.features.label}
+    if not columns:
         return  # refused elsewhere
-    rows = clicks = 0
-    for part in plan.columns({"label": plan.features.label}, start=split.train_stop, stop=split.calibration_stop):
-        label = part.column("label").combine_chunks().to_numpy(zero_copy_only=False)
-        rows, clicks = rows + len(label), clicks + int(np.count_nonzero(label > 0))
+    observed, clicks = dict.fromkeys(columns, 0), dict.fromkeys(columns, 0)
+    rows = 0
+    for part in plan.columns(columns, start=split.train_stop, stop=split.calibration_stop):
+        rows += part.num_rows
+        for name in columns:
+            label = part.column(name).combine_chunks().drop_null().to_numpy(zero_copy_only=False)
+            observed[name] += len(label)
+            clicks[name] += int(np.count_nonzero(label > 0))
     if not rows:
         raise TrainError(no_rows("calibration", plan, split.train_stop, split.calibration_stop))
-    if clicks in (0, rows):
-        raise TrainError(single_label(str(settings.calibrate), clicks, rows))
+    for name in columns:
+        if clicks[name] in (0, observed[name]):
+            raise TrainError(of_label(name, single_label(str(settings.calibrate), clicks[name], observed[name])))
+
+
+def of_label(name: str, error: str) -> str:
+    """Return an error about the rows of one of several labels; ``name`` is empty where there is one label."""
+    return f"label {name!r}: {error}" if name else error
 
 
 def calibrate(
@@ -88,48 +107,116 @@ def calibrate(
         learner.shift += fitted_intercept(learner, split, batch_size, overlap)
     if not settings.fits_map:
         return {}
-    by, start, stop = settings.calibrate_by, split.train_stop, split.calibration_stop
-    label, logit, keys = [], [], []
-    labels = Labels()
+    kind, by = str(settings.calibrate), settings.calibrate_by
+    start, stop = split.train_stop, split.calibration_stop
+    kept: dict[str, list[LabelRows]] = {name: [] for name in calibrated_labels(learner.tasks)}
+    labels = TaskLabels(learner.tasks) if learner.tasks else Labels()
     for batch, logits in uncalibrated(learner, plan, batch_size, start, stop, overlap):
         with naming_rows(plan, start, stop):
             labels.add(batch, labels.rows, "calibration")
-        label.append(np.asarray(batch.label) > 0)
-        logit.append(logits)
+        keys = None if by is None else slice_keys(batch, by)
+        for name, rows in rows_by_label(batch, logits, keys, learner.tasks).items():
+            kept[name].append(rows.copy())
+    found, facts = {}, {}
+    for name, parts in kept.items():
+        whole = LabelRows.concat(parts)
+        clicks = int(np.count_nonzero(whole.label))
+        if clicks in (0, len(whole.label)):
+            raise TrainError(of_label(name, single_label(kind, clicks, len(whole.label))))
+        found[name] = fit_calibration(kind, whole.label, whole.logit, by, whole.keys)
+        facts[name] = {"rows": len(whole.label), "clicks": clicks}
         if by is not None:
-            keys.append(slice_keys(batch, by).copy())
-    found = fit_calibration(
-        str(settings.calibrate),
-        np.concatenate(label),
-        np.concatenate(logit),
-        by,
-        np.concatenate(keys) if by is not None else None,
-    )
-    if isinstance(found.shared, PlattMap) and not found.shared.slope:
-        warnings.warn(
-            "calibrate='platt' found that rows with higher scores are not clicked more often in the calibration rows, so that "
-            "all rows get the same probability; the model has not learned to rank these rows",
-            stacklevel=4,  # where fit is called
-        )
-    learner.calibration = found
-    facts: dict[str, Any] = {"kind": found.kind, "rows": labels.rows, "clicks": labels.clicks}
-    if by is not None:
-        facts |= {"by": by, "slices": len(found.keys)}
+            facts[name] |= {"slices": len(found[name].keys)}
+        warn_of_flat_map(name, found[name])
+    common: dict[str, Any] = {"kind": kind, **({} if by is None else {"by": by})}
+    if not learner.tasks:
+        learner.calibration = found[""]
+    else:
+        parts_of = tuple(found.get(task.name) for task in learner.tasks)
+        learner.calibration = TaskCalibration(kind, learner.tasks, parts_of, by)
     if split.valid is not None:
-        facts |= before_and_after(learner, split.valid, batch_size, split.start, split.stop, overlap)
-    return {"calibrator": facts}
+        curves = before_and_after(learner, split.valid, batch_size, split.start, split.stop, overlap)
+        facts = {name: facts[name] | curves[name] for name in facts}
+    return {"calibrator": common | (facts[""] if not learner.tasks else {"labels": facts})}
+
+
+def warn_of_flat_map(name: str, found: Calibration) -> None:
+    """Warn where a map gives all rows the same probability."""
+    if not isinstance(found.shared, PlattMap) or found.shared.slope:
+        return
+    met = (
+        f"rows with higher scores of label {name!r} do not have it"
+        if name
+        else "rows with higher scores are not clicked"
+    )
+    warnings.warn(
+        f"calibrate='platt' found that {met} more often in the calibration rows, so that all rows get the same probability; the "
+        "model has not learned to rank these rows",
+        stacklevel=5,  # where fit is called
+    )
+
+
+@dataclass(frozen=True)
+class LabelRows:
+    """Rows in which one binary label was observed: whether it is 1, its logit, and the key that decides the map."""
+
+    label: np.ndarray
+    logit: np.ndarray
+    keys: np.ndarray | None
+
+    def copy(self) -> LabelRows:
+        """Return the same rows in memory of their own, because the memory of a batch is used again."""
+        return LabelRows(self.label.copy(), self.logit.copy(), None if self.keys is None else self.keys.copy())
+
+    @staticmethod
+    def concat(parts: Sequence[LabelRows]) -> LabelRows:
+        """Return the rows of several parts, one after the other."""
+        if not parts:
+            return LabelRows(np.empty(0, np.bool_), np.empty(0, np.float32), None)
+        keys = [one.keys for one in parts if one.keys is not None]
+        return LabelRows(
+            np.concatenate([one.label for one in parts]),
+            np.concatenate([one.logit for one in parts]),
+            np.concatenate(keys) if keys else None,
+        )
+
+
+def calibrated_labels(tasks: Sequence[Task]) -> list[str]:
+    """Return the names of the labels that get a map: the binary ones, or "" where there is one label."""
+    return [task.name for task in tasks if task.kind == "binary"] if tasks else [""]
+
+
+def rows_by_label(
+    batch: Batch, logits: np.ndarray, keys: np.ndarray | None, tasks: Sequence[Task]
+) -> dict[str, LabelRows]:
+    """Return the rows of a batch for each label that gets a map, without those in which the label was not observed."""
+    if not tasks:
+        return {"": LabelRows(np.asarray(batch.label) > 0, logits, keys)}
+    found = {}
+    for k, task in enumerate(tasks):
+        if task.kind == "binary":
+            known = batch.observed[task.name]
+            label, mine = batch.labels[task.name][known] > 0, None if keys is None else keys[known]
+            found[task.name] = LabelRows(label, logits[known, k], mine)
+    return found
 
 
 def before_and_after(
     learner: Learner, plan: Plan, batch_size: int, start: int = 0, stop: int | None = None, overlap: bool = True
-) -> dict[str, Any]:
-    """Return the calibration curve and the expected calibration error of the validation rows without and with the map."""
-    scores = {"before": Scores(), "after": Scores()}
+) -> dict[str, dict[str, Any]]:
+    """Return the calibration curve and the expected calibration error of the validation rows without and with the map.
+
+    The result has an entry for each label that has a map; "" where there is one label.
+    """
+    scores = {name: {"before": Scores(), "after": Scores()} for name in calibrated_labels(learner.tasks)}
     for batch, logits in uncalibrated(learner, plan, batch_size, start, stop, overlap):
+        after = learner.calibrated(logits, batch)
         with naming_rows(plan, start, stop):
-            scores["before"].add(batch.label, probability(logits))
-        scores["after"].add(batch.label, probability(learner.calibrated(logits, batch)))
-    return {name: one.curve(bins=BINS) for name, one in scores.items()}
+            for side, outputs in (("before", logits), ("after", after)):
+                for name, rows in rows_by_label(batch, outputs, None, learner.tasks).items():
+                    label = batch.label if not name else rows.label.astype(np.float32)
+                    scores[name][side].add(label, probability(rows.logit))
+    return {name: {side: one.curve(bins=BINS) for side, one in sides.items()} for name, sides in scores.items()}
 
 
 def fitted_intercept(learner: Learner, split: Split, batch_size: int, overlap: bool = True) -> float:

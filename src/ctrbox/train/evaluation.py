@@ -84,10 +84,8 @@ def scored(
     Label, weight and group are arrays, wherever the batch was made. Creates no rows of tables.
     """
     for batch, logits in uncalibrated(learner, plan, batch_size, start, stop, overlap):
-        if learner.tasks:
-            yield batch, predictions_of(logits, learner.tasks)
-        else:
-            yield batch, probability(learner.calibrated(logits, batch))
+        found = learner.calibrated(logits, batch)
+        yield batch, predictions_of(found, learner.tasks) if learner.tasks else probability(found)
 
 
 def uncalibrated(
@@ -138,12 +136,12 @@ def score_plan(
 def score_tasks(
     learner: Learner, plan: Plan, batch_size: int, start: int = 0, stop: int | None = None, overlap: bool = True
 ) -> TaskScores:
-    """Return the scores of several labels, and the loss that training minimizes."""
+    """Return the scores of several labels, and the loss that training minimizes, both of the calibrated outputs."""
     scores, labels, lost = TaskScores(learner.tasks), TaskLabels(learner.tasks), 0.0
     for batch, outputs in uncalibrated(learner, plan, batch_size, start, stop, overlap):
         with naming_rows(plan, start, stop):
             labels.add(batch, labels.rows, "validation")
-        lost += add_tasks(scores, learner, batch, outputs)
+        lost += add_tasks(scores, learner, batch, learner.calibrated(outputs, batch))
     if labels.rows == 0:
         raise TrainError(no_rows("validation", plan, start, stop))
     scores.loss = lost / labels.rows

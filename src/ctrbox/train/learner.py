@@ -101,7 +101,9 @@ class Learner(ClickModel):
         self.average = Average(model, average) if average is not None and self.optimizer is not None else None
         self.adam = AdamStep(self.optimizer) if type(self.optimizer) is torch.optim.Adam else None
         self.objective = objective_of(model, schema) if self.tasks else None
-        self.shift = math.log(keep)  # of the logit, back to a log whose negatives were not downsampled
+        # Of the logit, back to a log whose negatives were not downsampled; with several labels, weights of rows do that.
+        self.shift = 0.0 if self.tasks else math.log(keep)
+        self.thinned = keep < 1.0
 
     # ---- ahead of learning
     def keys(self, batch: Batch) -> list[Keys]:
@@ -298,7 +300,7 @@ class Learner(ClickModel):
     def _start_from_the_click_rate(self, batch: Batch | None) -> None:
         """A model whose output bias is still 0 begins with the log odds of its first batch, not with one click in two."""
         if self.tasks:
-            start_from_means(self.model, self.tasks, batch, self.together.sums)
+            start_from_means(self.model, self.tasks, batch, self.together.sums, self.thinned)
             return
         bias = getattr(self.model, "bias", None)
         if not isinstance(bias, nn.Parameter) or bias.shape != (1,) or bool(bias.detach().any()):

@@ -2,9 +2,15 @@
 
 Thinning keeps the same rows in every run: a row stays by a hash of seed, epoch and its number. All metrics are taken on
 validation rows, which are never downsampled.
+
+With one label, one number that is added to every logit corrects for the rows that were left out (`Learner.shift`). With several
+labels no such number is right for all of them: of the rows without a conversion, those with a click all stay. There, a row that
+was drawn from those without a click or another event counts 1 / share times, so that the expected loss is that of all rows.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,12 +22,30 @@ from ctrbox.views.view import Filter, Join, Step
 
 
 def thin(batch: Batch, first: int, share: float, seed: int, epoch: int) -> Batch:
-    """All clicks and about ``share`` of the others. ``first``: number of the batch's first row in its pass."""
-    if share >= 1.0 or batch.label is None:
+    """All clicks and about ``share`` of the others. ``first``: number of the batch's first row in its pass.
+
+    With several labels, all rows with an event (`eventful`) and about ``share`` of the others, which count 1 / share times.
+    """
+    if share >= 1.0 or (batch.label is None and not batch.schema.tasks):
         return batch
     drawn = uniform(np.arange(first, first + batch.rows, dtype=np.uint64), seed, epoch)
-    stays = (as_array(batch.label) > 0) | (drawn < share)
-    return batch if stays.all() else batch.take(np.flatnonzero(stays))
+    if not batch.schema.tasks:
+        stays = (as_array(batch.label) > 0) | (drawn < share)  # type: ignore[arg-type]
+        return batch if stays.all() else batch.take(np.flatnonzero(stays))
+    happened = eventful(batch)
+    weight = np.where(happened, 1.0, 1.0 / share)
+    if batch.weight is not None:
+        weight *= as_array(batch.weight)
+    return replace(batch, weight=weight).take(np.flatnonzero(happened | (drawn < share)))
+
+
+def eventful(batch: Batch) -> np.ndarray:
+    """Return in which rows a binary label or a count of several labels is above 0. Regressions are no events."""
+    found = np.zeros(batch.rows, np.bool_)
+    for task in batch.schema.tasks:
+        if task.kind != "regression":
+            found |= batch.observed[task.name] & (batch.labels[task.name] > 0)
+    return found
 
 
 def uniform(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:

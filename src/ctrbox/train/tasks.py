@@ -86,12 +86,14 @@ class TaskLabels:
                 )
 
 
-def start_from_means(model: nn.Module, tasks: Sequence[Task], batch: Batch | None, sums: Sums) -> None:
+def start_from_means(
+    model: nn.Module, tasks: Sequence[Task], batch: Batch | None, sums: Sums, weighted: bool = False
+) -> None:
     """Initialize the biases of a model, one for each task, from the labels of its first batch, if they are all still 0.
 
     ``batch``: this worker's rows of it, None if it has none; ``sums`` adds up numbers over all workers. A binary label starts
     with its log odds, a regression with its mean, and a count with the logarithm of its mean. The bias of a label that was not
-    observed in the batch stays 0.
+    observed in the batch stays 0. ``weighted``: rows count as much as their weights say, because negatives were downsampled.
     """
     bias = getattr(model, "bias", None)
     if not isinstance(bias, nn.Parameter) or bias.shape != (len(tasks),) or bool(bias.detach().any()):
@@ -99,8 +101,10 @@ def start_from_means(model: nn.Module, tasks: Sequence[Task], batch: Batch | Non
     mine = [0.0] * (2 * len(tasks))
     for k, task in enumerate(tasks if batch is not None else ()):
         assert batch is not None
-        seen = batch.labels[task.name][batch.observed[task.name]].astype(np.float64)
-        mine[2 * k : 2 * k + 2] = float(seen.sum()), len(seen)
+        known = batch.observed[task.name]
+        seen = batch.labels[task.name][known].astype(np.float64)
+        mass = np.asarray(batch.weight)[known] if weighted and batch.weight is not None else np.ones(len(seen))
+        mine[2 * k : 2 * k + 2] = float((seen * mass).sum()), float(mass.sum())
     found = sums(mine)
     with torch.no_grad():
         for k, task in enumerate(tasks):
@@ -126,12 +130,14 @@ def check_settings(schema: Schema, settings: Settings, asked: Mapping[str, Any])
                 f"monitor={settings.monitor!r} needs several labels; this plan has one, so use {', '.join(MONITORS)}"
             )
         return
-    given = {
-        **asked,
-        "negatives": None if settings.negatives == 1.0 else settings.negatives,
-        "calibrate": settings.calibrate,
-    }
-    for name, value in given.items():
+    if settings.calibrate is not None:
+        check_calibration(schema, settings)
+    if settings.negatives != 1.0 and all(task.kind == "regression" for task in schema.tasks):
+        raise PlanError(
+            f"negatives={settings.negatives:g} leaves out rows without a click, but every label of this plan is a regression; "
+            "remove negatives="
+        )
+    for name, value in asked.items():
         if value is not None and value is not False:
             raise PlanError(
                 f"{name}= is not available for several labels (labels=) yet; remove {name}=, or use one label="
@@ -140,6 +146,19 @@ def check_settings(schema: Schema, settings: Settings, asked: Mapping[str, Any])
     if settings.monitor is not None and settings.monitor not in figures:
         raise PlanError(
             f"monitor must be one of {', '.join(figures)} for the labels of this plan, got {settings.monitor!r}"
+        )
+
+
+def check_calibration(schema: Schema, settings: Settings) -> None:
+    """Refuse a ``calibrate`` that would not say which label it corrects, or that has no label to correct."""
+    if not settings.fits_map:
+        raise PlanError(
+            f"calibrate={settings.calibrate!r} adds one number to the logits of one label, but this plan has several (labels=); "
+            "use calibrate='platt' or calibrate='isotonic', which fit a map for each binary label"
+        )
+    if all(task.kind != "binary" for task in schema.tasks):
+        raise PlanError(
+            f"calibrate={settings.calibrate!r} corrects probabilities, but no label of this plan is binary; remove calibrate="
         )
 
 

@@ -13,6 +13,9 @@ same order; seed s of each starts from the same seeds of weights and table. A le
 end all are judged on the same newest rows.
 
 Keys or numbers: a candidate that is a float, or a vector of floats, is a dense feature; everything else is keys.
+With several labels, every learner learns all of them, and ``label`` names the binary one whose predictions are compared, on the
+validation rows in which it was observed.
+
 Refused: a name that is taken, a plan without a label, a model that cannot be built for other features, embedders
 other than memory tables (a trial makes its own, which share the budget of the one given), early stopping.
 """
@@ -54,9 +57,10 @@ from ctrbox.train.evaluation import Split, probability
 from ctrbox.train.learner import Learner
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress, Watcher, watcher
-from ctrbox.train.sampling import Labels, thin
+from ctrbox.train.sampling import Labels, no_rows, thin
 from ctrbox.train.schedule import CONSTANT, ReduceOnPlateau, Schedule
 from ctrbox.train.settings import Settings, with_batch_size
+from ctrbox.train.tasks import TaskLabels
 
 __all__ = ["Candidate", "Cost", "Trial", "trial"]
 
@@ -75,6 +79,7 @@ def trial(
     table: MemoryTable | Mapping[str, MemoryTable] | None = None,
     seeds: int | Sequence[int] = 3,
     together: bool = False,
+    label: str | None = None,
     batch_size: int | None = None,
     epochs: int = 1,
     valid: float | Plan = 0.1,
@@ -94,7 +99,8 @@ def trial(
 
     ``model``: one of ``cb.models``, or a function from a schema to a module. ``table``: a memory table whose settings each
     learner's own table takes; its budget is divided among them. ``seeds``: how many, or which. ``together``: all of ``add`` as
-    one candidate. ``batch_size`` to ``optimizer`` are as for ``Trainer.fit`` and ``cb.Trainer``.
+    one candidate. ``label``: name of the binary label that is compared, needed if the plan has several labels. ``batch_size`` to
+    ``optimizer`` are as for ``Trainer.fit`` and ``cb.Trainer``.
     """
     for name in unknown:
         if name in ("patience", "evaluate_every", "monitor"):
@@ -104,9 +110,8 @@ def trial(
         )
     if not isinstance(plan, Plan):
         raise PlanError(f"trial needs a plan, as cb.compile returns it, got {type(plan).__name__}")
-    if plan.features.labels:
-        raise PlanError("a trial compares models of one label, but this plan has several (labels=); use one label=")
-    if plan.features.label is None:
+    judges = _judged_label(plan, label)
+    if plan.features.label is None and not plan.features.labels:
         raise TrainError(
             "a trial compares predictions with labels, but the plan has no label; add one: "
             "cb.FeatureSet(label=col('clicked'), …)"
@@ -148,7 +153,7 @@ def trial(
             raise BudgetError(f"{error} (a trial divides the budget among its {count} learners)") from None
         seconds = time.perf_counter() - began
         with naming_rows(judged, split.start, split.stop):
-            label, scores = _score(judged, arms, chosen.batch_size or 1, split, overlap)
+            label_of, scores = _score(judged, arms, chosen.batch_size or 1, split, overlap, judges)
     extracted = _extraction_cost(union, arms, split.train_stop)
     base = arms[0]
     found = {}
@@ -158,10 +163,10 @@ def trial(
         found[arm.name] = Candidate(
             arm.name,
             {n: repr(e) for n, e in candidates[arm.name].items()},
-            auc_difference(label, scores[0], scores[k], level=level),
-            logloss_difference(label, scores[0], scores[k], level=level),
-            tuple(auc_difference(label, a, b).b for a, b in zip(scores[0], scores[k], strict=True)),
-            tuple(logloss_difference(label, a, b).b for a, b in zip(scores[0], scores[k], strict=True)),
+            auc_difference(label_of, scores[0], scores[k], level=level),
+            logloss_difference(label_of, scores[0], scores[k], level=level),
+            tuple(auc_difference(label_of, a, b).b for a, b in zip(scores[0], scores[k], strict=True)),
+            tuple(logloss_difference(label_of, a, b).b for a, b in zip(scores[0], scores[k], strict=True)),
             Cost(
                 extract_us=extracted[k] - extracted[0],
                 keys=arm.references / max(1, rows) - base.references / max(1, rows),
@@ -178,11 +183,12 @@ def trial(
         seeds=tuple(numbers),
         train_rows=rows,
         epochs=chosen.epochs,
-        valid_rows=len(label),
-        valid_clicks=int(np.count_nonzero(label)),
+        valid_rows=len(label_of),
+        valid_clicks=int(np.count_nonzero(label_of)),
+        label=label,
         weighted=plan.features.weight is not None,
-        aucs=tuple(auc_difference(label, s, s).a for s in scores[0]),
-        loglosses=tuple(logloss_difference(label, s, s).a for s in scores[0]),
+        aucs=tuple(auc_difference(label_of, s, s).a for s in scores[0]),
+        loglosses=tuple(logloss_difference(label_of, s, s).a for s in scores[0]),
         extract_us=extracted[0],
         learn_us=1e6 * float(np.median(base.seconds)),
         seconds=seconds,
@@ -190,6 +196,33 @@ def trial(
 
 
 # ---- what is asked for ----
+
+
+def _judged_label(plan: Plan, label: str | None) -> int | None:
+    """Return which of several labels is compared, None for a plan of one label."""
+    kinds = {name: one.kind for name, one in plan.features.labels.items()}
+    binary = [name for name, kind in kinds.items() if kind == "binary"]
+    if not kinds:
+        if label is not None:
+            raise PlanError(
+                f"label={shown_value(label)} chooses one of several labels, but this plan has none or one; remove label="
+            )
+        return None
+    if not binary:
+        raise PlanError("a trial compares predictions of a binary label, but this plan has none among its labels=")
+    if label is None:
+        raise PlanError(
+            f"this plan has several labels; say by which of them the features are compared: label={binary[0]!r}"
+            + (f" (or {', '.join(map(repr, binary[1:]))})" if len(binary) > 1 else "")
+        )
+    if label not in kinds:
+        near = nearest(str(label), binary)
+        raise PlanError(f"label={shown_value(label)} is not a label of this plan{near}; expected one of {binary}")
+    if label not in binary:
+        raise PlanError(
+            f"label {label!r} is a {kinds[label]}, but a trial compares predictions of a binary label; expected one of {binary}"
+        )
+    return [*kinds].index(label)
 
 
 def _candidates(plan: Plan, add: Mapping[str, Any], together: bool) -> dict[str, dict[str, Expr]]:
@@ -203,6 +236,8 @@ def _candidates(plan: Plan, add: Mapping[str, Any], together: bool) -> dict[str,
     for name in add:
         if name in taken:
             raise PlanError(f"feature {name!r} is already in the plan; give the new feature another name")
+        if name in plan.features.labels:
+            raise PlanError(f"{name!r} is a label of the plan; give the new feature another name")
     found = {name: column(e) for name, e in add.items()}
     return {" + ".join(found): found} if together else {name: {name: e} for name, e in found.items()}
 
@@ -220,6 +255,7 @@ def _union(plan: Plan, candidates: Mapping[str, Mapping[str, Expr]], over: Plan,
     dense = {n: e for n, e in every.items() if _is_dense(plan, n, e)}
     asked = FeatureSet(
         label=features.label,
+        labels=features.labels or None,
         group=features.group,
         weight=features.weight,
         sparse={**features.sparse, **{n: e for n, e in every.items() if n not in dense}},
@@ -377,7 +413,7 @@ def _learn(plan: Plan, arms: list[_Arm], settings: Settings, split: Split, overl
     lately = Lately(clocks, began)
     try:
         for epoch in range(settings.epochs):
-            labels = Labels()
+            labels = TaskLabels(plan.schema.tasks) if plan.schema.tasks else Labels()
             stages = run_stages(
                 _walk(plan, settings, split, epoch, labels, step),
                 clocks[0],
@@ -404,14 +440,24 @@ def _learn(plan: Plan, arms: list[_Arm], settings: Settings, split: Split, overl
                         )
             finally:
                 stages.close()
-            labels.check("training", plan, 0, split.train_stop)
+            _check_learned(labels, plan, split)
     finally:
         watch.end()
     return seen
 
 
+def _check_learned(labels: Labels | TaskLabels, plan: Plan, split: Split) -> None:
+    """Refuse no training rows, and labels of which nothing can be learned."""
+    if isinstance(labels, Labels):
+        labels.check("training", plan, 0, split.train_stop)
+    elif labels.rows:
+        labels.check("training")
+    else:
+        raise TrainError(no_rows("training", plan, 0, split.train_stop))
+
+
 def _walk(
-    plan: Plan, s: Settings, split: Split, epoch: int, labels: Labels, number: int
+    plan: Plan, s: Settings, split: Split, epoch: int, labels: Labels | TaskLabels, number: int
 ) -> Generator[tuple[int, Batch, int], None, None]:
     """Number of the step, batch with some of the rows without a click left out, and where the log stands."""
     walk = plan.walk(s.batch_size or 1, shuffle=s.shuffle, seed=s.seed + epoch, stop=split.train_stop)
@@ -428,9 +474,13 @@ def _walk(
 
 
 def _score(
-    plan: Plan, arms: list[_Arm], batch_size: int, split: Split, overlap: bool
+    plan: Plan, arms: list[_Arm], batch_size: int, split: Split, overlap: bool, judges: int | None = None
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Labels of the validation rows and probabilities (seeds, rows) float32 of each arm."""
+    """Labels of the validation rows and probabilities (seeds, rows) float32 of each arm.
+
+    ``judges``: which of several labels is compared; rows in which it was not observed are left out.
+    """
+    every = TaskLabels(plan.schema.tasks)
     labels = Labels()
     seen: list[np.ndarray] = []
     guesses: list[list[np.ndarray]] = [[] for _ in arms]
@@ -443,10 +493,17 @@ def _score(
     stages = run_stages(walk, Clock("extract"), [Stage(Clock("lookup"), look)], overlap=overlap)
     try:
         for batch, looked in stages:
+            known = None
+            if judges is not None:
+                task = plan.schema.tasks[judges]
+                every.add(batch, every.rows, "validation")
+                known = batch.observed[task.name]
+                batch = replace(batch, rows=int(known.sum()), label=batch.labels[task.name][known], weight=None)
             labels.add(batch, labels.rows, "validation")
             seen.append(np.array(batch.label, np.float32))
             for arm, one, parts in zip(arms, looked, guesses, strict=True):
-                logits = np.stack([learner.score(one) for learner in arm.learners])
+                found = [learner.score(one) for learner in arm.learners]
+                logits = np.stack(found if known is None else [outputs[known, judges] for outputs in found])
                 parts.append(probability(logits).astype(np.float32))
     finally:
         stages.close()
