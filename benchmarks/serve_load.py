@@ -29,12 +29,15 @@ class Connection(asyncio.Protocol):
         self.due = 0.0
         self.busy = False
         self.buffer = b""
+        self.request = b""  # the last one
+        self.local = 0  # port
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
+        self.local = int(transport.get_extra_info("sockname")[1])
 
     def ask(self, request: bytes, due: float) -> None:
-        self.due, self.busy, self.buffer = due, True, b""
+        self.due, self.busy, self.buffer, self.request = due, True, b"", request
         self.transport.write(request)  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:

@@ -83,12 +83,12 @@ def test_a_worker_that_takes_the_place_of_a_dead_one_goes_on_counting() -> None:
     assert desks[0].crowded(3)
     assert not desks[1].crowded(2)
     assert [place.told() for place in board.places] == [
-        {"process": 100, "connections": 3, "requests": 1},
-        {"process": 101, "connections": 2, "requests": 1},
+        {"process": 100, "connections": 3, "requests": 1, "views": {}},
+        {"process": 101, "connections": 2, "requests": 1, "views": {}},
     ]
     board.vacate(0)
     assert (board.serving, board.replaced) == (1, 1)
-    assert board.places[0].told() == {"process": 0, "connections": 0, "requests": 1}
+    assert board.places[0].told() == {"process": 0, "connections": 0, "requests": 1, "views": {}}
     assert not desks[1].crowded(9)  # nobody else takes connections
     assert desks[1].all(figures(6, 2))["counters"] == {"cache_hits": 11}
     assert desks[1].all(figures(6, 2))["gauges"] == {"connections": 2}
@@ -172,7 +172,7 @@ def test_the_default_is_one_worker_for_each_usable_core_where_the_model_allows_i
 
 
 def test_a_worker_that_ends_soon_again_and_again_is_started_later_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor = Supervisor(SimpleNamespace(workers=2))  # type: ignore[arg-type]
+    supervisor = Supervisor(SimpleNamespace(workers=2, refresher=None))  # type: ignore[arg-type]
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(workers.os, "waitpid", lambda process, how: (process, signal.SIGKILL))

@@ -26,7 +26,10 @@ def service_of(context: list[str] | None, token: bytes = b"", objects: bool = Fa
     reader = RequestReader(SCHEMA, [*SCHEMA.names, "clicked"], context, 50)
     served = SimpleNamespace(reader=reader, tasks=(), past=None, objects=lambda: {"ad": None} if objects else {})
     return cast(
-        Service, SimpleNamespace(served=served, labels=(), name="a&b", token=token, limits=Limits(candidates=50))
+        Service,
+        SimpleNamespace(
+            served=served, labels=(), name="a&b", token=token, limits=Limits(candidates=50), refresher=None
+        ),
     )
 
 

@@ -108,7 +108,7 @@ class Broken:
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
-    def score(self, request: Any) -> Any:
+    def answer(self, request: Any) -> Any:
         raise self.error
 
 

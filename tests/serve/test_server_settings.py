@@ -23,6 +23,7 @@ class _Other:
 
     tasks = ()
     past = None
+    views = SimpleNamespace(refreshable=[])
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         )
         monkeypatch.setattr(module, "ModelFolder", SimpleNamespace(open=lambda path, **how: folder))
         monkeypatch.setattr(module, "ServedRun", SimpleNamespace)
-        served = SimpleNamespace(tasks=(), past=None) if kind == RUN else _Other()
+        served = SimpleNamespace(tasks=(), past=None, views=_Other.views) if kind == RUN else _Other()
         monkeypatch.setattr(module, "open_served", lambda *_, **how: served)
         monkeypatch.setattr(module, "OwnCopy", lambda published: None)
         monkeypatch.setattr(module, "Reloader", lambda *given, **how: given)

@@ -47,7 +47,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def supervisor(count: int = 2, reloader: Any = None, version: int = 3) -> Any:
     service = SimpleNamespace(served=SimpleNamespace(version=version), metrics=Metrics())
     settings = SimpleNamespace(reload_seconds=0.5)
-    server = SimpleNamespace(workers=count, reloader=reloader, service=service, settings=settings)
+    server = SimpleNamespace(workers=count, reloader=reloader, service=service, settings=settings, refresher=None)
     made = Supervisor(server)  # type: ignore[arg-type]
     made._woken = socket.socketpair()
     for end in made._woken:

@@ -163,6 +163,16 @@ def serve(
             help="Time in seconds between two saves of the --state file. The server also saves it when it stops.",
         ),
     ] = 30.0,
+    views_every: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=86_400,
+            metavar="SECONDS",
+            help="Time in seconds between two looks at the files of joined views; a view whose files changed is read again while "
+            "the old rows answer. Default: 0, which reads them again only on a call of /v1/views/refresh.",
+        ),
+    ] = 0.0,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -268,6 +278,7 @@ def serve(
         public_keys=tuple(public_key or ()),
         model_id=model_id,
         trust_file=trust_file,
+        views_seconds=views_every,
         state=state,
         state_seconds=state_every,
     )

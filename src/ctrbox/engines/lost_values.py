@@ -14,6 +14,7 @@ the years of times.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -83,7 +84,7 @@ class Casts:
     """The casts of one extractor."""
 
     def __init__(self, extractor: Extractor) -> None:
-        self.extractor = extractor
+        self.extractor: Extractor = weakref.proxy(extractor)  # weak for the reason in `missed_keys.Joins`
         self.told: set[int] = set()  # ids of casts that were warned of
 
     def counts(self) -> list[CastCount]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,7 +48,8 @@ class Joins:
     """The joins and streamed merges of one extractor."""
 
     def __init__(self, extractor: Extractor) -> None:
-        self.extractor = extractor
+        # Weak, so that the memory of joined views is free as soon as nobody uses their extractor.
+        self.extractor: Extractor = weakref.proxy(extractor)
         self.told: set[tuple[str, tuple[str, ...]]] = set()
         self.merged: dict[str, list[int]] = {}  # by view: ids, and those without a row
         self._lock = threading.Lock()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -119,6 +119,38 @@ def versions_of(views: Sequence[View]) -> dict[str, dict[str, Any]]:
                 "version": reference["version"],
             }
     return found
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """The place at which newer data of a view are found. ``open`` opens what lies there then."""
+
+    paths: list[str]
+    filesystem: Any  # of paths that need one; None: the paths say it
+    open: Callable[[], Source]
+
+
+def reopened(source: Source) -> Reopened | None:
+    """Return where to find newer data of a source; None for rows in memory, streams, and a fixed version of a table."""
+    if isinstance(source, RecordedSource):
+        reference = source.described.reference
+        if reference is None or "version" in reference:
+            return None
+        return Reopened(list(reference["paths"]), None, source.open_anew)
+    source = _data(source)
+    reference = reference_of(source)
+    if reference is None or "version" in reference:
+        return None
+    files = getattr(source, "_files", [])
+    # With its secrets, which a saved plan leaves out.
+    paths = [source.name] if list(reference["paths"]) == [_without_secrets(source.name)] else list(reference["paths"])
+    store = files[0].store
+    queried = any("://" in path and "=" in path.partition("?")[2] for path in paths)
+    filesystem = store.fs if store.remote and not queried else None
+    if any(file.store.remote != store.remote for file in files):
+        return None
+    data, form, said = paths[0] if len(paths) == 1 else paths, reference["format"], reference.get("text", {})
+    return Reopened(paths, filesystem, lambda: View(data, format=form, filesystem=filesystem, **said).source)
 
 
 def _format_name(form: Any) -> str | None:

@@ -29,18 +29,25 @@ class Answered:
     scores: np.ndarray | dict[str, np.ndarray]  # float32; of several labels by name
     score: np.ndarray | None = None  # float32; of the expression that the request asked for
     ranking: np.ndarray | None = None  # int32
+    views: bytes = b""  # versions of the joined views, as the response header says them
 
     @staticmethod
-    def of(predictions: np.ndarray, version: int, labels: Sequence[str], asked: ScoreExpression | None) -> Answered:
+    def of(
+        predictions: np.ndarray,
+        version: int,
+        labels: Sequence[str],
+        asked: ScoreExpression | None,
+        views: bytes = b"",
+    ) -> Answered:
         """Return the answer for predictions (rows,) of one label, or (rows, labels) in float64 of several."""
         if not labels:
-            return Answered(version, predictions)
+            return Answered(version, predictions, views=views)
         score = ranking = None
         if asked is not None:
             exact = asked.of_predictions(predictions, "candidate")
             score = exact.astype(np.float32)
             ranking = ranked(score)
-        return Answered(version, by_label(predictions, labels), score, ranking)
+        return Answered(version, by_label(predictions, labels), score, ranking, views)
 
     def json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"version": self.version, "scores": self.scores}

@@ -1,8 +1,8 @@
 """Shares figures and news between the processes of one server: memory that the supervisor and all workers map.
 
-    of the server   draining · workers replaced · version to serve · the supervisor's note
-    of a worker     its process · serving · connections · when it was last heard of · cells of its counts (metrics.py) · its note
-                    (worker_figures.py)
+    of the server   draining · workers replaced · version to serve · versions of joined views · the supervisor's note
+    of a worker     its process · serving · connections · when it was last heard of · calls for a refresh of joined views · cells
+                    of its counts (metrics.py) · its note (worker_figures.py)
 
 The supervisor makes the memory before it starts the workers, and they inherit it: it has no name, nobody else can map it, and all
 of them have one layout because they are one program. A cell is an aligned float64 number that one process writes, so readers need
@@ -22,8 +22,8 @@ from ctrbox.serve.metrics import BUCKETS, CELLS, Cells
 from ctrbox.serve.worker_figures import Figures, carried, together
 
 NOTE_BYTES = 1 << 20  # of one note, twice; pages that nobody writes take no memory
-DRAINING, REPLACED, VERSION, OF_SERVER = 0, 1, 2, 8
-PROCESS, SERVING, CONNECTIONS, HEARD, OF_WORKER = 0, 1, 2, 3, 8
+DRAINING, REPLACED, VERSION, VIEWS, OF_SERVER = 0, 1, 2, 3, 8
+PROCESS, SERVING, CONNECTIONS, HEARD, ASKED, OF_WORKER = 0, 1, 2, 3, 4, 8
 TRIES = 100
 SILENT_SECONDS = 10.0  # a worker that posts twice a second and was not heard of for so long does not serve
 
@@ -90,10 +90,13 @@ class Place:
         """Whether the worker takes requests: it said so, and its event loop still runs."""
         return bool(self.facts[SERVING]) and time.monotonic() - self.facts[HEARD] < SILENT_SECONDS
 
-    def told(self) -> dict[str, int]:
-        """Return the worker's process, 0 where it has none now, its connections and the requests that were answered here."""
+    def told(self) -> dict[str, Any]:
+        """Return the worker's process, 0 where it has none now, its connections, the requests that were answered here, and the
+        versions of its joined views."""
         process, connections = int(self.facts[PROCESS]), int(self.facts[CONNECTIONS])
-        return {"process": process, "connections": connections, "requests": int(sum(self.cells[:BUCKETS]))}
+        views = {name: numbers[-1] for name, numbers in self.note.read().get("views", {}).items()}
+        requests = int(sum(self.cells[:BUCKETS]))
+        return {"process": process, "connections": connections, "requests": requests, "views": views}
 
 
 class Board:
@@ -117,6 +120,8 @@ class Board:
         """Say which version to serve, and the news: where it lies and what became of others."""
         self.news.write(news)
         self._facts[VERSION] = version
+        read = news.get("views", {}).get("views", {})
+        self._facts[VIEWS] = sum(one["number"] for one in read.values())
 
     def occupy(self, number: int, process: int) -> None:
         self.places[number].facts[PROCESS] = process
@@ -144,6 +149,16 @@ class Board:
     def version(self) -> int:
         """The version to serve; 0 where the first one is still it."""
         return int(self._facts[VERSION])
+
+    @property
+    def views(self) -> int:
+        """The sum of the versions of the joined views that the supervisor has read; 0 before it said so."""
+        return int(self._facts[VIEWS])
+
+    @property
+    def asked_for_views(self) -> int:
+        """How many calls for a refresh of the joined views all workers have met."""
+        return int(sum(place.facts[ASKED] for place in self.places))
 
     @property
     def serving(self) -> int:
@@ -175,6 +190,11 @@ class Desk:
         """Return the figures of all workers together, this one's as they are now."""
         self.post(own)
         return together([place.note.read() for place in self.board.places])
+
+    def ask_for_views(self) -> int:
+        """Ask the supervisor to refresh the joined views; returns the number of calls so far."""
+        self.place.facts[ASKED] += 1
+        return self.board.asked_for_views
 
     def crowded(self, connections: int) -> bool:
         """Return whether another worker that serves has fewer connections than this one."""

@@ -34,7 +34,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 ROUTES = ("score", "infer", "grpc", "other")
 SCORING = frozenset(["score", "infer", "grpc"])
-STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 431, 500, 501, 503)
+STATUSES = (200, 202, 400, 401, 403, 404, 405, 408, 413, 415, 431, 500, 501, 503)
 CELL = {pair: k for k, pair in enumerate((route, status) for route in ROUTES for status in STATUSES)}
 WIDTH = 64  # buckets
 BUCKETS = len(CELL)

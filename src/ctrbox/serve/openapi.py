@@ -101,6 +101,13 @@ def openapi(service: Service) -> dict[str, Any]:
             }
         },
     }
+    if service.refresher is not None:
+        paths["/v1/views/refresh"] = {
+            "post": {
+                "summary": "Read the joined views again; the old rows answer until the new ones are complete.",
+                "responses": {"202": {"description": "Accepted: the views will be read."}},
+            }
+        }
     if service.served.past is not None:
         paths["/v1/events"] = events(service.served.past)
     paths |= {

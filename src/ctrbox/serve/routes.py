@@ -2,6 +2,7 @@
 
     POST /v1/score                    {"context": …, "candidates": …} → {"scores": […], "version": 7} (answers.py)
     POST /v1/events                   {"rows": [{…}, …]} → {"taken": 2, "late": 0, "future": 0, "position": ""}; GET: how far
+    GET  /v1/views                    versions of joined views; POST /v1/views/refresh: read them again
     GET  /v2 …                        the Open Inference Protocol, JSON and binary tensors
     GET  /healthz, /v2/health/live    liveness; everything else asks for the token, where there is one
     GET  /metrics, /openapi.json, /docs, /, /v1/live
@@ -15,22 +16,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import orjson
 
 from ctrbox.errors import CtrboxError
+from ctrbox.serve.answers import Answered
 from ctrbox.serve.head import Headers
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.service import Service
 from ctrbox.serve.tensors import infer_answer, read_infer
+from ctrbox.serve.view_figures import views_of
 
 Header = tuple[bytes, bytes]
 
 JSON, TEXT, HTML = b"application/json", b"text/plain; version=0.0.4; charset=utf-8", b"text/html; charset=utf-8"
 BINARY = b"application/octet-stream"
 LENGTH_OF_JSON = b"inference-header-content-length"
+VIEWS = b"ctrbox-views"  # the response header that says which versions of joined views were read
 LIVENESS = frozenset(["/healthz", "/v2/health/live"])
 POLICY = (
     b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
@@ -71,6 +75,7 @@ class Routes:
             "/healthz": lambda: Answer(200, b'{"status":"ok"}'),
             "/metrics": lambda: Answer(200, service.prometheus().encode(), TEXT),
             "/v1/live": lambda: Answer(200, orjson.dumps(service.live(), option=orjson.OPT_NON_STR_KEYS)),
+            "/v1/views": lambda: Answer(200, orjson.dumps(self.views())),
             "/openapi.json": self.openapi,
             "/docs": self.docs,
             "/": self.page,
@@ -101,6 +106,8 @@ class Routes:
             return Scoring("score", partial(self.score, body))
         if path == "/v1/events":
             return self.events(method, path, body)
+        if path == "/v1/views/refresh":
+            return self.refresh_views(method, path, body)
         page = self.pages.get(path)
         if page is not None:
             need(method, "GET", path)
@@ -113,8 +120,9 @@ class Routes:
 
     def score(self, body: bytes) -> Answer:
         request = self.service.served.reader.from_json(body)
-        answer = orjson.dumps(self.service.answer(request).json(), option=orjson.OPT_SERIALIZE_NUMPY)
-        return Answer(200, answer, JSON, (), request.rows)
+        found = self.service.answer(request)
+        answer = orjson.dumps(found.json(), option=orjson.OPT_SERIALIZE_NUMPY)
+        return Answer(200, answer, JSON, header_of(found), request.rows)
 
     def infer(self, body: bytes, header: str | None, version: str) -> Answer:
         asked = read_infer(body, header, self.service.labels)
@@ -122,8 +130,8 @@ class Routes:
         found = self.service.answer(request, version)
         answer, json_bytes = infer_answer(self.service.name, found.version, asked, found.outputs())
         if json_bytes is None:
-            return Answer(200, answer, JSON, (), request.rows)
-        return Answer(200, answer, BINARY, ((LENGTH_OF_JSON, b"%d" % json_bytes),), request.rows)
+            return Answer(200, answer, JSON, header_of(found), request.rows)
+        return Answer(200, answer, BINARY, ((LENGTH_OF_JSON, b"%d" % json_bytes), *header_of(found)), request.rows)
 
     # ---- events, for the state of histories
 
@@ -138,6 +146,24 @@ class Routes:
         if method != "POST":
             raise Refused(405, f"{path} accepts POST and GET, not {method[:20]}")
         return Scoring("other", lambda: Answer(200, orjson.dumps(past.observe(body))))
+
+    # ---- joined views
+
+    def refresh_views(self, method: str, path: str, body: bytes) -> Answer:
+        need(method, "POST", path)
+        if body.strip() not in (b"", b"{}"):
+            raise Refused(
+                400, "a call that refreshes the joined views has no body; all views that have files are read again"
+            )
+        refresher = self.service.refresher
+        if refresher is None:
+            raise Refused(404, "this model joins no views whose files could be read again")
+        return Answer(202, orjson.dumps({"call": refresher.ask(), **self.views()}))
+
+    def views(self) -> dict[str, Any]:
+        service = self.service
+        done = 0 if service.refresher is None else service.refresher.told().get("done", 0)
+        return {"done": done, "views": views_of(service, service.figures())}
 
     # ---- the Open Inference Protocol
 
@@ -183,6 +209,10 @@ class Routes:
         from ctrbox.serve.page import page
 
         return Answer(200, page(self.service).encode(), HTML, PAGE_HEADERS)
+
+
+def header_of(found: Answered) -> tuple[Header, ...]:
+    return ((VIEWS, found.views),) if found.views else ()
 
 
 def need(method: str, wanted: str, path: str) -> None:

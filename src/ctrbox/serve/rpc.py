@@ -130,6 +130,8 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):
             asked = self.service.served.reader.from_tensors(tensors_of(request), expression)
             found = self.service.answer(asked, request.model_version)
             rows = asked.rows
+            if found.views:
+                context.set_trailing_metadata((("ctrbox-views", found.views.decode("ascii")),))
             answer = service_pb2.ModelInferResponse(
                 model_name=self.service.name, model_version=str(found.version), id=request.id
             )

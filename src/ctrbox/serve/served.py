@@ -1,15 +1,16 @@
 """Defines the models that the server uses: a request in, probabilities out.
 
-A Deep FFM's weights are replaced while requests are under way: `live` is one reference, read once per request, so a request sees
-one version from its beginning to its end. The plan, its views and the readers are the same for all versions.
+Weights and joined views are replaced while requests are under way: `live` is one reference, read once per request, so a request
+sees one version of each from its beginning to its end. The plan's graph and the readers are the same for all versions.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.tasks import Task
 from ctrbox.engines.missed_keys import JoinCount, counted_in
 from ctrbox.engines.plan import Plan
+from ctrbox.engines.refreshed_views import JoinedViews
 from ctrbox.engines.split import ContextPart, Split
 from ctrbox.errors import DataError, PlanError
 from ctrbox.ffm.engine import DeepFFM, scored
@@ -31,6 +33,7 @@ from ctrbox.serve.known_keys import KnownKeys
 from ctrbox.serve.model_folder import RUN, ModelFolder
 from ctrbox.serve.past import ServedPast, past_of
 from ctrbox.serve.request import Request, RequestReader
+from ctrbox.serve.view_versions import SplitViews, joins_together, told_of
 
 if TYPE_CHECKING:
     from ctrbox.predict.run_predictor import RunPredictor
@@ -40,6 +43,14 @@ if TYPE_CHECKING:
 Scores = npt.NDArray[Any]  # float32 (rows,) of one label, float64 (rows, labels) of several
 
 OBJECTS = 1 << 10  # bytes of the small objects that a cached context is made of, beside its parts
+
+
+class Scored(NamedTuple):
+    """Scores as `Served.score` returns them, with the versions that they are of."""
+
+    scores: Scores
+    version: int
+    views: bytes  # versions of the joined views, as the response header says them; empty where the plan joins none
 
 
 class Served(Protocol):
@@ -54,11 +65,24 @@ class Served(Protocol):
 
     @property
     def version(self) -> int: ...
-    def score(self, request: Request) -> tuple[Scores, int]:
-        """Return a score for each candidate, NaN where a filter of the plan drops it, and the version they are of.
+    @property
+    def views(self) -> JoinedViews:
+        """The joined views that requests read now."""
+        ...
+
+    def answer(self, request: Request) -> Scored:
+        """Return a score for each candidate, NaN where a filter of the plan drops it, and the versions they are of.
 
         For one label they are click probabilities (rows,) in float32, for several labels predictions (rows, labels) in float64.
         """
+        ...
+
+    def score(self, request: Request) -> tuple[Scores, int]:
+        """Return the scores of `answer`, and the version of the model."""
+        ...
+
+    def take_views(self, views: JoinedViews) -> None:
+        """Read other joined views from the next request on."""
         ...
 
     def objects(self) -> dict[str, int]:
@@ -85,11 +109,12 @@ class Updated(Protocol):
 
 @dataclass(frozen=True)
 class Live:
-    """One version of a Deep FFM, loaded and checked."""
+    """One version of a Deep FFM, loaded and checked, with the joined views that it reads."""
 
     engine: DeepFFM
     version: int
-    scorer: Scorer | None = None  # made when the version is loaded
+    scorer: Scorer | None = None  # made when the version is loaded, and again with other views
+    parts: SplitViews | None = None  # the same
 
 
 @dataclass(frozen=True)
@@ -114,7 +139,9 @@ class ServedFfm:
         past: ServedPast | None = None,
     ) -> None:
         self.past = past
-        self.split = Split(plan, context)
+        self.context = context
+        self._changing = threading.Lock()  # held by whoever replaces ``live``
+        self._parts = SplitViews.of(JoinedViews(plan), context)
         self.live = self.checked(live)
         self.cache = ContextCache(cache_bytes)
         self.known = KnownKeys()
@@ -124,44 +151,67 @@ class ServedFfm:
     def version(self) -> int:
         return self.live.version
 
+    @property
+    def split(self) -> Split:
+        return self._parts.split
+
+    @property
+    def views(self) -> JoinedViews:
+        return self._parts.views
+
     def checked(self, live: Live) -> Live:
         """DataError unless the engine's fields are features of the plan."""
         known = [*(f.name for f in self.split.schema.sparse), *self.split.schema.dense_names]
         for name in live.engine.fields:
             if name not in known:
                 raise DataError(f"the model's field {name!r} is not a feature of its plan{nearest(name, known)}")
-        return replace(live, scorer=Scorer(live.engine, self.split))
+        return replace(live, scorer=Scorer(live.engine, self.split), parts=self._parts)
 
     def take(self, weights: str | os.PathLike[str], version: int, *, shared: bool = False) -> None:
         """Serve another version from the next request on."""
         engine = DeepFFM._mapped(weights) if shared else DeepFFM.load(weights, learns=False)
-        self.live = self.checked(Live(engine, version))
+        with self._changing:
+            self.live = self.checked(Live(engine, version))
         self.cache.clear()
+
+    def take_views(self, views: JoinedViews) -> None:
+        """Read other joined views from the next request on; contexts that read none of the changed ones stay in the cache."""
+        parts = self._parts.changed(views, self.context)
+        with self._changing:
+            before, self._parts = self._parts, parts
+            self.live = self.checked(self.live)
+        if before.of_context != parts.of_context:
+            self.cache.clear()
 
     def objects(self) -> dict[str, int]:
         return {}
 
     def joins(self) -> list[JoinCount]:
-        return self.split.joins()
+        return self._parts.joins()
 
     def score(self, request: Request) -> tuple[Scores, int]:
+        return self.answer(request)[:2]
+
+    def answer(self, request: Request) -> Scored:
         no_objects(request)
+        live = self.live
+        scorer, parts = live.scorer, live.parts
+        assert scorer is not None
+        assert parts is not None
+        split = parts.split
         if self.past is not None:
             if not request.rows:
-                return no_scores(self.tasks), self.version
-            request = self.past.request(request, self.split.context_schema, self.split.candidate_schema)
-        live = self.live
-        scorer = live.scorer
-        assert scorer is not None
-        key = (live.version, request.key)
+                return Scored(no_scores(self.tasks), live.version, parts.told)
+            request = self.past.request(request, split.context_schema, split.candidate_schema)
+        key = (live.version, parts.of_context, request.key)
         found: CachedContext | None = self.cache.get(key)
         if found is None:
-            part = self.split.context(request.context())
+            part = split.context(request.context())
             found = scorer.context(part)
             self.cache.put(key, found, len(request.key) + size_of(found))
-        batch = self.split.candidates(found.frame, request.candidates)
+        batch = split.candidates(found.frame, request.candidates)
         scores = scorer.score(found, batch)
-        return spread(scores, batch, request.rows), live.version
+        return Scored(spread(scores, batch, request.rows), live.version, parts.told)
 
 
 class Scorer:
@@ -249,6 +299,15 @@ def spread(scores: Scores, batch: Batch, rows: int) -> Scores:
     return whole
 
 
+@dataclass(frozen=True)
+class LiveRun:
+    """A run with the joined views that it reads."""
+
+    run: RunPredictor
+    views: JoinedViews
+    told: bytes  # the versions of the views, as the response header says them
+
+
 class ServedRun:
     """A run of `cb.Trainer`; its version is 1. Columns of the context are repeated for every candidate."""
 
@@ -258,7 +317,10 @@ class ServedRun:
     def __init__(self, run: RunPredictor, *, most_candidates: int, past: ServedPast | None = None) -> None:
         from ctrbox.predict.unlearned import tell_of_keys  # brings torch, which a Deep FFM is served without
 
-        self.run, self.tasks, self.past = run, run.click_model.tasks, past
+        self.tasks, self.past = run.click_model.tasks, past
+        views = JoinedViews(run.plan)
+        self.live = LiveRun(run, views, told_of(views))
+        self._joined: list[JoinCount] = []  # in views that were replaced
         self.cache = ContextCache(0)
         self.known = KnownKeys(run.fields)
         tell_of_keys(run.click_model, lambda _, asked: self.known.add(asked))
@@ -280,21 +342,45 @@ class ServedRun:
     def objects(self) -> dict[str, int]:
         return {}
 
+    @property
+    def run(self) -> RunPredictor:
+        return self.live.run
+
+    @property
+    def views(self) -> JoinedViews:
+        return self.live.views
+
+    def take_views(self, views: JoinedViews) -> None:
+        """Read other joined views from the next request on."""
+        from ctrbox.predict.run_predictor import RunPredictor
+
+        before = self.live.run
+        run = RunPredictor(views.plan, before.click_model, before.folder, before.stored)
+        run.plan.extractor()  # made now, not by the first request
+        joined = self.joins()
+        self.live, self._joined = LiveRun(run, views, told_of(views)), joined
+
     def joins(self) -> list[JoinCount]:
-        return counted_in(r.extractor for r in self.run.plan._requests or () if r is not None)
+        now = counted_in(r.extractor for r in self.run.plan._requests or () if r is not None)
+        return joins_together(self._joined, now)
 
     def score(self, request: Request) -> tuple[Scores, int]:
+        return self.answer(request)[:2]
+
+    def answer(self, request: Request) -> Scored:
         no_objects(request)
+        live = self.live
         context, candidates = request.context(), request.candidates
         if not request.rows:
-            return no_scores(self.tasks), self.version
+            return Scored(no_scores(self.tasks), self.version, live.told)
         zeros = pa.array(np.zeros(request.rows, np.int32))
         columns = {n: context.column(n).take(zeros) for n in context.schema.names}
         columns |= {n: candidates.column(n) for n in candidates.schema.names}
         table = pa.table(columns)
         if self.past is not None:
             table = self.past.histories.added_to(table)
-        return as_scores(self.run.predictions_of_rows(table, warn=False), self.tasks), self.version
+        scores = as_scores(live.run.predictions_of_rows(table, warn=False), self.tasks)
+        return Scored(scores, self.version, live.told)
 
 
 def open_served(

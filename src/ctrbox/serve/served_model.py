@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import nn
@@ -16,6 +16,7 @@ from ctrbox.columns.batch import Schema
 from ctrbox.embed.known_keys import Asked
 from ctrbox.engines.missed_keys import JoinCount
 from ctrbox.engines.plan import Plan
+from ctrbox.engines.refreshed_views import JoinedViews
 from ctrbox.engines.split import ContextPart, Split
 from ctrbox.predict.click_model import ClickModel
 from ctrbox.predict.published import click_model_of
@@ -27,7 +28,8 @@ from ctrbox.serve.model_scorer import Found, ModelScorer
 from ctrbox.serve.objects import ObjectKeys
 from ctrbox.serve.past import ServedPast
 from ctrbox.serve.request import Request
-from ctrbox.serve.served import OBJECTS, Scores, no_scores, reader_of, spread
+from ctrbox.serve.served import OBJECTS, Scored, Scores, no_scores, reader_of, spread
+from ctrbox.serve.view_versions import SplitViews
 
 NOTHING: dict[int, dict[int, np.ndarray]] = {}
 
@@ -39,6 +41,7 @@ class LiveModel:
     click_model: ClickModel
     version: int
     scorer: ModelScorer
+    parts: SplitViews
 
 
 @dataclass
@@ -65,7 +68,9 @@ class ServedModel:
     ) -> None:
         self.own = own  # a model of the user's own class, into copies of which versions are read
         self.past = past
-        self.split = Split(plan, context)
+        self.context = context
+        self._changing = threading.Lock()  # held by whoever replaces ``live``
+        self._parts = SplitViews.of(JoinedViews(plan), context)
         self.schema: Schema = plan.schema
         self.tasks = self.schema.tasks
         self.keys = ObjectKeys(plan)
@@ -82,30 +87,57 @@ class ServedModel:
 
     def read(self, weights: str | os.PathLike[str], version: int) -> LiveModel:
         model = click_model_of(read_weights(weights), self.schema, str(weights), self.own)
-        return LiveModel(model, version, ModelScorer(model, self.split, self.keys))
+        parts = self._parts
+        return LiveModel(model, version, ModelScorer(model, parts.split, self.keys), parts)
 
     def take(self, weights: str | os.PathLike[str], version: int, *, shared: bool = False) -> None:
         """Serve another version from the next request on; tables are copied into memory of this process in any case."""
-        self.live = self.read(weights, version)
+        live = self.read(weights, version)
+        with self._changing:
+            self.live = live if live.parts is self._parts else self._over(live, self._parts)
         self.known.restart()
         self.cache.clear()
 
+    def _over(self, live: LiveModel, parts: SplitViews) -> LiveModel:
+        return replace(live, scorer=ModelScorer(live.click_model, parts.split, self.keys), parts=parts)
+
+    def take_views(self, views: JoinedViews) -> None:
+        """Read other joined views from the next request on; contexts that read none of the changed ones stay in the cache."""
+        parts = self._parts.changed(views, self.context)
+        with self._changing:
+            before, self._parts = self._parts, parts
+            self.live = self._over(self.live, parts)
+        if before.of_context != parts.of_context:
+            self.cache.clear()
+
+    @property
+    def split(self) -> Split:
+        return self._parts.split
+
+    @property
+    def views(self) -> JoinedViews:
+        return self._parts.views
+
     def score(self, request: Request) -> tuple[Scores, int]:
+        return self.answer(request)[:2]
+
+    def answer(self, request: Request) -> Scored:
+        live = self.live
+        scorer, parts = live.scorer, live.parts
+        split = parts.split
         if self.past is not None:
             if not request.rows:
-                return no_scores(self.tasks), self.version
-            request = self.past.request(request, self.split.context_schema, self.split.candidate_schema)
-        live = self.live
-        scorer = live.scorer
+                return Scored(no_scores(self.tasks), live.version, parts.told)
+            request = self.past.request(request, split.context_schema, split.candidate_schema)
         own, ran = scorer.embed(request.objects) if request.objects else (NOTHING, 0)
-        key = (live.version, request.key)
+        key = (live.version, parts.of_context, request.key)
         met: CachedContext | None = self.cache.get(key)
         counted: tuple[Asked, ...] = ()
         if met is None or own or not met.found.fresh:
-            part = self.split.context(request.context()).owned() if met is None else met.part
+            part = split.context(request.context()).owned() if met is None else met.part
             met = CachedContext(part, scorer.context(part.batch, own))
             counted = met.found.counted
-        batch = self.split.candidates(met.part.frame, request.candidates)
+        batch = split.candidates(met.part.frame, request.candidates)
         scores, missing, theirs = scorer.score(met.part.batch, met.found, batch, own)
         self.known.add((*counted, *theirs))
         if not own and met.counted != len(met.found.kept) and self.live is live:
@@ -115,10 +147,10 @@ class ServedModel:
             with self._counting:
                 self.missing += missing
                 self.embedded += ran
-        return spread(scores, batch, request.rows), live.version
+        return Scored(spread(scores, batch, request.rows), live.version, parts.told)
 
     def joins(self) -> list[JoinCount]:
-        return self.split.joins()
+        return self._parts.joins()
 
     def objects(self) -> dict[str, int]:
         """Counts of objects: without a vector, embedded on request, and remembered of those."""

@@ -4,6 +4,7 @@
     ctrbox-score-k        the queue's threads, which score the folder of a run
     ctrbox-grpc-k         gRPC's, which score what came to them
     ctrbox-reload         new versions
+    ctrbox-views          joined views that are read again
 
 SIGTERM or Ctrl-C: readiness goes to 503, what is under way is answered, then the process ends. Several workers are such processes
 below a supervisor (workers.py), which takes up new versions for all of them.
@@ -40,6 +41,8 @@ from ctrbox.serve.reload import Reloader
 from ctrbox.serve.served import ServedRun, open_served
 from ctrbox.serve.service import Limits, Service
 from ctrbox.serve.tls import Certificate
+from ctrbox.serve.view_refresh import ViewFollower, ViewRefresher, check_refreshes
+from ctrbox.serve.watcher import Watcher
 from ctrbox.serve.workers import GRACE, Seat, Supervisor, worker_count
 
 LIBRARIES = {
@@ -66,6 +69,7 @@ class Settings:
         1  # processes; None: as many as there are usable cores, where the model allows it (workers.py)
     )
     reload_seconds: float = 0.5
+    views_seconds: float = 0.0  # between two looks at the files of joined views; 0: they are read again only when asked
     state: Path | None = None  # of the plan's histories; None: requests bring their columns
     state_seconds: float = 30.0  # between two saves of the state
     limits: Limits = field(default_factory=Limits)
@@ -141,6 +145,7 @@ class Server:
     reloader: Reloader | None
     certificate: Certificate | None = None
     workers: int = 1  # processes that serve
+    refresher: ViewRefresher | None = None  # of joined views; None where none has files
 
     @staticmethod
     def open(folder: str | os.PathLike[str], settings: Settings) -> Server:
@@ -193,7 +198,10 @@ class Server:
         if not isinstance(served, ServedRun):
             period = settings.reload_seconds if found.stored is None else max(settings.reload_seconds, STORED_SECONDS)
             reloader = Reloader(served, found.published, service.metrics, period, shares=workers > 1, own=own)
-        return Server(settings, service, reloader, certificate, workers)
+        check_refreshes(settings.views_seconds, served)
+        refresher = ViewRefresher(served, settings.views_seconds) if served.views.refreshable else None
+        service.refresher = refresher
+        return Server(settings, service, reloader, certificate, workers, refresher)
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM or SIGINT; ``ready`` is called when the sockets listen and, of several workers, all serve."""
@@ -205,13 +213,14 @@ class Server:
             else:
                 if writer is not None:
                     writer.start()
-                asyncio.run(self._run(ready, None, self.reloader))
+                asyncio.run(self._run(ready, None, [self.reloader, self.refresher]))
         finally:
             self.service.queue.drain(0)
             if writer is not None:
                 writer.close()
-            if self.reloader is not None:
-                self.reloader.close()
+            for watcher in (self.refresher, self.reloader):
+                if watcher is not None:
+                    watcher.close()
 
     def work(self, seat: Seat, ready: Callable[[], None]) -> None:
         """Serve as one of several workers, in a process that the supervisor has forked."""
@@ -219,16 +228,19 @@ class Server:
         service.desk = seat.desk
         service.metrics = Metrics(seat.desk.place.cells, [p.cells for p in board.places], service.metrics.started)
         service.door.shown = seat.desk.place.connections
-        follower = None
+        versions = views = None
         if self.reloader is not None:
-            follower = Follower(self.reloader.served, board, self.settings.reload_seconds)
+            versions = Follower(self.reloader.served, board, self.settings.reload_seconds)
+        if self.refresher is not None:
+            service.refresher = views = ViewFollower(service.served, seat.desk)
         try:
-            asyncio.run(self._run(ready, seat, follower))
+            asyncio.run(self._run(ready, seat, [versions, views]))
         finally:
-            if follower is not None:
-                follower.close()
+            for watcher in (versions, views):
+                if watcher is not None:
+                    watcher.close()
 
-    async def _run(self, ready: Callable[[], None], seat: Seat | None, versions: Reloader | Follower | None) -> None:
+    async def _run(self, ready: Callable[[], None], seat: Seat | None, watchers: Sequence[Watcher | None]) -> None:
         settings, service, limits = self.settings, self.service, self.service.limits
         connections = connections_allowed(limits.connections // self.workers)
         rpc_connections = connections // 4 if settings.grpc_port else 0
@@ -248,8 +260,9 @@ class Server:
             front.start()
             for number in (signal.SIGTERM, signal.SIGINT) if seat is None else (signal.SIGTERM,):
                 loop.add_signal_handler(number, stopped.set)
-            if versions is not None:
-                versions.start()
+            for watcher in watchers:
+                if watcher is not None:
+                    watcher.start()
             if seat is not None:
                 loop.add_reader(seat.life, stopped.set)  # its end: the supervisor is no more
                 service.post()

@@ -26,8 +26,10 @@ from ctrbox.serve.metrics import ByLabel, Metrics
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.refused import Refused, overloaded
 from ctrbox.serve.request import Request
-from ctrbox.serve.served import Served
+from ctrbox.serve.served import Scored, Served
 from ctrbox.serve.tensors import inputs_of
+from ctrbox.serve.view_figures import lines_of_views, views_of
+from ctrbox.serve.view_refresh import ViewFollower, ViewRefresher
 from ctrbox.serve.worker_figures import Figures, figures_of
 
 log = logging.getLogger("ctrbox.serve")
@@ -61,6 +63,7 @@ class Service:
     metrics: Metrics = field(default_factory=Metrics)
     hosts: AllowedHosts | None = None  # the names that a server without a token answers to; None: any
     desk: Desk | None = None  # of one of several workers; None: this process is the whole server
+    refresher: ViewRefresher | ViewFollower | None = None  # of joined views; None where none can be read again
     door: Door = field(init=False)
     label_sums: LabelSums = field(init=False)
 
@@ -113,16 +116,20 @@ class Service:
         ``version``: refuse to answer with another one.
         """
         asked = None if request.score is None else ScoreExpression.of(request.score, self.labels)
-        predictions, served = self.score(request, version)
-        found = Answered.of(predictions, served, self.labels, asked)
+        scored = self.scored(request, version)
+        found = Answered.of(scored.scores, scored.version, self.labels, asked, scored.views)
         if isinstance(found.scores, dict):
             self.label_sums.add(found.scores)
         return found
 
     def score(self, request: Request, version: str = "") -> tuple[np.ndarray, int]:
         """Return what `Served.score` does; ``version``: refuse to answer with another one."""
+        return self.scored(request, version)[:2]
+
+    def scored(self, request: Request, version: str = "") -> Scored:
+        """Return what `Served.answer` does; ``version``: refuse to answer with another one."""
         try:
-            scores, served = self.served.score(request)
+            found = self.served.answer(request)
         except Refused:
             raise
         except SourceError as error:  # a file of the model, damaged since it was opened: no mistake of the client's
@@ -132,9 +139,9 @@ class Service:
             raise Refused(400, str(error)) from None
         except MemoryError:
             raise overloaded("there is not enough memory for this request now") from None
-        if version and version != str(served):
-            raise Refused(404, f"version {version[:40]!r} is no longer served; the current version is {served}")
-        return scores, served
+        if version and version != str(found.version):
+            raise Refused(404, f"version {version[:40]!r} is no longer served; the current version is {found.version}")
+        return found
 
     # ---- what is told about it
 
@@ -189,8 +196,8 @@ class Service:
         board = self.desk.board
         return {"count": len(board.places), "serving": board.serving, "replaced": board.replaced}
 
-    def each_worker(self) -> list[dict[str, int]]:
-        """Return process, connections and requests of each of several workers."""
+    def each_worker(self) -> list[dict[str, Any]]:
+        """Return process, connections, requests and versions of joined views of each of several workers."""
         return [] if self.desk is None else [place.told() for place in self.desk.board.places]
 
     def live(self) -> dict[str, Any]:
@@ -217,6 +224,7 @@ class Service:
                 "last_refusal": m.last_refusal,
             },
             "stale": self.stale(),
+            "views": views_of(self, now),
             "objects": objects,
             "keys": {name: {"known": known, "unknown": unknown} for name, (known, unknown) in now["keys"].items()},
             "joins": [dict(zip(("view", "on", "keys", "missed"), join, strict=True)) for join in now["joins"]],
@@ -246,6 +254,8 @@ class Service:
             told["workers"] = self.workers()
         if (stale := self.stale()) is not None:
             told["stale"] = stale
+        if views := [one for one in views_of(self, now) if one["stale"] is not None]:
+            told["stale_views"] = [{"view": one["name"], "serving": one["version"], **one["stale"]} for one in views]
         if now["unlearned"]:
             told["fields_without_known_keys"] = now["unlearned"]
         return told
@@ -276,7 +286,8 @@ class Service:
         counters = {**now["counters"], "workers_replaced": workers["replaced"]}
         news = {} if self.desk is None else self.desk.board.news.read()
         by_label = [keys_of(now), joins_of(now)]
-        return self.metrics.text(gauges, counters, by_label, news.get("memory"), lines_of(now["labels"]))
+        more = [*lines_of(now["labels"]), *lines_of_views(self, now)]
+        return self.metrics.text(gauges, counters, by_label, news.get("memory"), more)
 
 
 def keys_of(now: Figures) -> ByLabel:

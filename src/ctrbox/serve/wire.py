@@ -33,6 +33,7 @@ CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 CHUNK_LINE = 10  # bytes of the longest size of a chunk and its CR LF
 REASONS = {
     200: b"OK",
+    202: b"Accepted",
     400: b"Bad Request",
     401: b"Unauthorized",
     403: b"Forbidden",

@@ -11,6 +11,7 @@ are plain JSON:
     unlearned  fields of which no key was known for long (known_keys.py)
     vectors    objects whose vectors are published: the same number in every worker
     versions   of the model, that workers serve
+    views      by joined view: its versions, that workers read
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def figures_of(service: Service) -> Figures:
         "unlearned": served.known.never_found(),
         "vectors": objects.get("vectors"),
         "versions": [served.version],
+        "views": {name: [one.number] for name, one in served.views.loaded.items()},
     }
 
 
@@ -70,6 +72,7 @@ def together(parts: Iterable[Figures]) -> Figures:
     unlearned: dict[str, None] = {}
     vectors: int | None = None
     versions: set[int] = set()
+    views: dict[str, set[int]] = {}
     for part in parts:
         if not part:
             continue
@@ -89,6 +92,8 @@ def together(parts: Iterable[Figures]) -> Figures:
         unlearned |= dict.fromkeys(part["unlearned"])
         vectors = part["vectors"] if vectors is None else vectors
         versions |= set(part["versions"])
+        for name, numbers in part.get("views", {}).items():
+            views.setdefault(name, set()).update(numbers)
     return {
         "counters": dict(counters),
         "gauges": dict(gauges),
@@ -98,6 +103,7 @@ def together(parts: Iterable[Figures]) -> Figures:
         "unlearned": list(unlearned),
         "vectors": vectors,
         "versions": sorted(versions),
+        "views": {name: sorted(numbers) for name, numbers in views.items()},
     }
 
 
@@ -105,4 +111,4 @@ def carried(figures: Figures) -> Figures:
     """Return what is left of a worker that is gone: its counts, and nothing that is so no more."""
     if not figures:
         return {}
-    return {**figures, "gauges": {}, "unlearned": [], "vectors": None, "versions": []}
+    return {**figures, "gauges": {}, "unlearned": [], "vectors": None, "versions": [], "views": {}}

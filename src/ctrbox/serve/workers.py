@@ -1,8 +1,9 @@
 """Serves with several processes: a supervisor opens the model, starts workers, replaces those that die or hang, and ends them in
 order.
 
-    the supervisor     the listening sockets, the model, new versions (reload.py), the board (board.py); answers no request
-    a worker           takes connections of the shared sockets, scores, follows new versions (follow.py)
+    the supervisor     the listening sockets, the model, new versions (reload.py), joined views (view_refresh.py), the board
+                       (board.py); answers no request
+    a worker           takes connections of the shared sockets, scores, follows new versions (follow.py) and views
 
 The supervisor opens the model and *forks*: whatever it has read by then (weights, joined views, tables) is memory that all
 workers share, because nobody writes to it. Forking needs a process in which no thread holds a lock, so the supervisor starts
@@ -125,6 +126,8 @@ class Supervisor:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.board = Board(server.workers)
+        if server.refresher is not None:
+            server.refresher.asked = lambda: self.board.asked_for_views
         self.workers = [Worker(k) for k in range(server.workers)]
         self.sockets: list[socket.socket] = []
         self.stops = 0  # signals that ask for the end
@@ -183,6 +186,8 @@ class Supervisor:
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGCHLD:
             self.stops += 1
+            if self.server.refresher is not None:
+                self.server.refresher.interrupt()
 
     # ---- starting
 
@@ -339,6 +344,8 @@ class Supervisor:
         self._next_look = now + self.server.settings.reload_seconds
         if self.server.reloader is not None:
             self.server.reloader.look_safely()
+        if self.server.refresher is not None:
+            self.server.refresher.look_safely()
         self._tell_news()
 
     def _tell_news(self) -> None:
@@ -351,6 +358,8 @@ class Supervisor:
         file = reloader.shared.file if reloader is not None and reloader.shared is not None else ""
         version = service.served.version
         news = {"version": version, "file": file, "reloads": service.metrics.told(), "memory": self._memory}
+        if self.server.refresher is not None:
+            news["views"] = self.server.refresher.told()
         if news != self._news:
             self._news = news
             self.board.publish(version if file else 0, news)

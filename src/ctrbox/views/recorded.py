@@ -198,6 +198,10 @@ class RecordedSource:
                 self._opened = AgreeingSource(self._open_data(), self.described, strict=True)
             return self._opened
 
+    def open_anew(self) -> Source:
+        """Open the data that lies there now; this source stays as it is, and the caller compares the columns."""
+        return self._open_data()
+
     @property
     def name(self) -> str:
         return self.described.shown or self.described.view

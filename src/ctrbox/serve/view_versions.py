@@ -1,0 +1,62 @@
+"""Keeps a plan, split for requests, together with the versions of the joined views that it reads.
+
+A context that is kept in the cache holds values of the views that it reads, so its key holds the versions of these views, and of
+no others: new ads do not empty a cache of users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from ctrbox.engines.missed_keys import JoinCount
+from ctrbox.engines.refreshed_views import JoinedViews
+from ctrbox.engines.split import Split
+
+
+@dataclass(frozen=True)
+class SplitViews:
+    """``of_context``: versions of the views that the context's part reads. ``told``: versions of all views, as the response
+    header says them. ``counted``: what the joins met before these views were read."""
+
+    views: JoinedViews
+    split: Split
+    of_context: tuple[int, ...]
+    told: bytes
+    counted: tuple[JoinCount, ...] = ()
+
+    @staticmethod
+    def of(views: JoinedViews, context: Sequence[str], counted: Sequence[JoinCount] = ()) -> SplitViews:
+        split = Split(views.plan, context)
+        read = {f.name for f in views.frames if f.id in frames_of_context(split)}
+        versions = tuple(views.loaded[name].number for name in views.names if name in read)
+        return SplitViews(views, split, versions, told_of(views), tuple(counted))
+
+    def changed(self, views: JoinedViews, context: Sequence[str]) -> SplitViews:
+        """Return the same plan over other views; the counts of its joins go on."""
+        return SplitViews.of(views, context, self.joins())
+
+    def joins(self) -> list[JoinCount]:
+        return joins_together(self.counted, self.split.joins())
+
+
+def frames_of_context(split: Split) -> set[int]:
+    """Return the joined views that the context's part looks up, by the number of their frame."""
+    programs = [p for e in (split.once, split.shared) if e is not None for p in e.programs]
+    return {n.param("frame") for p in programs for n in p.nodes if n is not None and n.op == "row"}
+
+
+def joins_together(*parts: Iterable[JoinCount]) -> list[JoinCount]:
+    """Return the sums of counts of the same joins."""
+    found: dict[tuple[str, tuple[str, ...]], JoinCount] = {}
+    for count in (count for part in parts for count in part):
+        named = (count.view, count.on)
+        before = found.get(named, JoinCount(*named, 0, 0))
+        found[named] = JoinCount(*named, before.keys + count.keys, before.missed + count.missed)
+    return list(found.values())
+
+
+def told_of(views: JoinedViews) -> bytes:
+    """Return the versions of the joined views as ``ads=3, users=1``; a name is percent-encoded, as in a URL."""
+    return ", ".join(f"{quote(name, safe='')}={views.loaded[name].number}" for name in views.names).encode()
