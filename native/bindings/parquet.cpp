@@ -9,6 +9,7 @@
 #include "bindings/bindings.h"
 #include "core/parquet/column_chunk.h"
 #include "core/parquet/footer.h"
+#include "core/parquet/page_list.h"
 #include "core/program/frame.h"
 #include "core/system/parallel.h"
 
@@ -125,6 +126,58 @@ nb::tuple read_columns(int file, const std::vector<ChunkPlace>& chunks, int64_t 
   return nb::make_tuple(done, ArrowColumns::capsule(std::move(made), rows));
 }
 
+// (first byte, bytes, codec, width, nullable, rows, place in the buffer) of a column chunk that is staged as it is.
+using StagedPlace = std::tuple<int64_t, int64_t, int, uint32_t, bool, int64_t, int64_t>;
+
+constexpr size_t kPageFields = 8;
+
+// The pages of a chunk, kPageFields numbers each; see stage_parquet_pages.
+std::vector<int64_t> page_fields(const std::vector<Page>& pages, const uint8_t* base, Codec codec) {
+  std::vector<int64_t> fields;
+  fields.reserve(pages.size() * kPageFields);
+  for (const Page& page : pages) {
+    const PageHeader& h = page.header;
+    const bool v2 = h.kind == static_cast<int32_t>(PageKind::DataV2);
+    const bool dictionary = h.kind == static_cast<int32_t>(PageKind::Dictionary);
+    const int64_t kind = dictionary ? 0 : v2 ? 2 : 1, coded = !dictionary && dictionary_coded(h);
+    const int64_t as = h.compressed ? static_cast<int64_t>(codec) : 0;
+    for (const int64_t field : {int64_t{page.stored - base}, int64_t{h.stored_size}, int64_t{h.raw_size},
+                                int64_t{h.values}, int64_t{v2 ? h.definition_bytes : 0}, kind, coded, as})
+      fields.push_back(field);
+  }
+  return fields;
+}
+
+nb::list stage_pages(int file, const std::vector<StagedPlace>& chunks,
+                     nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> into) {
+  std::vector<std::shared_ptr<std::vector<int64_t>>> found(chunks.size());
+  {
+    nb::gil_scoped_release release;
+    const WorkerPool::Elsewhere here;
+    struct stat facts;
+    const int64_t end = ::fstat(file, &facts) == 0 ? facts.st_size : 0, room = static_cast<int64_t>(into.size());
+    for (size_t k = 0; k < chunks.size(); ++k) {
+      const auto& [start, size, codec, width, nullable, rows, at] = chunks[k];
+      const ColumnShape shape = shape_of(codec, width, nullable, rows);
+      if (at < 0 || size < 0 || size > room || at > room - size)
+        throw std::invalid_argument("a column chunk does not fit into the buffer");
+      if (start < 0 || size > end || start > end - size) continue;
+      uint8_t* const stored = into.data() + at;
+      if (!read_fully(file, stored, size, start)) continue;
+      const std::optional<std::vector<Page>> pages = pages_of(stored, static_cast<size_t>(size), shape);
+      if (pages) found[k] = std::make_shared<std::vector<int64_t>>(page_fields(*pages, into.data(), shape.codec));
+    }
+  }
+  nb::list given;
+  for (const auto& fields : found) {
+    if (!fields)
+      given.append(nb::none());
+    else
+      given.append(shared_array(fields->data(), {fields->size() / kPageFields, kPageFields}, fields));
+  }
+  return given;
+}
+
 nb::object decode_column(Bytes chunk, int codec, uint32_t width, bool nullable, int64_t rows) {
   const ColumnShape shape = shape_of(codec, width, nullable, rows);
   std::shared_ptr<DecodedColumn> column;
@@ -164,6 +217,16 @@ void bind_parquet(nb::module_& m) {
       "Read and decode column chunks of one row group from an open file. A chunk is (first byte, bytes, codec, width, "
       "nullable), the last three as for decode_parquet_column. Return for each chunk whether it was decoded, and those "
       "that were as the children of an Arrow struct, in a capsule named arrow_array. pyarrow has to read the others.");
+  m.def(
+      "stage_parquet_pages", &stage_pages, nb::arg("file"), nb::arg("chunks"), nb::arg("into"),
+      nb::sig("def stage_parquet_pages(file: int, chunks: list[tuple[int, int, int, int, bool, int, int]], into: "
+              "NDArray[numpy.uint8]) -> list[NDArray[numpy.int64] | None]"),
+      "Read column chunks from an open file as they are stored. A chunk is (first byte, bytes, codec, width, nullable, "
+      "rows, place in `into`). Return for each chunk its pages, or None where decode_parquet_column would not read it "
+      "either. A page is a row of eight numbers: the place of its bytes in `into`, their number, the number of bytes "
+      "after decompression, values, bytes of levels in front that are not compressed, kind (0 dictionary, 1 data, 2 "
+      "data "
+      "V2), whether it is coded by a dictionary, codec.");
   m.def("decode_parquet_column", &decode_column, nb::arg("chunk"), nb::arg("codec"), nb::arg("width"),
         nb::arg("nullable"), nb::arg("rows"),
         nb::sig(

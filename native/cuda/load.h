@@ -80,6 +80,11 @@ __device__ inline Found load_number(const Raw& c, int64_t row, T* out) {
 __device__ inline Found load_text(const Raw& c, int64_t row, Str* out) {
   *out = Str{nullptr, 0};
   if (!present(c, row)) return {false, 0};
+  if (c.storage == kViews) {
+    const TextView view = ((const TextView*)c.values)[row];
+    *out = Str{c.text + view.at, view.n};
+    return {true, 0};
+  }
   const void* offsets = c.values;
   bool wide = c.storage == kLargeUtf8;
   if (c.storage == kDictionary) {

@@ -25,6 +25,11 @@ enum Storage : uint8_t {
   kLargeList = 14,
   kFixedList = 15,
   kAbsent = 16,  // this run has no such source: every row is null
+  kViews = 17,   // strings, a TextView a row; `text` is the byte that its places count from
+};
+
+struct TextView {
+  uint32_t at, n;
 };
 
 struct Raw {

@@ -3,10 +3,13 @@
     compute-sanitizer --tool memcheck  --error-exitcode 1 python -m tests.gpu.sanitize
     compute-sanitizer --tool racecheck --error-exitcode 1 python -m tests.gpu.sanitize --parts operators,pool
 
+    compute-sanitizer --tool memcheck  --error-exitcode 1 python -m tests.gpu.sanitize --parts pages --files 10000
+
 Parts: `operators` (the whole catalogue on hostile rows, then with a pool that is too small at first), `job` (the job of
 benchmarks/extract: filter, joins, merge, batches), `table` (the GPU table's lookup, pooling and step), `pool` (the
-benchmark's kernels). torch's cache of allocations is off, or memcheck would not see a step from one tensor into the next.
-Graphs are off: the launches are the same.
+benchmark's kernels), `pages` (Parquet files with bytes changed at random, decoded by the GPU and by the CPU's reader).
+torch's cache of allocations is off, or memcheck would not see a step from one tensor into the next. Graphs are off: the
+launches are the same.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from ctrbox.embed.optimizers import FTRL, Adagrad
 from ctrbox.engines.cuda.runtime import cuda_runtime, why_not
 
 ROWS = 300  # more than a block, less than two
+FILES = 24
 
 
 def operators(runtime: Any) -> None:
@@ -73,20 +77,37 @@ def pool(runtime: Any) -> None:
     gpu_pool.checked(runtime, ways, gpu_pool.hostile(), gpu.Clock(runtime.device))
 
 
-PARTS = {"operators": operators, "job": job, "table": table, "pool": pool}
+def pages(runtime: Any, files: int = FILES) -> None:
+    import tempfile
+    from pathlib import Path
+
+    from ctrbox.engines.cuda.pages import PageDecoder
+    from tests.engines.cuda.page_checks import mutated_agree
+
+    with tempfile.TemporaryDirectory() as folder:
+        checked, refused = mutated_agree(PageDecoder(runtime, 1 << 28), Path(folder), files, seed=1)
+    print(f"{files:,} files with changed bytes: {checked:,} columns, {refused:,} refused by both readers")
 
 
-def run(runtime: Any, parts: list[str]) -> None:
+PARTS = {"operators": operators, "job": job, "table": table, "pool": pool, "pages": pages}
+
+
+def run(runtime: Any, parts: list[str], files: int = FILES) -> None:
     for name in parts:
         began = time.perf_counter()
-        PARTS[name](runtime)
+        if name == "pages":
+            pages(runtime, files)
+        else:
+            PARTS[name](runtime)
         print(f"{name}: same as the CPU's, {time.perf_counter() - began:.1f} s", flush=True)
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--parts", default=",".join(PARTS), help="which, in this order")
-    parts = options.parse_args().parts.split(",")
+    options.add_argument("--files", type=int, default=FILES, help="Parquet files that `pages` changes")
+    given = options.parse_args()
+    parts = given.parts.split(",")
     unknown = sorted(set(parts) - set(PARTS))
     if unknown:
         sys.exit(f"there is no part {', '.join(unknown)}; known: {', '.join(PARTS)}")
@@ -94,7 +115,7 @@ def main() -> None:
     if missing:
         print(f"nothing to look at: {missing}")
         return
-    run(cuda_runtime(), parts)
+    run(cuda_runtime(), parts, given.files)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,20 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctrbox.files.checksum import content_checksums
 from ctrbox.files.filesystems import File
+from ctrbox.views.elsewhere import behind
 from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin
 from ctrbox.views.partitions import Partitions
 from ctrbox.views.simple import STRINGS, Leaf, choose, is_text, leaves, pick, simplify
+
+if TYPE_CHECKING:
+    from ctrbox.views.elsewhere import Elsewhere
 
 
 class Columns:
@@ -65,14 +69,19 @@ class Columns:
             if self.partitions and leaf.name in self.partitions.columns:
                 arrays.append(self.partitions.array(leaf.name, file, rows))
             else:
-                arrays.append(simplify(pick(batch, paths[leaf.name]), leaf, origin))
+                array = pick(batch, paths[leaf.name])
+                arrays.append(array if behind(array) is not None else simplify(array, leaf, origin))
         return make_batch(arrays, chosen, rows)
 
 
 def make_batch(arrays: Sequence[pa.Array], chosen: Sequence[Leaf], rows: int) -> pa.RecordBatch:
     if not arrays:
         return pa.RecordBatch.from_arrays([pa.nulls(rows)], ["rows"]).select([])
-    return pa.RecordBatch.from_arrays(list(arrays), schema=schema_of(chosen))
+    fields = [
+        leaf.field if behind(array) is None else leaf.field.with_type(array.type)
+        for array, leaf in zip(arrays, chosen, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(fields))
 
 
 def schema_of(chosen: Sequence[Leaf]) -> pa.Schema:
@@ -126,6 +135,7 @@ class Scan:
     threads: int = 2
     prune: pc.Expression | None = None
     dictionary: Sequence[str] = ()
+    elsewhere: Elsewhere | None = None
 
 
 class ColumnSource(ABC):

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +25,9 @@ from ctrbox.views.morsel import Morsel, Origin
 from ctrbox.views.partitions import Partitions
 from ctrbox.views.readahead import readahead
 from ctrbox.views.simple import Leaf, castable, leaves
+
+if TYPE_CHECKING:
+    from ctrbox.views.elsewhere import Elsewhere
 
 THREADS = "ctrbox-footer"  # the names of threads that read footers begin with this
 
@@ -63,11 +66,14 @@ class Footer:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Parts of a file that are read: leaves of its row groups; text among those in ``dictionary`` comes dictionary-encoded."""
+    """Parts of a file that are read: leaves of its row groups; text among those in ``dictionary`` comes dictionary-encoded.
+
+    What ``elsewhere`` decodes comes as stand-ins."""
 
     groups: Sequence[int]
     leaves: Sequence[Leaf]
     dictionary: Sequence[str]
+    elsewhere: Elsewhere | None = None
 
 
 @dataclass(frozen=True)
@@ -193,6 +199,16 @@ class IndexedFiles(ColumnSource):
         return column in self._partitions.columns or (leaf is not None and leaf.stored == leaf.type)
 
     @property
+    def first(self) -> Footer:
+        """What the first file says about itself."""
+        return self._first
+
+    @property
+    def format(self) -> Indexed:
+        """The format of the files."""
+        return self._format
+
+    @property
     def files(self) -> Sequence[File]:
         """The files of the view, in the order in which they are read."""
         return self._files
@@ -210,7 +226,7 @@ class IndexedFiles(ColumnSource):
 
         def task(piece: Piece) -> Callable[[], tuple[Piece, list[pa.RecordBatch]]]:
             file = piece.file
-            return lambda: (piece, self._decode(piece, footers[file], chosen, theirs[file], coded))
+            return lambda: (piece, self._decode(piece, footers[file], chosen, theirs[file], coded, asked.elsewhere))
 
         # One piece needs no thread: starting one costs more than it hides.
         first = list(itertools.islice(pieces, max(asked.threads, 2)))
@@ -288,12 +304,13 @@ class IndexedFiles(ColumnSource):
         chosen: Sequence[Leaf],
         theirs: Sequence[Leaf],
         coded: Sequence[str],
+        elsewhere: Elsewhere | None,
     ) -> list[pa.RecordBatch]:
         """Read a piece and bring it to simple types; runs in a reader thread."""
         file = self._files[piece.file]
         batches: list[Any] = [piece.rows]
         if theirs:
-            wanted = Wanted(piece.groups, theirs, coded)
+            wanted = Wanted(piece.groups, theirs, coded, elsewhere)
             batches = self._read(file, footer, wanted)
             size = self._format.size(footer, wanted)
             if size is None:

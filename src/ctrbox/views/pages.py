@@ -33,8 +33,8 @@ def decode_columns(raw: pa.NativeFile, footer: Footer, group: int, leaves: Seque
     found: list[Flat] = []
     chunks = []
     for leaf in leaves:
-        column = footer.flat[leaf.name] if leaf.name in footer.flat else _flat(footer, leaf)
-        chunk = None if column is None else _chunk(rows.column(column.place), column, count)
+        column = flat_column(footer, leaf)
+        chunk = None if column is None else stored_chunk(rows.column(column.place), column, count)
         if column is not None and chunk is not None:
             found.append(column)
             chunks.append(chunk)
@@ -62,8 +62,12 @@ class Flat:
     narrow: pa.DataType | None  # integers that are stored as 32 bits, but mean fewer
 
 
-def _flat(footer: Footer, leaf: Leaf) -> Flat | None:
+def flat_column(footer: Footer, leaf: Leaf) -> Flat | None:
     """Look up once per file how a column is stored; None where pyarrow has to read it."""
+    return footer.flat[leaf.name] if leaf.name in footer.flat else _flat(footer, leaf)
+
+
+def _flat(footer: Footer, leaf: Leaf) -> Flat | None:
     place = footer.places.get(leaf.name)
     found = None
     column: Any = None if place is None or len(leaf.path) > 1 else footer.detail.schema.column(place)
@@ -80,7 +84,7 @@ def _flat(footer: Footer, leaf: Leaf) -> Flat | None:
     return found
 
 
-def _chunk(chunk: Any, column: Flat, rows: int) -> tuple[int, int, int, int, bool] | None:
+def stored_chunk(chunk: Any, column: Flat, rows: int) -> tuple[int, int, int, int, bool] | None:
     """Describe where a column chunk lies and how it is stored, as the core needs it; None if the core cannot read it."""
     codec = CODECS.get(chunk.compression)
     if codec is None or chunk.num_values != rows or chunk.file_path:

@@ -48,21 +48,33 @@ class Parquet:
 
     def read(self, file: File, footer: Footer, wanted: Wanted) -> list[pa.RecordBatch]:
         with file.version.reading() as raw:
-            quick: pa.RecordBatch | None = None
-            if len(wanted.groups) == 1 and file.version.local:  # pyarrow reads ahead from afar, and joins small groups
-                plain = [leaf for leaf in wanted.leaves if leaf.name not in wanted.dictionary]
-                quick = decode_columns(raw, footer, wanted.groups[0], plain)
-            if quick is not None and quick.num_columns == len(wanted.leaves):
-                return [quick]
-            done = set() if quick is None else set(quick.schema.names)
-            rest = [leaf for leaf in wanted.leaves if leaf.name not in done]
-            batches = self._read(file, raw, footer, replace(wanted, leaves=rest)) if rest else []
-            if quick is not None and rest and [batch.num_rows for batch in batches] != [footer.rows[wanted.groups[0]]]:
-                # Strings of more than 2 GB came in pieces, or the file contradicts itself.
-                return self._read(file, raw, footer, wanted)
-        if quick is None:
-            return batches
-        parts = [quick, *batches]
+            parts: list[pa.RecordBatch] = []
+            rest = list(wanted.leaves)
+
+            def take(decoded: pa.RecordBatch | None) -> None:
+                nonlocal rest
+                if decoded is not None:
+                    parts.append(decoded)
+                    rest = [leaf for leaf in rest if leaf.name not in decoded.schema.names]
+
+            if wanted.elsewhere is not None and file.version.local:
+                take(wanted.elsewhere.decode(raw, footer, wanted.groups, rest))
+            if rest and len(wanted.groups) == 1 and file.version.local:
+                # pyarrow reads ahead from afar, and joins small groups
+                plain = [leaf for leaf in rest if leaf.name not in wanted.dictionary]
+                take(decode_columns(raw, footer, wanted.groups[0], plain))
+            if parts and not rest:
+                if len(parts) == 1:
+                    return parts
+            else:
+                batches = self._read(file, raw, footer, replace(wanted, leaves=rest)) if rest else []
+                told = sum(footer.rows[group] for group in wanted.groups)
+                if not parts:
+                    return batches
+                if [batch.num_rows for batch in batches] != [told]:
+                    # Strings of more than 2 GB came in pieces, or the file contradicts itself.
+                    return self._read(file, raw, footer, wanted)
+                parts += batches
         columns = [column for part in parts for column in part.columns]
         return [pa.RecordBatch.from_arrays(columns, [name for part in parts for name in part.schema.names])]
 

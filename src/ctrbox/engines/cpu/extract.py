@@ -36,6 +36,7 @@ from ctrbox.engines.missed_keys import Joins, watched
 from ctrbox.errors import DataError
 from ctrbox.plan.graph.graph import Graph, Output
 from ctrbox.plan.language.node import Node, closure
+from ctrbox.views.elsewhere import Elsewhere, aside
 from ctrbox.views.source import Morsel
 
 T = TypeVar("T")
@@ -245,7 +246,7 @@ class Extractor:
         return prepared
 
     # ---- the whole log
-    def _scan(self, start: int, stop: int | None = None) -> Iterator[Morsel]:
+    def _scan(self, start: int, stop: int | None = None, elsewhere: Elsewhere | None = None) -> Iterator[Morsel]:
         return self.log.view.source.scan(
             self.columns[0],
             start=start,
@@ -253,6 +254,7 @@ class Extractor:
             rows=self.morsel_rows,
             threads=self.threads,
             prune=prune_expression(self.log),
+            **aside(elsewhere),
         )
 
     def _end_early_scan(self) -> None:
@@ -260,13 +262,18 @@ class Extractor:
             self.early.close()
             self.early = None
 
-    def stream(self, start: int = 0, stop: int | None = None) -> Generator[tuple[Morsel, list[Aligned]], None, None]:
-        """Morsels of the log with the rows merged into them, as record batches."""
+    def stream(
+        self, start: int = 0, stop: int | None = None, elsewhere: Sequence[Elsewhere | None] = ()
+    ) -> Generator[tuple[Morsel, list[Aligned]], None, None]:
+        """Morsels of the log with the rows merged into them, as record batches.
+
+        ``elsewhere``: what decodes columns of each source to other memory, as for `Source.scan`."""
+        others = list(elsewhere) or [None] * len(self.log.sources)
         early, self.early = self.early, None
         if early is not None and early.start != start:
             early.close()
             early = None
-        scan = self._scan(start, stop) if early is None else early.morsels()
+        scan = self._scan(start, stop, others[0]) if early is None else early.morsels()
         cursors: list[MergeCursor] = []
         merge_threads = max(
             2, self.threads // 4
@@ -296,7 +303,9 @@ class Extractor:
                     if not cursors:
                         first = int(ids[0]) if len(ids) else None
                         cursors = [
-                            MergeCursor(s.view, s.on, self.columns[k], first, self.morsel_rows, merge_threads)
+                            MergeCursor(
+                                s.view, s.on, self.columns[k], first, self.morsel_rows, merge_threads, others[k]
+                            )
                             for k, s in enumerate(self.log.sources)
                             if s.on is not None
                         ]

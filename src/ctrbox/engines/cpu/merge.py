@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from ctrbox import _native
 from ctrbox.errors import DataError
+from ctrbox.views.elsewhere import Elsewhere, aside
 from ctrbox.views.memory import MemorySource
 from ctrbox.views.source import MORSEL_ROWS, Morsel
 from ctrbox.views.view import View
@@ -59,13 +60,13 @@ def in_one_batch(slices: list[pa.RecordBatch]) -> pa.RecordBatch | None:
 MOST_CUTS = 8  # of a morsel: with more of them, copying the slices costs less than running their rows apart
 
 
-def parts_of(rows: int, merged: Sequence[Aligned]) -> list[tuple[int, int, list[Beside]]]:
+def parts_of(rows: int, merged: Sequence[Aligned], most: int = MOST_CUTS) -> list[tuple[int, int, list[Beside]]]:
     """Cut the rows of a morsel where a merged view goes on in its next slice, so that slices need not be put together.
 
     Return begin and end of each part and, for each merged view, the one slice that holds all rows for this part, with index and
-    base as in stages.Rows. Slices are put together after all where they would cut the rows into many parts.
+    base as in stages.Rows. Slices are put together after all where they would cut the rows into more than ``most`` parts.
     """
-    if sum(len(slices) - 1 for slices, _, _ in merged if slices) > MOST_CUTS:
+    if sum(len(slices) - 1 for slices, _, _ in merged if slices) > most:
         merged = [([whole] if (whole := in_one_batch(slices)) else [], index, base) for slices, index, base in merged]
     begins = [_begins(rows, slices, index) for slices, index, _ in merged]
     cuts = sorted({0, *(begin for places in begins for begin, _ in places if begin < rows)})
@@ -104,16 +105,25 @@ class MergeCursor:
     """Walks the basic view beside the log. ``align`` must be called with ascending, non-overlapping ids."""
 
     def __init__(
-        self, view: View, on: str, columns: list[str], first_id: int | None, rows: int = MORSEL_ROWS, threads: int = 2
+        self,
+        view: View,
+        on: str,
+        columns: list[str],
+        first_id: int | None,
+        rows: int = MORSEL_ROWS,
+        threads: int = 2,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        """``threads`` threads decode the view's rows ahead of the log."""
+        """``threads`` threads decode the view's rows ahead of the log; ``elsewhere``: as for `Source.scan`."""
         self.name = view.name
         self.on = columns.index(on)
         self.ascend = ascends(view, on)
         # Slices of what is in memory cost nothing: taken whole, rows never have to be put together from two of them.
         rows = 2**30 if isinstance(view.source, MemorySource) else rows
         prune = None if first_id is None else pc.field(on) >= pc.scalar(first_id)
-        self.stream: Iterator[Morsel] = view.source.scan(columns, prune=prune, rows=rows, threads=threads)
+        self.stream: Iterator[Morsel] = view.source.scan(
+            columns, prune=prune, rows=rows, threads=threads, **aside(elsewhere)
+        )
         self.held: list[tuple[pa.RecordBatch, np.ndarray]] = []
         self.ended = False
         self.last: int | None = None

@@ -29,11 +29,13 @@ from ctrbox.columns.batch import Batch
 from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.assemble import Assembled, Assembler
 from ctrbox.engines.cpu.extract import Extractor, end
-from ctrbox.engines.cpu.merge import in_one_batch
+from ctrbox.engines.cpu.merge import Aligned, in_one_batch, parts_of
 from ctrbox.engines.cpu.stages import Native, Prepared, Stages, located
 from ctrbox.engines.cuda.batches import MOST_STRETCHES, Batches, Piece
 from ctrbox.engines.cuda.memory import Device, Outcome, Slot
+from ctrbox.engines.cuda.pages import PageDecoder
 from ctrbox.engines.cuda.program import Layout, Output, Recorded
+from ctrbox.engines.cuda.reading import SHARE, Reading
 from ctrbox.engines.cuda.runtime import Kernel, Runtime, cuda_runtime, gpu_bytes
 from ctrbox.engines.cuda.source import Source
 from ctrbox.engines.cuda.staging import Pinned, Staging, send
@@ -44,10 +46,11 @@ from ctrbox.engines.missed_keys import watched
 from ctrbox.errors import DataError, DeviceError
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.language.node import Node
-from ctrbox.plan.placement.device import device_named
+from ctrbox.plan.placement.device import device_named, gpu_decodes_parquet
 from ctrbox.plan.placement.placement import CHUNK_ROWS, SLOTS, place
 from ctrbox.views.memory import MemorySource
-from ctrbox.views.source import Morsel
+from ctrbox.views.source import Morsel, Origin
+from ctrbox.views.stored import readable
 
 MOST_REGISTERS = 96  # a thread: with more, fewer than half of a multiprocessor's warps fit
 
@@ -76,8 +79,11 @@ class CudaExtractor(Extractor):
         host_filters: bool = False,
         capacity: int = CHUNK_ROWS,
         graphs: bool = True,
+        parquet_bytes: int = 0,
         **options: Any,
     ) -> None:
+        """``parquet_bytes``: the GPU decodes Parquet files itself, with so many bytes of its memory for one call of the
+        decoder; 0: the CPU decodes them."""
         super().__init__(*args, **options)
         self.runtime = runtime
         self.morsel_rows = min(capacity, CHUNK_ROWS)
@@ -97,6 +103,7 @@ class CudaExtractor(Extractor):
         self.stagings: list[Staging] = []
         self.pinned = Pinned()
         self._pin()
+        self.readings = self._readings(parquet_bytes)
         if self.cuda:
             # What is read out of a finished chunk goes before the kernels of the next: batches wait for it.
             self.copying, self.computing = (torch.cuda.Stream(runtime.device) for _ in range(2))
@@ -177,6 +184,34 @@ class CudaExtractor(Extractor):
             table = source.table if self.cuda and isinstance(source, MemorySource) else None
             if table is not None:
                 self.pinned.hold(table)
+
+    def _readings(self, most: int) -> list[Reading | None]:
+        """For each source what decodes its columns on the GPU; None where the CPU needs them or they are not in files."""
+        none: list[Reading | None] = [None] * len(self.log.sources)
+        if not most or self.filters_here or not any(readable(s.view.source) for s in self.log.sources):
+            return none
+        ids = [self.log.key[0] if self.merged else None, *(s.on for s in self.log.sources[1:])]
+        decoder = PageDecoder(self.runtime, most)
+        return [
+            Reading(decoder, [n for n in names if n != id]) if readable(spec.view.source) else None
+            for spec, names, id in zip(self.log.sources, self.sent, ids, strict=True)
+        ]
+
+    def _morsels(self, start: int, stop: int | None) -> Generator[tuple[Morsel, list[Aligned]], None, None]:
+        """Morsels with the rows merged into them; where the GPU decodes those, cut so that each comes from one slice."""
+        stream = self.stream(start, stop, self.readings)
+        try:
+            if not any(self.readings[1:]):
+                yield from stream
+                return
+            for morsel, merged in stream:
+                rows, origin = morsel.rows.num_rows, morsel.origin
+                for begin, end, beside in parts_of(rows, merged, most=rows):
+                    part = morsel.rows.slice(begin, end - begin)
+                    cut = Morsel(part, Origin(origin.path, origin.row + begin), morsel.start + begin)
+                    yield cut, [([] if b is None else [b], index, base) for b, index, base in beside]
+        finally:
+            stream.close()
 
     def _lend(self) -> int:
         """A slot for a stream; streams of one plan share none."""
@@ -365,7 +400,7 @@ class CudaExtractor(Extractor):
         reader = ThreadPoolExecutor(
             1, thread_name_prefix="ctrbox-read"
         )  # a morsel ahead: ids of merged views are compared
-        stream = self.stream(start, stop)
+        stream = self._morsels(start, stop)
         ahead = reader.submit(next, stream, None)
         free: deque[int] = deque()
         lent: list[int] = []
@@ -477,6 +512,7 @@ def on_gpu(graph: Graph, fitted: dict[int, dict[str, np.ndarray]], device: Any, 
         host=placement.carried,
         host_filters=placement.filters == "cpu",
         capacity=placement.chunk_rows,
+        parquet_bytes=placement.device.budget // SHARE if gpu_decodes_parquet() else 0,
         **options,
     )
 

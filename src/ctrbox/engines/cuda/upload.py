@@ -8,7 +8,9 @@ Bytes on the GPU (native/cuda/raw.h reads them):
 
 Pointers are shifted, never values: offsets of strings and lists travel as they are, and the pointer they are added to
 stands so many bytes before the range that was sent. Bits begin in the byte of the first row. A range of no bytes points
-at zeros. Python looks at columns and at the ends of ranges, never at a row. Arrow types that native/core/program/frame.cpp does
+at zeros. Columns that the GPU has decoded
+itself (pages.py) do not travel: their Raw points at where they lie. Python looks at columns and at the ends of ranges,
+never at a row. Arrow types that native/core/program/frame.cpp does
 not read are refused here too.
 """
 
@@ -24,7 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ctrbox.engines.cuda.pages import DeviceColumn
 from ctrbox.errors import DataError, PlanError
+from ctrbox.views.elsewhere import behind
 
 HEADER = np.dtype({"names": ["rows", "first"], "formats": ["<u8", "<u8"], "offsets": [0, 8], "itemsize": 16})
 SOURCE = np.dtype({"names": ["index", "rows"], "formats": ["<u8", "<u8"], "offsets": [0, 8], "itemsize": 16})
@@ -42,11 +46,12 @@ RAW = np.dtype(
 )
 _NUMBERS = struct.Struct("<q4I3B5x")  # of a Raw, behind its six pointers
 _NUMBERS_AT = 48
+_POINTERS = struct.Struct("<3Q")  # of a Raw: values, text, bitmap
 _ROWS = struct.Struct("<QQ")  # Header; SourceRows
 
 # Storage of native/cuda/raw.h.
 BOOL, I8, I16, I32, I64, U8, U16, U32, F32, F64, UTF8, LARGE_UTF8 = range(12)
-DICTIONARY, LIST, LARGE_LIST, FIXED_LIST, ABSENT = range(12, 17)
+DICTIONARY, LIST, LARGE_LIST, FIXED_LIST, ABSENT, VIEWS = range(12, 18)
 
 _FIXED = {  # type id: storage, bytes a value
     pa.int8().id: (I8, 1),
@@ -82,6 +87,7 @@ _OF_ROWS = (0, 1, 2)
 _OF_ELEMENTS = (3, 4, 5)
 _OF_DICTIONARY = (3, 1, 5)
 
+VIEW_BYTES = 8  # of a string whose place is told (native/cuda/raw.h, TextView)
 ALIGNMENT = 128
 SPARE_BYTES = 16
 STRAIGHT_BYTES = 1 << 16  # starting a copy costs what moving as many bytes does; less goes by way of the staging memory
@@ -251,6 +257,10 @@ class _Ranges:
         """Write the Raw at `at` for rows `first` … of `array`."""
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
+        held = behind(array)
+        if held is not None:
+            self.on_device(at, held, array.offset + first)
+            return
         type = array.type
         id = type.id
         inner_storage = index_width = inner_rows = inner_bit = inner_value_bit = 0
@@ -294,6 +304,17 @@ class _Ranges:
             inner_storage,
             index_width,
         )
+
+    def on_device(self, at: int, held: DeviceColumn, first: int) -> None:
+        """Write the Raw at `at` for rows `first` … of a column that lies on the device already."""
+        storage = VIEWS
+        if held.width:
+            assert held.type is not None
+            storage = I64 if held.type.id == _TIME else _FIXED[held.type.id][0]
+        values = held.values + first * (held.width or VIEW_BYTES)
+        bitmap = held.bits and held.bits + (first >> 3)
+        _POINTERS.pack_into(self.block, at, values, held.text if held.width == 0 else 0, bitmap)
+        _NUMBERS.pack_into(self.block, at + _NUMBERS_AT, 0, first & 7 if bitmap else 0, 0, 0, 0, storage, 0, 0)
 
     def indices(self, array: pa.DictionaryArray, first: int, count: int) -> tuple[pa.DictionaryArray, int, int]:
         """The array with indices that mean the same when read as signed ones, its first row, bytes an index."""

@@ -20,9 +20,11 @@ from ctrbox.plan.language.expr import Time
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.language.tables import Dictionary, TableSpec
 from ctrbox.plan.placement.costs import Measured
+from ctrbox.plan.placement.device import gpu_decodes_parquet
 from ctrbox.plan.placement.expected import Expected, expected
 from ctrbox.plan.placement.metakernels import MetaKernel, launches, metakernels
 from ctrbox.plan.placement.placement import SLOTS, Placed, Placement, live_frames, place
+from ctrbox.views.stored import readable, why_the_cpu
 
 SHOWN_VALUES = 4  # of a set or of boundaries
 
@@ -269,7 +271,7 @@ def _frame(
         "role": frame.role,
         "read": live,
         "key": list(frame.key),
-        "sources": [_source(graph, frame, k, live) for k in range(len(frame.sources))],
+        "sources": [_source(graph, frame, k, live, placement) for k in range(len(frame.sources))],
         "memory": _memory(frame, loaded) if frame.id else None,
         "filters": [words.operator(n) for n in frame.filters],
         "hoisted": len(hoisted),
@@ -291,7 +293,7 @@ def _memory(frame: FrameSpec, loaded: Loaded) -> dict[str, Any]:
     return {**found, **loaded.get(frame.id, {})}
 
 
-def _source(graph: Graph, frame: FrameSpec, place_: int, live: bool) -> dict[str, Any]:
+def _source(graph: Graph, frame: FrameSpec, place_: int, live: bool, placement: Placement) -> dict[str, Any]:
     spec = frame.sources[place_]
     read = graph.columns(frame, place_) if live else []
     ids = [spec.on] if spec.on else list(frame.key) if len(frame.sources) > 1 else []
@@ -308,8 +310,20 @@ def _source(graph: Graph, frame: FrameSpec, place_: int, live: bool) -> dict[str
         "columns_read": read,
         "columns_unread": [n for n in names if n not in read],
         "merged_on": spec.on,
+        "decoded_by_cpu": _decoded_by_cpu(spec.view.source, read, ids, placement) if frame.id == 0 else None,
         "text": text.given() if text is not None else {},
     }
+
+
+def _decoded_by_cpu(source: Any, read: list[str], ids: list[str], placement: Placement) -> dict[str, str] | None:
+    """By column why the CPU decodes it, where the GPU decodes the other columns of these files; None where it decodes none."""
+    if placement.device.kind != "cuda" or not gpu_decodes_parquet() or not readable(source):
+        return None
+    if placement.carried or placement.filters == "cpu":
+        return dict.fromkeys(read, "may be read by operators that run on the CPU")
+    reasons = dict.fromkeys(ids, "holds the ids by which views are merged")
+    reasons |= {name: why_the_cpu(source, name) for name in read if name not in ids}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def _operator(node: Node, placed: Placed, words: Words, weighed: bool) -> dict[str, Any]:

@@ -93,6 +93,10 @@ def _frame_lines(frame: Facts, placed: bool) -> list[str]:
             lines.append(cut(f"   text read with {said}"))
         if count:
             lines.append(cut("   read: " + ", ".join(source["columns_read"])))
+        if source["decoded_by_cpu"] is not None:
+            left = source["decoded_by_cpu"]
+            lines.append(f"   decoded by the GPU: {count - len(left)} of these columns")
+            lines += [cut(f"   decoded by the CPU: {name}, because it {reason}") for name, reason in left.items()]
         if unread:
             lines.append(cut("   never read: " + ", ".join(source["columns_unread"])))
     lines += _where_lines(frame["memory"])

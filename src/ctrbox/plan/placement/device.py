@@ -17,6 +17,7 @@ from ctrbox.errors import PlanError
 
 GPUS = Path("/proc/driver/nvidia/gpus")
 CONTROL = Path("/dev/nvidiactl")  # all there is to see in some containers
+PARQUET_SWITCH = "CTRBOX_GPU_PARQUET"  # 1: the GPU decodes the Parquet files of a log; 0 or unset: the CPU does
 CORES = 16  # beside a GPU of a data centre
 PCIE_GBS = 54.0  # measured on an H200, pinned memory, PCIe 5
 
@@ -86,6 +87,11 @@ def device_named(device: Any, *, gpu_bytes: int | None = None) -> Device:
         return Device("cpu", note=note)
     known = ["cpu", "cuda", "cuda:32GB", "auto"]
     raise PlanError(f"{device!r} is not a device; expected one of {', '.join(known)}{nearest(device, known)}")
+
+
+def gpu_decodes_parquet() -> bool:
+    """Whether the user has chosen that a GPU decodes the Parquet files of logs: ``CTRBOX_GPU_PARQUET=1``."""
+    return os.environ.get(PARQUET_SWITCH, "0") not in ("", "0")
 
 
 def gpu_here() -> bool:

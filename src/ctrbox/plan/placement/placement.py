@@ -27,7 +27,7 @@ from ctrbox.plan.graph.layers import depths, layers
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.language.tables import TableSpec
 from ctrbox.plan.placement.costs import Costs, Measured
-from ctrbox.plan.placement.device import Device, device_named, gpu_here, shown_bytes
+from ctrbox.plan.placement.device import Device, device_named, gpu_decodes_parquet, gpu_here, shown_bytes
 from ctrbox.plan.placement.offload import Compared, Offload, offload, within
 from ctrbox.plan.placement.sizes import BATCH_ROWS, LIST_ITEMS, TEXT_BYTES, Sizes, described, records_bytes, table_bytes
 
@@ -217,6 +217,11 @@ class _Need:
     bytes: int | None  # None: nobody knows
 
 
+def read_by_the_cpu() -> str:
+    """Why a raw column is the CPU's: a page of `explain` says for each source who decodes it where a GPU decodes files."""
+    return "read by the CPU" if gpu_decodes_parquet() else "read and decoded by the CPU"
+
+
 def place(graph: Graph, device: Any, measured: Measured | None = None) -> Placement:
     """A device for each operator of a plan, with reasons; the same for the same plan, device and measurements."""
     placer = _Placer(graph, device_named(device), measured)
@@ -265,7 +270,7 @@ class _Placer:
         for nodes in self.nodes.values():
             for node in nodes:
                 raw, user = node.op == "column", python_only(node)
-                why = "read and decoded by the CPU" if raw else "a Python function" if user else reason
+                why = read_by_the_cpu() if raw else "a Python function" if user else reason
                 found[node.id] = self.placed(node, "cpu", why)
                 self.keep(node, "cpu", "")
         return Placement(self.device, found, list(self.tables.values()), [])
@@ -423,7 +428,7 @@ class _Placer:
 
     def decide(self, node: Node, frame: FrameSpec) -> tuple[str, str]:
         if node.op == "column":
-            return "cpu", "read and decoded by the CPU"
+            return "cpu", read_by_the_cpu()
         if frame.id:
             return "cpu", f"once a row of {frame.name}, when the view is loaded"
         if node.id in self.pinned:

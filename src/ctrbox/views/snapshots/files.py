@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from ctrbox.errors import SourceError
 from ctrbox.files.side_by_side import side_by_side
 from ctrbox.views.columns import Columns, digest, make_batch
+from ctrbox.views.elsewhere import Elsewhere
 from ctrbox.views.indexed import THREADS, Footer, IndexedFiles, Piece, Wanted
 from ctrbox.views.morsel import Origin
 from ctrbox.views.parquet import Parquet
@@ -107,10 +108,16 @@ class TableFiles(IndexedFiles):
         return super()._ask(file, footer, prune) if self._plain[file] else None
 
     def _decode(
-        self, piece: Piece, footer: Footer, chosen: Sequence[Leaf], theirs: Sequence[Leaf], coded: Sequence[str]
+        self,
+        piece: Piece,
+        footer: Footer,
+        chosen: Sequence[Leaf],
+        theirs: Sequence[Leaf],
+        coded: Sequence[str],
+        elsewhere: Elsewhere | None,
     ) -> list[pa.RecordBatch]:
         if self._plain[piece.file]:
-            return super()._decode(piece, footer, chosen, theirs, coded)
+            return super()._decode(piece, footer, chosen, theirs, coded, elsewhere)
         file = self._files[piece.file]
         stored = [leaf for leaf in chosen if leaf.name not in self._partitions.columns]
         places = {leaf.name: found for leaf, found in zip(stored, theirs, strict=True)}

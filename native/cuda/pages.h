@@ -1,0 +1,497 @@
+// Decodes pages of Parquet column chunks: flat columns of 4 or 8 bytes or of strings, PLAIN or with a dictionary, pages
+// of both versions, stored as they are or compressed with LZ4_RAW or Snappy.
+//
+// The slow twin is core/parquet/column_chunk.cpp; what is good there is good here, with the same values. The host has
+// listed the pages already (core/parquet/page_list.h), so that headers, checksums and row counts are sound; what lies
+// inside a page is anything. Whatever the bytes are, nothing outside the page's memory is read or written, except that
+// reads may touch 8 bytes on either side of it; a page that cannot be decoded is reported in its PageResult, and the
+// host's reader decodes the column again and says what is wrong.
+//
+// One warp decodes a page. All its lanes read the same headers, lengths and tokens, so control flow is the same for all
+// of them, and they share the copies and the values. CB_HOST_BLOCKS: a warp is one thread (tests on the CPU).
+//
+// Strings are not copied: a view of 8 bytes a row names place and length of the string in the decompressed pages.
+//
+// src/ctrbox/engines/cuda/pages.py writes StoredPage and PageColumn and launches, in this order:
+//
+//   pages_unpack   decompresses every page to its place
+//   pages_words    checks dictionaries; those of strings are walked once for the place of every string
+//   pages_values   definition levels and values of every data page
+//   pages_bits     levels, a byte a row, become validity bits
+#pragma once
+#include "cuda/raw.h"
+
+namespace cb::pages {
+
+#if defined(CB_HOST_BLOCKS)
+constexpr uint32_t kLanes = 1;
+inline uint32_t lane() { return 0; }
+inline void meet() {}
+inline uint32_t lanes_with(bool chosen) { return chosen; }
+inline uint32_t lanes_before(uint32_t) { return 0; }
+inline uint32_t chosen_count(uint32_t mask) { return mask; }
+inline uint32_t sum_of(uint32_t value) { return value; }
+#else
+constexpr uint32_t kLanes = 32;
+__device__ inline uint32_t lane() { return threadIdx.x & 31; }
+__device__ inline void meet() { __syncwarp(); }
+__device__ inline uint32_t lanes_with(bool chosen) { return __ballot_sync(0xffffffffu, chosen); }
+__device__ inline uint32_t lanes_before(uint32_t mask) { return __popc(mask & ((1u << lane()) - 1)); }
+__device__ inline uint32_t chosen_count(uint32_t mask) { return __popc(mask); }
+__device__ inline uint32_t sum_of(uint32_t value) {
+  for (uint32_t step = 16; step; step >>= 1) value += __shfl_xor_sync(0xffffffffu, value, step);
+  return value;
+}
+#endif
+
+enum : uint32_t { kStoredAsIs = 0, kLz4 = 1, kSnappy = 2 };
+enum : uint32_t { kDictionaryPage = 0, kDataPage = 1, kDataPageV2 = 2 };
+
+struct StoredPage {
+  const uint8_t* stored;  // behind the page's header
+  uint8_t* raw;           // where its bytes belong, 16-byte aligned; 64 bytes behind them are nobody's
+  uint64_t row;           // its first row among those of the column
+  uint32_t stored_size;
+  uint32_t raw_size;
+  uint32_t values;  // of a dictionary its entries, else rows
+  uint32_t plain;   // V2: bytes of levels in front, never compressed
+  uint32_t column;
+  int32_t dictionary;  // its number among the pages, -1: values are PLAIN
+  uint8_t codec;
+  uint8_t kind;
+  uint8_t unused[6];
+};
+static_assert(sizeof(StoredPage) == 56, "pages.py writes these bytes");
+
+struct PageColumn {
+  uint8_t* values;      // width bytes a row, or a TextView a row
+  uint8_t* levels;      // nullable: a byte a row, 1 where there is a value
+  uint8_t* bits;        // nullable: validity bits, lowest first
+  uint8_t* between;     // 8 bytes a row of working memory; only where it is nullable
+  uint8_t* words;       // a TextView for each string of the dictionaries, each at the place of its page's row…
+  const uint8_t* text;  // what views count from
+  uint64_t rows;
+  uint32_t width;  // 4, 8, or 0 for strings
+  uint32_t nullable;
+};
+static_assert(sizeof(PageColumn) == 64, "pages.py writes these bytes");
+
+struct PageResult {
+  uint32_t failed;  // 0, or where decoding ended: 1 compression, 2 dictionary, 3 levels, 4 values
+  uint32_t there;   // rows that are not null
+};
+
+// ---- bytes, by all lanes
+// ----------------------------------------------------------------------------------------------
+
+// Copies bytes between places that do not overlap.
+__device__ inline void copy_apart(uint8_t* to, const uint8_t* from, uint64_t n) {
+  if (n <= 2 * 32) {
+    for (uint64_t k = lane(); k < n; k += kLanes) to[k] = from[k];
+    return;
+  }
+  const uint64_t head = (0 - (uint64_t)to) & 7, words = (n - head) / 8;
+  for (uint64_t k = lane(); k < head; k += kLanes) to[k] = from[k];
+  uint64_t* out = (uint64_t*)(to + head);
+  const char* in = (const char*)(from + head);
+  uint64_t w = lane();
+  for (; w + 3 * kLanes < words; w += 4 * kLanes) {
+    const uint64_t a = load64(in + 8 * w), b = load64(in + 8 * (w + kLanes));
+    const uint64_t c = load64(in + 8 * (w + 2 * kLanes)), d = load64(in + 8 * (w + 3 * kLanes));
+    out[w] = a;
+    out[w + kLanes] = b;
+    out[w + 2 * kLanes] = c;
+    out[w + 3 * kLanes] = d;
+  }
+  for (; w < words; w += kLanes) out[w] = load64(in + 8 * w);
+  for (uint64_t k = head + 8 * words + lane(); k < n; k += kLanes) to[k] = from[k];
+}
+
+// Copies `n` bytes from `back` bytes before `out`, a repeated pattern where n > back.
+__device__ inline void copy_match(uint8_t* out, uint64_t back, uint64_t n) {
+  meet();  // what other lanes have written can be read
+  if (n <= back) {
+    copy_apart(out, out - back, n);
+    return;
+  }
+  if (n <= 4 * 32) {
+    const uint32_t period = (uint32_t)back;
+    for (uint32_t k = lane(); k < n; k += kLanes) out[k] = *(out - back + k % period);
+    return;
+  }
+  copy_apart(out, out - back, back);
+  for (uint64_t done = back; done < n;) {  // what is there is a whole number of patterns
+    const uint64_t more = n - done < done ? n - done : done;
+    meet();
+    copy_apart(out + done, out, more);
+    done += more;
+  }
+}
+
+// ---- compression
+// ------------------------------------------------------------------------------------------------------
+
+// A length that does not fit into its half of the token; see core/parquet/lz4.h.
+__device__ inline bool lz4_length(const uint8_t*& in, const uint8_t* end, uint64_t most, uint64_t& length) {
+  for (;;) {
+    if (in == end) return false;
+    const uint8_t byte = *in++;
+    length += byte;
+    if (length > most) return false;
+    if (byte != 255) return true;
+  }
+}
+
+// Whether `in` is one whole LZ4 block of exactly `out_size` bytes.
+__device__ inline bool lz4_block(const uint8_t* in, uint64_t in_size, uint8_t* out, uint64_t out_size) {
+  const uint8_t* const in_end = in + in_size;
+  uint64_t at = 0;
+  while (in < in_end) {
+    const uint8_t token = *in++;
+    uint64_t literals = token >> 4, length = token & 15;
+    const uint64_t room = out_size - at;
+    if (literals == 15 && !lz4_length(in, in_end, room, literals)) return false;
+    if (literals > room || literals > (uint64_t)(in_end - in)) return false;
+    copy_apart(out + at, in, literals);
+    at += literals;
+    in += literals;
+    if (in == in_end) return at == out_size;
+    if (in_end - in < 2) return false;
+    const uint64_t back = (uint64_t)in[0] | (uint64_t)in[1] << 8, still = out_size - at;
+    in += 2;
+    if (length == 15 && !lz4_length(in, in_end, still, length)) return false;
+    length += 4;
+    if (length > still || back == 0 || back > at) return false;
+    copy_match(out + at, back, length);
+    at += length;
+  }
+  return false;  // a block ends with literals
+}
+
+// Moves `at` behind a number of at most 32 bits in groups of seven, lowest first.
+__device__ inline bool read_number(const uint8_t*& at, const uint8_t* end, uint64_t& value) {
+  value = 0;
+  for (uint32_t shift = 0; shift < 32; shift += 7) {
+    if (at == end) return false;
+    const uint8_t byte = *at++;
+    value |= (uint64_t)(byte & 127) << shift;
+    if (byte < 128) return value >> 32 == 0;
+  }
+  return false;
+}
+
+__device__ inline uint64_t little(const uint8_t* p, uint32_t bytes) {
+  uint64_t value = 0;
+  for (uint32_t k = 0; k < bytes; ++k) value |= (uint64_t)p[k] << (8 * k);
+  return value;
+}
+
+// Whether `in` is one whole Snappy stream of exactly `out_size` bytes; see core/parquet/snappy.h.
+__device__ inline bool snappy_stream(const uint8_t* in, uint64_t in_size, uint8_t* out, uint64_t out_size) {
+  const uint8_t* const in_end = in + in_size;
+  uint64_t told = 0, at = 0;
+  if (!read_number(in, in_end, told) || told != out_size) return false;
+  while (in < in_end) {
+    const uint8_t tag = *in++;
+    const uint64_t left = (uint64_t)(in_end - in), room = out_size - at;
+    if ((tag & 3) == 0) {
+      uint64_t length = (tag >> 2) + 1ull, extra = 0;
+      if (length > 60) {
+        extra = length - 60;
+        if (left < extra) return false;
+        length = little(in, (uint32_t)extra) + 1;
+      }
+      if (length > room || length > left - extra) return false;
+      in += extra;
+      copy_apart(out + at, in, length);
+      in += length;
+      at += length;
+      continue;
+    }
+    const uint32_t bytes = (tag & 3) == 3 ? 4 : tag & 3;
+    if (left < bytes) return false;
+    uint64_t back = little(in, bytes), length = (tag >> 2) + 1ull;
+    if (bytes == 1) {
+      back |= (uint64_t)(tag >> 5) << 8;
+      length = ((tag >> 2) & 7) + 4ull;
+    }
+    in += bytes;
+    if (length > room || back == 0 || back > at) return false;
+    copy_match(out + at, back, length);
+    at += length;
+  }
+  return at == out_size;
+}
+
+// Brings a page's bytes to `raw`, with zeros behind them.
+__device__ inline bool unpack(const StoredPage& p) {
+  if (lane() == 0)
+    for (uint32_t k = 0; k < 64; ++k) p.raw[p.raw_size + k] = 0;
+  if (p.plain > p.stored_size || p.plain > p.raw_size) return false;
+  copy_apart(p.raw, p.stored, p.plain);
+  const uint8_t* in = p.stored + p.plain;
+  uint8_t* out = p.raw + p.plain;
+  const uint64_t stored = p.stored_size - p.plain, raw = p.raw_size - p.plain;
+  if (p.codec == kStoredAsIs) {
+    if (stored != raw) return false;
+    copy_apart(out, in, raw);
+    return true;
+  }
+  // A page of nothing but nulls may be stored as no bytes at all.
+  if (stored == 0 && raw == 0) return true;
+  return p.codec == kLz4 ? lz4_block(in, stored, out, raw) : snappy_stream(in, stored, out, raw);
+}
+
+// ---- run lengths and bit packing
+// --------------------------------------------------------------------------------------
+
+// Gives exactly `n` values of `width` bits (at most 32) to emit(number, value), each to one lane; see
+// core/parquet/hybrid.h. False: the bytes end first, or a value is not below `bound`; emit sees those values, too.
+template <class Emit>
+__device__ inline bool hybrid(const uint8_t* at, const uint8_t* end, uint32_t width, uint64_t n, uint64_t bound,
+                              Emit&& emit) {
+  const uint64_t mask = (1ull << width) - 1;
+  uint64_t done = 0, largest = 0;
+  while (done < n) {
+    uint64_t run = 0;
+    if (!read_number(at, end, run)) return false;
+    const uint64_t left = (uint64_t)(end - at), missing = n - done;
+    if (run & 1) {
+      const uint64_t groups = run >> 1, values = groups * 8 < missing ? groups * 8 : missing;
+      if (groups * width > left || !values) return false;
+      for (uint64_t k = lane(); k < values; k += kLanes) {
+        const uint64_t bit = k * width, value = load64((const char*)at + bit / 8) >> (bit % 8) & mask;
+        largest = value > largest ? value : largest;
+        emit(done + k, (uint32_t)value);
+      }
+      at += groups * width;
+      done += values;
+    } else {
+      const uint64_t bytes = (width + 7) / 8, values = run >> 1 < missing ? run >> 1 : missing;
+      if (bytes > left || !values) return false;
+      const uint64_t value = little(at, (uint32_t)bytes);
+      at += bytes;
+      largest = value > largest ? value : largest;
+      for (uint64_t k = lane(); k < values; k += kLanes) emit(done + k, (uint32_t)value);
+      done += values;
+    }
+  }
+  return lanes_with(largest >= bound) == 0;
+}
+
+// ---- strings
+// ----------------------------------------------------------------------------------------------------------
+
+// Finds exactly `n` strings, each behind its length, in exactly `size` bytes; views count from `text`.
+__device__ inline bool walk(const uint8_t* at, uint64_t size, uint64_t n, const uint8_t* text, TextView* out) {
+  uint64_t begin = (uint64_t)(at - text);
+  for (uint64_t k = 0; k < n; ++k) {
+    if (size < 4) return false;
+    const uint32_t length = load32((const char*)at);
+    if (length > size - 4) return false;
+    if (lane() == k % kLanes) out[k] = TextView{(uint32_t)(begin + 4), length};
+    at += 4 + (uint64_t)length;
+    begin += 4 + (uint64_t)length;
+    size -= 4 + (uint64_t)length;
+  }
+  return size == 0;
+}
+
+// ---- pages
+// ------------------------------------------------------------------------------------------------------------
+
+// Checks a dictionary; views of its strings go to `words`, from the entry of its own first row on.
+__device__ inline bool read_dictionary(const StoredPage& p, const PageColumn& c) {
+  if (c.width) return p.raw_size == (uint64_t)p.values * c.width;
+  if (p.values > p.raw_size / 4) return false;
+  return walk(p.raw, p.raw_size, p.values, c.text, (TextView*)c.words + p.row);
+}
+
+// The values of a page whose rows all have one, or in order for those that have one.
+template <class T>
+struct Plain {
+  const uint8_t* at;
+  __device__ T operator()(uint64_t k) const {
+    return sizeof(T) == 4 ? (T)load32((const char*)at + 4 * k) : (T)load64((const char*)at + 8 * k);
+  }
+};
+template <class T>
+struct Kept {
+  const T* at;
+  __device__ T operator()(uint64_t k) const { return at[k]; }
+};
+template <class T>
+struct Picked {
+  const T* words;
+  const uint32_t* places;
+  __device__ T operator()(uint64_t k) const { return words[places[k]]; }
+};
+
+// Gives every row its value, zero where it is null.
+template <class T, class Value>
+__device__ inline void spread(const uint8_t* levels, uint64_t n, T* out, const Value& value) {
+  meet();
+  uint64_t before = 0;
+  for (uint64_t first = 0; first < n; first += kLanes) {
+    const uint64_t row = first + lane();
+    const bool here = row < n && levels[row];
+    const uint32_t mask = lanes_with(here);
+    if (row < n) out[row] = here ? value(before + lanes_before(mask)) : T{};
+    before += chosen_count(mask);
+  }
+}
+
+template <class T>
+__device__ inline bool read_coded(const StoredPage& p, const PageColumn& c, const uint8_t* at, const uint8_t* end,
+                                  uint64_t there, uint64_t bound, const T* words) {
+  T* const out = (T*)c.values + p.row;
+  const uint64_t n = p.values;
+  uint32_t width = 0;
+  if (there) {
+    if (at == end || *at > 32) return false;
+    width = *at++;
+  }
+  if (there == n) {
+    const auto put = [&](uint64_t k, uint32_t place) {
+      if (place < bound) out[k] = words[place];
+    };
+    return hybrid(at, end, width, there, there ? bound : 1, put);
+  }
+  uint32_t* const places = (uint32_t*)(c.between + 8 * p.row);
+  const auto put = [&](uint64_t k, uint32_t place) { places[k] = place; };
+  if (!hybrid(at, end, width, there, there ? bound : 1, put)) return false;
+  spread(c.levels + p.row, n, out, Picked<T>{words, places});
+  return true;
+}
+
+template <class T>
+__device__ inline bool read_plain(const StoredPage& p, const PageColumn& c, const uint8_t* at, uint64_t size,
+                                  uint64_t there) {
+  if (size != there * sizeof(T)) return false;
+  T* const out = (T*)c.values + p.row;
+  if (there == p.values)
+    copy_apart((uint8_t*)out, at, size);
+  else
+    spread(c.levels + p.row, p.values, out, Plain<T>{at});
+  return true;
+}
+
+__device__ inline bool read_texts(const StoredPage& p, const PageColumn& c, const uint8_t* at, uint64_t size,
+                                  uint64_t there) {
+  TextView* const out = (TextView*)c.values + p.row;
+  if (there == p.values) return walk(at, size, there, c.text, out);
+  TextView* const found = (TextView*)c.between + p.row;
+  if (!walk(at, size, there, c.text, found)) return false;
+  spread(c.levels + p.row, p.values, out, Kept<TextView>{found});
+  return true;
+}
+
+// Levels and values of a data page; what PageResult::failed says.
+__device__ inline uint32_t read_data(const StoredPage& p, const PageColumn& c, const StoredPage* pages,
+                                     uint32_t* rows_there) {
+  const uint64_t n = p.values;
+  const uint8_t *at = p.raw, *const end = p.raw + p.raw_size;
+  uint64_t there = n;
+  if (c.nullable) {
+    uint64_t length = p.plain;
+    if (p.kind == kDataPage) {
+      if (p.raw_size < 4) return 3;
+      length = load32((const char*)at);
+      at += 4;
+    }
+    if (length > (uint64_t)(end - at)) return 3;
+    uint8_t* const levels = c.levels + p.row;
+    uint32_t ones = 0;
+    const auto put = [&](uint64_t k, uint32_t level) {
+      levels[k] = (uint8_t)level;
+      ones += level;
+    };
+    if (!hybrid(at, at + length, 1, n, 2, put)) return 3;
+    there = sum_of(ones);
+    at += length;
+  } else if (p.plain) {
+    return 3;
+  }
+  *rows_there = (uint32_t)there;
+  const uint64_t size = (uint64_t)(end - at);
+  bool good;
+  if (p.dictionary >= 0) {
+    const StoredPage& d = pages[p.dictionary];
+    if (c.width == 0)
+      good = read_coded(p, c, at, end, there, d.values, (const TextView*)c.words + d.row);
+    else if (c.width == 4)
+      good = read_coded(p, c, at, end, there, d.values, (const uint32_t*)d.raw);
+    else
+      good = read_coded(p, c, at, end, there, d.values, (const uint64_t*)d.raw);
+  } else if (c.width == 0) {
+    good = read_texts(p, c, at, size, there);
+  } else {
+    good = c.width == 4 ? read_plain<uint32_t>(p, c, at, size, there) : read_plain<uint64_t>(p, c, at, size, there);
+  }
+  return good ? 0 : 4;
+}
+
+}  // namespace cb::pages
+
+// ---- kernels
+// ----------------------------------------------------------------------------------------------------------
+
+namespace cb::pages {
+
+// The page of this warp.
+__device__ inline uint64_t page_here() {
+  const uint32_t warps = (blockDim.x + kLanes - 1) / kLanes;
+  return (uint64_t)blockIdx.x * warps + threadIdx.x / kLanes;
+}
+
+__device__ inline void report(PageResult* results, uint64_t number, uint32_t failed, uint32_t there) {
+  if (lane() == 0) results[number] = PageResult{failed, there};
+}
+
+}  // namespace cb::pages
+
+extern "C" __global__ void pages_unpack(const cb::pages::StoredPage* pages, cb::pages::PageResult* results,
+                                        uint64_t n) {
+  using namespace cb::pages;
+  const uint64_t number = page_here();
+  if (number >= n) return;
+  const StoredPage p = pages[number];
+  report(results, number, unpack(p) ? 0 : 1, p.values);
+}
+
+extern "C" __global__ void pages_words(const cb::pages::StoredPage* pages, const cb::pages::PageColumn* columns,
+                                       cb::pages::PageResult* results, const uint32_t* chosen, uint64_t n) {
+  using namespace cb::pages;
+  const uint64_t k = page_here();
+  if (k >= n) return;
+  const uint64_t number = chosen[k];
+  const StoredPage p = pages[number];
+  if (results[number].failed) return;
+  const bool good = read_dictionary(p, columns[p.column]);
+  if (!good) report(results, number, 2, 0);
+}
+
+extern "C" __global__ void pages_values(const cb::pages::StoredPage* pages, const cb::pages::PageColumn* columns,
+                                        cb::pages::PageResult* results, const uint32_t* chosen, uint64_t n) {
+  using namespace cb::pages;
+  const uint64_t k = page_here();
+  if (k >= n) return;
+  const uint64_t number = chosen[k];
+  const StoredPage p = pages[number];
+  if (results[number].failed || (p.dictionary >= 0 && results[p.dictionary].failed)) return;
+  uint32_t there = 0;
+  const uint32_t failed = read_data(p, columns[p.column], pages, &there);
+  meet();
+  report(results, number, failed, there);
+}
+
+extern "C" __global__ void pages_bits(const cb::pages::PageColumn* columns) {
+  const cb::pages::PageColumn c = columns[blockIdx.y];
+  if (!c.nullable) return;
+  const uint64_t bytes = (c.rows + 7) / 8, step = (uint64_t)gridDim.x * blockDim.x;
+  for (uint64_t k = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; k < bytes; k += step) {
+    uint32_t bits = 0;
+    for (uint32_t b = 0; b < 8 && 8 * k + b < c.rows; ++b) bits |= (uint32_t)(c.levels[8 * k + b] & 1) << b;
+    c.bits[k] = (uint8_t)bits;
+  }
+}

@@ -1,0 +1,320 @@
+"""Decodes column chunks of Parquet files on a GPU (native/cuda/pages.h; the slow twin is core/parquet/column_chunk.cpp).
+
+    read      the column chunks go from the file into page-locked memory as they are stored; the native core checks
+              headers and checksums there and lists the pages
+    copy      one copy moves the chunks, a second one the tables that describe pages and columns
+    kernels   one warp a page: decompress, then dictionaries, then levels and values; results tell of every page whether
+              it could be decoded
+    held      values, validity bits and decompressed strings stay on the GPU as long as somebody holds a `DeviceColumn`
+
+A column of which one page cannot be decoded is not decoded at all: the caller reads it with the CPU, whose word on damage
+is the last one. Any number of threads may decode at the same time, each with a stream and page-locked memory of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from ctrbox import _native
+from ctrbox.engines.cuda.runtime import Kernel, Runtime
+from ctrbox.views.stored import Chunk
+
+STORED_PAGE = np.dtype(
+    {
+        "names": [
+            *("stored", "raw", "row", "stored_size", "raw_size", "values", "plain", "column", "dictionary"),
+            *("codec", "kind"),
+        ],
+        "formats": [*["<u8"] * 3, *["<u4"] * 5, "<i4", "u1", "u1"],
+        "offsets": [0, 8, 16, *range(24, 48, 4), 48, 49],
+        "itemsize": 56,
+    }
+)
+PAGE_COLUMN = np.dtype(
+    [
+        *((name, "<u8") for name in ("values", "levels", "bits", "between", "words", "text", "rows")),
+        ("width", "<u4"),
+        ("nullable", "<u4"),
+    ]
+)
+# Columns of what stage_parquet_pages tells of a page.
+STORED, STORED_SIZE, RAW_SIZE, VALUES, PLAIN, KIND, CODED, CODEC = range(8)
+
+SPACING = 16  # of buffers on the device
+SLACK = 64  # bytes behind a decompressed page that nobody else uses
+MOST_TEXT = (1 << 32) - 1  # a view counts 32 bits of bytes
+THREADS = 128  # of a block: four warps
+FAILED = {1: "does not decompress", 2: "has a damaged dictionary", 3: "has damaged levels", 4: "has damaged values"}
+SOURCE = '#include "cuda/pages.h"\n'
+KERNELS = ("pages_unpack", "pages_words", "pages_values", "pages_bits")
+
+
+@dataclass(frozen=True)
+class DeviceColumn:
+    """A decoded column in device memory; ``values`` are views of ``text`` (both addresses) where ``width`` is 0."""
+
+    rows: int
+    width: int
+    values: int
+    text: int
+    bits: int  # 0: no row is null
+    nulls: int
+    held: tuple[torch.Tensor, ...]
+    type: pa.DataType | None = None  # what the values mean, where the caller has said so
+
+
+@dataclass
+class Worker:
+    """What one thread needs to decode: page-locked memory and a stream."""
+
+    stream: Any
+    memory: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+
+
+class PageDecoder:
+    """Decodes columns of row groups; thread-safe. `most` bytes of device memory are used for one call, more is refused."""
+
+    def __init__(self, runtime: Runtime, most: int) -> None:
+        self.runtime, self.most = runtime, most
+        self.device = runtime.device
+        self.cuda = self.device.type == "cuda"
+        self.kernels: dict[str, Kernel] = runtime.compile(SOURCE, KERNELS, name="pages")
+        self.idle: list[Worker] = []
+        self.lock = threading.Lock()
+        self.seconds = {"read": 0.0, "lay out": 0.0, "copy and decode": 0.0}
+        self.stored_bytes = 0
+
+    @contextlib.contextmanager
+    def worker(self) -> Iterator[Worker]:
+        with self.lock:
+            found = self.idle.pop() if self.idle else None
+        worker = found or Worker(torch.cuda.Stream(self.device) if self.cuda else None)
+        try:
+            with torch.cuda.stream(worker.stream) if self.cuda else contextlib.nullcontext():
+                yield worker
+        finally:
+            with self.lock:
+                self.idle.append(worker)
+
+    def decode(self, file: int, columns: Sequence[Sequence[Chunk]]) -> list[DeviceColumn | str]:
+        """Decode columns, each given by its chunks in the order of the row groups, from an open file.
+
+        Return for each column where it lies, or why it could not be decoded here.
+        """
+        with self.worker() as worker:
+            try:
+                return self._decode(worker, file, columns)
+            except torch.cuda.OutOfMemoryError:
+                return ["does not fit into the GPU's memory"] * len(columns)
+
+    def _decode(self, worker: Worker, file: int, columns: Sequence[Sequence[Chunk]]) -> list[DeviceColumn | str]:
+        began = time.perf_counter()
+        places, end = [], 0
+        for chunks in columns:
+            for chunk in chunks:
+                places.append((*chunk, end))
+                end += (max(0, chunk.size) + SPACING - 1) & -SPACING
+        if end > self.most:
+            return [f"has more than the {self.most:,} stored bytes that are read at once"] * len(columns)
+        if worker.memory.numel() < end + SLACK:
+            room = end + end // 4 + SLACK
+            worker.memory = torch.empty(room, dtype=torch.uint8, pin_memory=self.cuda)
+        tables = _native.stage_parquet_pages(file, places, worker.memory.numpy())
+        read = time.perf_counter()
+        plan = _laid_out(columns, tables)
+        if plan.bytes > self.most:
+            return [f"takes more than the {self.most:,} bytes that are decoded at once"] * len(columns)
+        if not len(plan.pages):
+            return list(plan.reasons)
+        stored = torch.empty(end + SLACK, dtype=torch.uint8, device=self.device)
+        stored.copy_(worker.memory[: end + SLACK], non_blocking=True)
+        held = torch.empty(plan.held, dtype=torch.uint8, device=self.device)
+        between = torch.empty(plan.between, dtype=torch.uint8, device=self.device)
+        results = torch.empty((len(plan.pages), 2), dtype=torch.int32, device=self.device)
+        pages, shapes = plan.placed(stored.data_ptr(), held.data_ptr(), between.data_ptr())
+        described = torch.from_numpy(
+            np.concatenate([_bytes(pages), _bytes(shapes), _bytes(plan.dictionaries), _bytes(plan.data)])
+        ).to(self.device)
+        laid_out = time.perf_counter()
+        at = described.data_ptr()
+        behind = at + pages.nbytes
+        first = behind + shapes.nbytes
+        second = first + plan.dictionaries.nbytes
+        said = results.data_ptr()
+        self._launch("pages_unpack", len(pages), at, said, len(pages))
+        if len(plan.dictionaries):
+            self._launch("pages_words", len(plan.dictionaries), at, behind, said, first, len(plan.dictionaries))
+        if len(plan.data):
+            self._launch("pages_values", len(plan.data), at, behind, said, second, len(plan.data))
+        if shapes["nullable"].any():
+            self.kernels["pages_bits"]((8, len(shapes)), self.runtime.threads, behind)
+        found = results.cpu().numpy()  # waits for the kernels
+        done = time.perf_counter()
+        with self.lock:
+            self.seconds["read"] += read - began
+            self.seconds["lay out"] += laid_out - read
+            self.seconds["copy and decode"] += done - laid_out
+            self.stored_bytes += end
+        return plan.columns(found, pages, shapes, held)
+
+    def _launch(self, name: str, pages: int, *arguments: int) -> None:
+        warps = THREADS // 32 if self.runtime.threads > 1 else 1
+        self.kernels[name](((pages + warps - 1) // warps, 1), THREADS if self.runtime.threads > 1 else 1, *arguments)
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.frombuffer(array.tobytes(), np.uint8)
+
+
+def _ends(sizes: np.ndarray) -> np.ndarray:
+    """Places for parts of these sizes, one behind the other, and behind them the end of all."""
+    spaced = (sizes + SPACING - 1) & -SPACING
+    return np.concatenate([[0], np.cumsum(spaced)]).astype(np.int64)
+
+
+def _before(counts: np.ndarray, column: np.ndarray) -> np.ndarray:
+    """By page the sum of `counts` over the pages of its column that come before it; pages of a column lie together."""
+    sums = np.cumsum(counts) - counts
+    begins = np.flatnonzero(np.diff(column, prepend=-1))
+    return sums - np.repeat(sums[begins], np.diff([*begins, len(column)]))
+
+
+@dataclass
+class _Plan:
+    """Pages and columns of a call with the places of their parts, in three buffers: stored, held, between."""
+
+    pages: np.ndarray  # STORED_PAGE; `stored` and `raw` count from the begin of their buffers
+    shapes: np.ndarray  # PAGE_COLUMN, likewise
+    in_held: np.ndarray  # by page: whether `raw` lies in the held buffer, since views count from there
+    dictionaries: np.ndarray
+    data: np.ndarray
+    numbers: list[int]  # of the columns that are decoded
+    reasons: list[str]  # by column
+    held: int
+    between: int
+
+    @property
+    def bytes(self) -> int:
+        return self.held + self.between
+
+    def placed(self, stored: int, held: int, between: int) -> tuple[np.ndarray, np.ndarray]:
+        pages, shapes = self.pages.copy(), self.shapes.copy()
+        pages["stored"] += np.uint64(stored)
+        pages["raw"] += np.where(self.in_held, held, between).astype(np.uint64)
+        for name in ("values", "bits", "text"):
+            shapes[name] += np.uint64(held)
+        for name in ("levels", "between", "words"):
+            shapes[name] += np.uint64(between)
+        return pages, shapes
+
+    def columns(
+        self, results: np.ndarray, pages: np.ndarray, shapes: np.ndarray, held: torch.Tensor
+    ) -> list[DeviceColumn | str]:
+        given: list[DeviceColumn | str] = list(self.reasons)
+        data = pages["kind"] != 0
+        count = len(shapes)
+        there = np.bincount(pages["column"][data], weights=results[data, 1], minlength=count).astype(np.int64)
+        worst = np.zeros(count, np.int64)
+        np.maximum.at(worst, pages["column"], results[:, 0])
+        for k, number in enumerate(self.numbers):
+            shape = shapes[k]
+            if worst[k]:
+                given[number] = f"has a page that {FAILED.get(int(worst[k]), 'cannot be decoded')}"
+                continue
+            rows = int(shape["rows"])
+            nulls = rows - int(there[k])
+            bits = int(shape["bits"]) if nulls else 0
+            given[number] = DeviceColumn(
+                rows, int(shape["width"]), int(shape["values"]), int(shape["text"]), bits, nulls, (held,)
+            )
+        return given
+
+
+def _laid_out(columns: Sequence[Sequence[Chunk]], tables: Sequence[np.ndarray | None]) -> _Plan:
+    reasons = ["is stored in a way that only the CPU decodes"] * len(columns)
+    numbers: list[int] = []
+    parts: list[np.ndarray] = []
+    first = 0
+    for number, chunks in enumerate(columns):
+        mine = tables[first : first + len(chunks)]
+        first += len(chunks)
+        whole = [table for table in mine if table is not None]
+        if len(whole) < len(mine) or not whole or not _fits(chunks, whole):
+            continue
+        numbers.append(number)
+        parts += whole
+    column = np.repeat(np.arange(len(numbers)), [sum(len(parts[k]) for k in span) for span in _spans(columns, numbers)])
+    fields = np.concatenate(parts) if parts else np.empty((0, 8), np.int64)
+    segment = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    begins = np.cumsum([0, *(len(part) for part in parts)])[segment]
+    dictionary = fields[:, KIND] == 0
+    pages = np.zeros(len(fields), STORED_PAGE)
+    for name, k in (("stored", STORED), ("stored_size", STORED_SIZE), ("raw_size", RAW_SIZE), ("values", VALUES)):
+        pages[name] = fields[:, k]
+    for name, k in (("plain", PLAIN), ("codec", CODEC), ("kind", KIND)):
+        pages[name] = fields[:, k]
+    pages["column"] = column
+    pages["dictionary"] = np.where(fields[:, CODED] == 1, begins, -1)
+    entries = np.where(dictionary, fields[:, VALUES], 0)
+    rows = np.where(dictionary, 0, fields[:, VALUES])
+    pages["row"] = np.where(dictionary, _before(entries, column), _before(rows, column))
+
+    count = len(numbers)
+    shapes = np.zeros(count, PAGE_COLUMN)
+    shapes["width"] = [columns[n][0].width for n in numbers]
+    shapes["nullable"] = [columns[n][0].nullable for n in numbers]
+    shapes["rows"] = [sum(chunk.rows for chunk in columns[n]) for n in numbers]
+    height = shapes["rows"].astype(np.int64)
+    width = shapes["width"].astype(np.int64)
+    nullable = shapes["nullable"].astype(np.int64)
+    texts = width == 0
+    words = np.bincount(column, weights=np.where(texts[column], entries, 0), minlength=count).astype(np.int64)
+
+    in_held = texts[column] if count else np.empty(0, bool)
+    room = fields[:, RAW_SIZE] + SLACK
+    in_text, in_between = _ends(np.where(in_held, room, 0)), _ends(np.where(in_held, 0, room))
+    pages["raw"] = np.where(in_held, in_text[:-1], in_between[:-1])
+    at = in_text[-1]
+    begin = np.searchsorted(column, np.arange(count))
+    shapes["text"] = in_text[:-1][begin] if count else []
+    for name, sizes in (("values", height * np.where(texts, 8, width)), ("bits", nullable * ((height + 7) // 8))):
+        places = at + _ends(sizes)
+        shapes[name] = places[:-1]
+        at = places[-1]
+    held = int(at) + SLACK
+    at = in_between[-1]
+    for name, sizes in (("levels", nullable * (height + 8)), ("between", nullable * 8 * height), ("words", 8 * words)):
+        places = at + _ends(sizes)
+        shapes[name] = places[:-1]
+        at = places[-1]
+    chosen = np.arange(len(pages), dtype=np.uint32)
+    return _Plan(
+        pages, shapes, in_held, chosen[dictionary], chosen[~dictionary], numbers, reasons, held, int(at) + SLACK
+    )
+
+
+def _spans(columns: Sequence[Sequence[Chunk]], numbers: Sequence[int]) -> Iterator[range]:
+    """By column that is decoded, which of the parts are its own."""
+    begin = 0
+    for number in numbers:
+        end = begin + len(columns[number])
+        yield range(begin, end)
+        begin = end
+
+
+def _fits(chunks: Sequence[Chunk], tables: Sequence[np.ndarray]) -> bool:
+    """Whether a column's strings can be addressed, and its dictionaries cannot have more entries than bytes allow."""
+    if chunks[0].width:
+        return True
+    text = sum(int((table[:, RAW_SIZE] + SLACK + SPACING).sum()) for table in tables)
+    dictionaries = (table[table[:, KIND] == 0] for table in tables)
+    return text <= MOST_TEXT and all((d[:, VALUES] <= d[:, RAW_SIZE] // 4).all() for d in dictionaries)

@@ -1,0 +1,73 @@
+"""Has the GPU decode the columns of local Parquet files that only the GPU reads, and tells which ones and why not.
+
+A plan's log and the views merged with it are read row group by row group. Ids by which views are merged stay on the CPU,
+as do columns that are stored in a way that pages.py does not know; all others come as stand-ins (views/elsewhere.py) whose
+owner is a `DeviceColumn`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from ctrbox.engines.cuda.pages import DeviceColumn, PageDecoder
+from ctrbox.views.elsewhere import stand_in
+from ctrbox.views.indexed import Footer
+from ctrbox.views.simple import Leaf
+from ctrbox.views.stored import Chunk, chunks_of
+
+SHARE = 64  # a call of the decoder may take this part of the plan's GPU memory; about thirty results are under way
+MOST_KNOWN = 4096  # row groups whose place in the file is remembered
+
+
+class Reading:
+    """Decodes ``columns`` of one view on the GPU; thread-safe. ``reasons``: by column why the CPU had to decode it."""
+
+    def __init__(self, decoder: PageDecoder, columns: Collection[str]) -> None:
+        self.decoder = decoder
+        self.names = frozenset(columns)
+        self.reasons: dict[str, str] = {}
+        self.decoded: set[str] = set()
+        self._known: dict[tuple[int, tuple[int, ...], tuple[str, ...]], tuple[Footer, list[list[Chunk] | str]]] = {}
+        self._lock = threading.Lock()
+
+    def decode(
+        self, raw: pa.NativeFile, footer: Footer, groups: Sequence[int], leaves: Sequence[Leaf]
+    ) -> pa.RecordBatch | None:
+        """Decode what can be decoded of ``leaves``; see `ctrbox.views.elsewhere.Elsewhere`."""
+        mine = [leaf for leaf in leaves if leaf.name in self.names]
+        if not mine:
+            return None
+        found = self._chunks(footer, tuple(groups), mine)
+        chosen = [(leaf, chunks) for leaf, chunks in zip(mine, found, strict=True) if not isinstance(chunks, str)]
+        got = self.decoder.decode(raw.fileno(), [chunks for _, chunks in chosen]) if chosen else []
+        rows = sum(footer.rows[group] for group in groups)
+        names, arrays = [], []
+        for (leaf, _), column in zip(chosen, got, strict=True):
+            if isinstance(column, DeviceColumn):
+                names.append(leaf.name)
+                arrays.append(stand_in(rows, replace(column, type=leaf.type)))
+            else:
+                self.reasons.setdefault(leaf.name, column)
+        for leaf, chunks in zip(mine, found, strict=True):
+            if isinstance(chunks, str):
+                self.reasons.setdefault(leaf.name, chunks)
+        self.decoded.update(names)
+        return pa.RecordBatch.from_arrays(arrays, names) if names else None
+
+    def _chunks(self, footer: Footer, groups: tuple[int, ...], leaves: Sequence[Leaf]) -> list[list[Chunk] | str]:
+        key = (id(footer), groups, tuple(leaf.name for leaf in leaves))
+        with self._lock:
+            known = self._known.get(key)
+        if known is not None and known[0] is footer:
+            return known[1]
+        metas = [footer.detail.row_group(group) for group in groups]
+        found = [chunks_of(footer, metas, leaf) for leaf in leaves]
+        with self._lock:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = (footer, found)
+        return found

@@ -1,0 +1,57 @@
+"""Columns that are decoded to memory that Python and the CPU engine cannot read, such as a GPU's, and their stand-ins.
+
+A source hands out record batches. The place of such a column is taken by a stand-in: an array of zero-byte values, so that
+slicing it works, whatever reads a value gets nothing, and an operator that expects another type refuses it. The stand-in
+keeps its owner, an object that knows where the values are, and `behind` finds the owner again; row 0 of the owner is the
+array's row 0 before it was sliced (``array.offset``).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from ctrbox.views.indexed import Footer
+    from ctrbox.views.simple import Leaf
+
+STAND_IN = pa.binary(0)
+
+_owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+class Elsewhere(Protocol):
+    """Decodes columns of local Parquet files to memory of its own."""
+
+    def decode(
+        self, raw: pa.NativeFile, footer: Footer, groups: Sequence[int], leaves: Sequence[Leaf]
+    ) -> pa.RecordBatch | None:
+        """Return stand-ins for those of ``leaves`` that were decoded, all rows of ``groups``; None: it decoded none.
+
+        The caller decodes the others on the CPU.
+        """
+
+
+def aside(elsewhere: Elsewhere | None) -> dict[str, Any]:
+    """Return the option of `Source.scan`; without anything to say none, since sources of users may not know it."""
+    return {} if elsewhere is None else {"elsewhere": elsewhere}
+
+
+def stand_in(rows: int, owner: Any) -> pa.Array:
+    """Return an array of ``rows`` rows behind which is ``owner``."""
+    token = np.zeros(1, np.uint8)
+    address = token.ctypes.data
+    _owners[address] = owner
+    return pa.Array.from_buffers(STAND_IN, rows, [None, pa.foreign_buffer(address, 1, (token, owner))], null_count=0)
+
+
+def behind(array: pa.Array) -> Any | None:
+    """Return what is behind a stand-in; None for any other array."""
+    if array.type != STAND_IN:
+        return None
+    buffer = array.buffers()[1]
+    return None if buffer is None else _owners.get(buffer.address)
