@@ -28,6 +28,7 @@ NB_MODULE(_native, m) {
   bind_requests(m);              // candidates of a request from its JSON
   bind_parquet(m);               // columns of a row group from their bytes
   bind_past(m);                  // earlier events by key: histories and sliding windows
+  bind_vectors(m);               // the best rows by inner product
 
   m.def(
       "parallel_calls",

@@ -17,6 +17,7 @@ from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.embed.vectors.prerank import PreRank
 from ctrbox.embed.vectors.submodels import ImageEmbedding, TextEmbedding
 from ctrbox.embed.vectors.write import write_tokens, write_vectors
+from ctrbox.predict.prerank_folder import export_prerank
 from ctrbox.train.towers import export_vectors
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Traits",
     "VectorFile",
     "encode",
+    "export_prerank",
     "export_vectors",
     "repair",
     "write_tokens",

@@ -15,7 +15,7 @@ from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve import board as board_module
 from ctrbox.serve import workers
 from ctrbox.serve.board import NOTE_BYTES, SILENT_SECONDS, Board, Desk, Note
-from ctrbox.serve.metrics import CELL, CELLS, STATUSES, Metrics
+from ctrbox.serve.metrics import CELL, CELLS, ROUTES, STATUSES, Metrics
 from ctrbox.serve.model_folder import RUN
 from ctrbox.serve.wire import REASONS
 from ctrbox.serve.worker_figures import carried, together
@@ -137,7 +137,7 @@ def test_cells_of_workers_do_not_overlap_and_every_status_has_one() -> None:
     assert [p.note.read() for p in board.places] == [{"k": 0}, {"k": 1}, {"k": 2}]
     assert (board.version, board.news.read()) == (4, {"version": 4})
     assert set(REASONS) == set(STATUSES)
-    assert len(CELL) == 4 * len(STATUSES)
+    assert len(CELL) == len(ROUTES) * len(STATUSES)
 
 
 def test_news_of_versions_reach_another_process_as_they_are() -> None:

@@ -28,7 +28,13 @@ def service_of(context: list[str] | None, token: bytes = b"", objects: bool = Fa
     return cast(
         Service,
         SimpleNamespace(
-            served=served, labels=(), name="a&b", token=token, limits=Limits(candidates=50), refresher=None
+            served=served,
+            labels=(),
+            name="a&b",
+            token=token,
+            limits=Limits(candidates=50),
+            refresher=None,
+            prerank=None,
         ),
     )
 

@@ -22,6 +22,7 @@ Examples:
   ctrbox serve model/ --host 0.0.0.0 --token-file token.txt
   ctrbox serve runs/today --view users=data/users  serve a run folder; read the view users from data/users
   ctrbox serve runs/own --job own.py               serve a run whose model class is defined in own.py
+  ctrbox serve model/ --prerank ads.prerank --prerank-run runs/towers     select among many ads with another run's vectors
   ctrbox serve s3://bucket/model --public-key model.key.pub         take only what the owner of that key signed
 """
 
@@ -137,6 +138,36 @@ def serve(
             "names and --host; may be repeated.",
         ),
     ] = None,
+    prerank: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder with the vectors of all ads, made by `ctrbox vectors prerank`. The server then answers /v1/prerank and "
+            "/v1/cascade. Default: no pre-rank.",
+        ),
+    ] = None,
+    prerank_run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Run folder of the TwoTower model that computes the user's vector. Default: MODEL itself, if it is such a run "
+            "folder.",
+        ),
+    ] = None,
+    prerank_view: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="Other data for a view of the run of --prerank-run; may be repeated. Default: each view is read where the run "
+            "found it.",
+        ),
+    ] = None,
+    max_prerank: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1_000_000, metavar="N", help="Maximum number of candidates in one request that are pre-ranked."
+        ),
+    ] = 100_000,
     cache: Annotated[
         str,
         typer.Option(
@@ -190,8 +221,8 @@ def serve(
             min=0,
             max=256,
             metavar="N",
-            help="Number of threads that score requests in each worker; 0 scores on the event loop. Default: 1 for a run folder, "
-            "otherwise 0.",
+            help="Number of threads that score requests in each worker; 0 scores on the event loop. Default: 1 for a run folder "
+            "and with --prerank, otherwise 0.",
         ),
     ] = None,
     public_key: Annotated[
@@ -279,6 +310,10 @@ def serve(
         model_id=model_id,
         trust_file=trust_file,
         views_seconds=views_every,
+        prerank=prerank,
+        prerank_run=prerank_run,
+        prerank_views=pairs_of("--prerank-view", prerank_view, "users=tomorrow/users"),
+        prerank_candidates=max_prerank,
         state=state,
         state_seconds=state_every,
     )

@@ -1,4 +1,4 @@
-"""Defines ``ctrbox vectors``: vector files for the Model Server, made from raw images."""
+"""Defines ``ctrbox vectors``: vector files for the Model Server, made from raw images, and the vectors of ads for pre-rank."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from typing import Annotated
 import typer
 
 from ctrbox.cli.help_text import Commands
-from ctrbox.cli.options import AsJson
+from ctrbox.cli.options import AsJson, Servers
+from ctrbox.cli.reading_runs import AllowViews, OtherViews, OwnJob, RunFolder
 from ctrbox.cli.terminal import Mistake, meter, say_json, tell
 
-app = Commands(help="Make vector files from raw images.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands(
+    help="Make vector files of images, and of ads for pre-rank.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 @app.callback()
 def vectors() -> None:
-    """Make vector files from raw images."""
+    """Make vector files of images, and of ads for pre-rank."""
 
 
 @app.command(
@@ -116,3 +121,79 @@ def encode(
     if skipped:
         causes = ", ".join(f"{number:,} {cause}" for cause, number in sorted(done.skipped.items()))
         tell(f"{skipped:,} images have no vector ({causes}); {shlex.quote(str(done.report))} lists them")
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox vectors prerank runs/towers ads -o ads.prerank --index hnsw\n")
+def prerank(
+    run: RunFolder,
+    ads: Annotated[
+        str,
+        typer.Argument(
+            metavar="VIEW", help="Name of the view of ads that the plan joins, such as ads; every row gets a vector."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="FOLDER", help="Folder to write; an old one is replaced.")
+    ],
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD", help="Field whose key names an ad. Default: the first field of the model's ad tower."
+        ),
+    ] = None,
+    columns: Annotated[
+        str,
+        typer.Option(
+            metavar="COLUMN,…",
+            help="More columns of the view to keep, such as those that a ranking model reads of a candidate. Default: only the "
+            "columns that the ad tower reads.",
+        ),
+    ] = "",
+    index: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND",
+            help="How all ads are searched: exact searches all vectors; hnsw also makes an approximate index (pip install "
+            "'ctrbox[prerank]') and measures its recall.",
+        ),
+    ] = "exact",
+    recall_at: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=100_000,
+            metavar="K",
+            help="Number of best ads of which the recall of an index counts how many it finds.",
+        ),
+    ] = 400,
+    view: OtherViews = None,
+    allow_views: AllowViews = None,
+    job: OwnJob = None,
+    server: Servers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the vectors of all ads for the pre-rank of ctrbox serve.
+
+    RUN is a run of a TwoTower model. Start the server with `ctrbox serve MODEL --prerank FOLDER --prerank-run RUN`.
+    """
+    from ctrbox.cli.reading_runs import load_run
+    from ctrbox.predict.prerank_folder import export_prerank
+
+    loaded = load_run(run, job, view=view, allow_views=allow_views, server=server)
+    kept = [name.strip() for name in columns.split(",") if name.strip()]
+    made = export_prerank(loaded, ads, out, key=key, columns=kept, index=index, recall_at=recall_at)
+    if as_json:
+        say_json(
+            out=str(out),
+            vectors=len(made.rank),
+            width=made.rank.dim,
+            key=made.key,
+            columns=made.ads.schema.names,
+            index=index,
+            recall=made.recall,
+            recall_at=made.recall_at or None,
+        )
+        return
+    tell(f"{out}: {len(made.rank):,} vectors of {made.rank.dim} numbers, named by {', '.join(made.ads.schema.names)}")
+    if made.recall is not None:
+        tell(f"the index finds {made.recall:.1%} of the best {made.recall_at:,} ads, for users of the run's log")

@@ -32,8 +32,8 @@ RING = 60  # seconds
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-ROUTES = ("score", "infer", "grpc", "other")
-SCORING = frozenset(["score", "infer", "grpc"])
+ROUTES = ("score", "infer", "grpc", "prerank", "cascade", "other")
+SCORING = frozenset(ROUTES) - {"other"}
 STATUSES = (200, 202, 400, 401, 403, 404, 405, 408, 413, 415, 431, 500, 501, 503)
 CELL = {pair: k for k, pair in enumerate((route, status) for route in ROUTES for status in STATUSES)}
 WIDTH = 64  # buckets

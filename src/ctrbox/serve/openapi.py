@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -14,6 +14,9 @@ from ctrbox.predict.score_expression import MOST_CHARACTERS, example
 from ctrbox.serve.objects import MOST_OBJECTS
 from ctrbox.serve.past import ServedPast
 from ctrbox.serve.service import Service
+
+if TYPE_CHECKING:
+    from ctrbox.serve.prerank import Prerank
 
 JSON_TYPES: dict[str, dict[str, Any]] = {
     "b": {"type": "boolean"},
@@ -108,6 +111,8 @@ def openapi(service: Service) -> dict[str, Any]:
                 "responses": {"202": {"description": "Accepted: the views will be read."}},
             }
         }
+    if service.prerank is not None:
+        paths |= prerank(service.prerank)
     if service.served.past is not None:
         paths["/v1/events"] = events(service.served.past)
     paths |= {
@@ -119,6 +124,52 @@ def openapi(service: Service) -> dict[str, Any]:
         "paths": paths,
         "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{"token": []}] if service.token else [],
+    }
+
+
+def prerank(found: Prerank) -> dict[str, Any]:
+    once, each = ({n: found.column(n) for n in names} for names in (found.users.columns.names, found.named_by.names))
+    items = {"type": "array", "items": of_columns(each), "maxItems": found.most}
+    columns = {"type": "object", "description": "the same by column", "additionalProperties": {"type": "array"}}
+    schema: dict[str, Any] = {
+        "type": "object",
+        "required": ["context"],
+        "properties": {
+            "context": of_columns(once),
+            "candidates": {"oneOf": [items, columns], "description": "by default all ads of the folder"},
+            "k": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": found.most,
+                "description": "how many are returned; default 400",
+            },
+            "exact": {"type": "boolean", "description": "search all ads, even if there is an index"},
+        },
+    }
+    example = {"context": {n: sample(c) for n, c in once.items()}, "k": 10}
+    numbers = {"type": "array", "items": {"type": "number"}}
+    best: dict[str, Any] = {
+        "type": "object",
+        "properties": {
+            "positions": {"type": "array", "items": {"type": "integer"}},
+            "candidates": columns,
+            "scores": numbers,
+            "missing": {"type": "integer", "description": "candidates without a vector"},
+            "index": {"type": "string"},
+        },
+    }
+    ranked = {
+        "type": "object",
+        "properties": {**best["properties"], "prerank": numbers, "version": {"type": "integer"}},
+    }
+
+    def post(summary: str, answer: dict[str, Any]) -> dict[str, Any]:
+        content = {"application/json": {"schema": schema, "example": example}}
+        return {"post": {"summary": summary, "requestBody": {"content": content}, "responses": responses(answer)}}
+
+    return {
+        "/v1/prerank": post("Select the best of many candidates, or of all ads, by the vectors of user and ad.", best),
+        "/v1/cascade": post("Pre-rank, then score the best with the model; send the columns of both.", ranked),
     }
 
 

@@ -133,6 +133,10 @@ class RequestReader:
             given = read_json(body)
         except orjson.JSONDecodeError as error:
             raise Refused(400, f"the body is not JSON: {str(error)[:200]}") from None
+        return self.from_values(given)
+
+    def from_values(self, given: Any) -> Request:
+        """Read a request from the values of its JSON."""
         if type(given) is not dict or not given.keys() <= PARTS or "candidates" not in given:
             raise Refused(400, f"expected an object with context and candidates, got {shape(given)}")
         context = given.get("context", {})

@@ -1,6 +1,7 @@
 """Answers HTTP requests by route, without any knowledge of sockets.
 
     POST /v1/score                    {"context": …, "candidates": …} → {"scores": […], "version": 7} (answers.py)
+    POST /v1/prerank, /v1/cascade     the best of many candidates by the vectors of user and ad, and these scored (prerank.py)
     POST /v1/events                   {"rows": [{…}, …]} → {"taken": 2, "late": 0, "future": 0, "position": ""}; GET: how far
     GET  /v1/views                    versions of joined views; POST /v1/views/refresh: read them again
     GET  /v2 …                        the Open Inference Protocol, JSON and binary tensors
@@ -104,6 +105,12 @@ class Routes:
         if path == "/v1/score":
             need(method, "POST", path)
             return Scoring("score", partial(self.score, body))
+        if path == "/v1/prerank":
+            need(method, "POST", path)
+            return Scoring("prerank", partial(self.prerank, body))
+        if path == "/v1/cascade":
+            need(method, "POST", path)
+            return Scoring("cascade", partial(self.cascade, body))
         if path == "/v1/events":
             return self.events(method, path, body)
         if path == "/v1/views/refresh":
@@ -123,6 +130,13 @@ class Routes:
         found = self.service.answer(request)
         answer = orjson.dumps(found.json(), option=orjson.OPT_SERIALIZE_NUMPY)
         return Answer(200, answer, JSON, header_of(found), request.rows)
+
+    def prerank(self, body: bytes) -> Answer:
+        return Answer(200, orjson.dumps(self.service.pre_ranked(body), option=orjson.OPT_SERIALIZE_NUMPY))
+
+    def cascade(self, body: bytes) -> Answer:
+        answer, rows = self.service.cascaded(body)
+        return Answer(200, orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), JSON, (), rows)
 
     def infer(self, body: bytes, header: str | None, version: str) -> Answer:
         asked = read_infer(body, header, self.service.labels)

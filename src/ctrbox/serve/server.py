@@ -22,8 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ctrbox._native import usable_cores
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.publish.sources import DEEP_FFM
@@ -38,12 +39,15 @@ from ctrbox.serve.own_copy import OwnCopy
 from ctrbox.serve.past import StateWriter
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.reload import Reloader
-from ctrbox.serve.served import ServedRun, open_served
+from ctrbox.serve.served import Served, ServedRun, open_served
 from ctrbox.serve.service import Limits, Service
 from ctrbox.serve.tls import Certificate
 from ctrbox.serve.view_refresh import ViewFollower, ViewRefresher, check_refreshes
 from ctrbox.serve.watcher import Watcher
 from ctrbox.serve.workers import GRACE, Seat, Supervisor, worker_count
+
+if TYPE_CHECKING:
+    from ctrbox.serve.prerank import Prerank
 
 LIBRARIES = {
     "grpc": "grpcio",
@@ -76,6 +80,10 @@ class Settings:
     views: Mapping[str, Any] = field(default_factory=dict)
     servers: Mapping[str, str] = field(default_factory=dict)  # vector files of a run's Model Servers, by field
     allow_operators: bool | Sequence[UserOperator] = False
+    prerank: Path | None = None  # folder of `ctrbox vectors prerank`; None: no pre-rank
+    prerank_run: Path | None = None  # the run with the user tower; None: the served run itself
+    prerank_views: Mapping[str, Any] = field(default_factory=dict)  # other data of that run's views, by name
+    prerank_candidates: int = 100_000  # of one request at most
     tls_cert: Path | None = None  # PEM; with the key in it unless tls_key has it
     tls_key: Path | None = None
     allow_hosts: tuple[str, ...] = ()  # more names that a server without a token answers to
@@ -132,6 +140,11 @@ def check(settings: Settings) -> None:
     if not settings.public_keys and (settings.model_id or settings.trust_file is not None):
         option = "--model-id" if settings.model_id else "--trust-file"
         raise PlanError(f"{option} needs the public key of the publisher; add --public-key FILE")
+    if settings.prerank is None and (settings.prerank_run is not None or settings.prerank_views):
+        option = "--prerank-view" if settings.prerank_run is None else "--prerank-run"
+        raise PlanError(f"{option} needs the vectors of the ads: --prerank FOLDER, made by `ctrbox vectors prerank`")
+    if settings.prerank_run is None and settings.prerank_views:
+        raise PlanError("--prerank-view is for the run of --prerank-run; use --view for the views of the served model")
     if settings.tls_key is not None and settings.tls_cert is None:
         raise PlanError("--tls-key needs the certificate that the key belongs to: --tls-cert FILE")
 
@@ -155,7 +168,7 @@ class Server:
         if settings.public_keys:
             trust = Trust(settings.public_keys, model_id=settings.model_id, memory=settings.trust_file)
         found = ModelFolder.open(folder, trust=trust)
-        if found.kind != DEEP_FFM:
+        if found.kind != DEEP_FFM or settings.prerank is not None:
             import torch
 
             # A request is too small to be divided: waking others takes longer than its work. Set before the model is opened, so
@@ -185,15 +198,18 @@ class Server:
             own=own,
             state=settings.state,
         )
-        workers = worker_count(settings.workers, found.kind, served, limits.connections)
+        prerank = prerank_of(found, served, settings)
+        workers = worker_count(settings.workers, found.kind, served, limits.connections, prerank)
+        if prerank is not None:
+            prerank.threads = max(1, usable_cores() // workers)
         if workers > 1:
             served.cache.budget //= workers
-        threads = (found.kind == RUN) if settings.threads is None else settings.threads
+        threads = (found.kind == RUN or prerank is not None) if settings.threads is None else settings.threads
         queue = ScoringQueue(int(threads), limits.waiting, limits.deadline_ms / 1000, limits.client_share)
         name = settings.name or found.folder.resolve().name or "model"
         hosts = None if settings.token else AllowedHosts(settings.host, settings.allow_hosts)
         online = found.online if found.trust is None else None  # what a learner says of itself is not signed
-        service = Service(served, name, queue, limits, settings.token.encode(), online, hosts=hosts)
+        service = Service(served, name, queue, limits, settings.token.encode(), online, hosts=hosts, prerank=prerank)
         reloader = None
         if not isinstance(served, ServedRun):
             period = settings.reload_seconds if found.stored is None else max(settings.reload_seconds, STORED_SECONDS)
@@ -283,6 +299,32 @@ class Server:
                 rpc.stop(1.0)
             front.stop()
             await asyncio.sleep(0)  # connections are closed in the loop's next turn
+
+
+def prerank_of(folder: ModelFolder, served: Served, settings: Settings) -> Prerank | None:
+    """Return what answers pre-rank, if the settings name vectors: of the served run's own tower, or of another run's."""
+    if settings.prerank is None:
+        return None
+    from ctrbox.predict.prerank_folder import PrerankFolder
+    from ctrbox.predict.run_predictor import RunPredictor
+    from ctrbox.serve.prerank import Prerank
+
+    if settings.prerank_run is not None:
+        run = RunPredictor.open(
+            settings.prerank_run,
+            views=dict(settings.prerank_views),
+            allow_operators=settings.allow_operators,
+            allow_views=settings.allow_views,
+        )
+    elif isinstance(served, ServedRun):
+        run = served.run
+    else:
+        raise PlanError(
+            f"{folder.folder} is a published model, whose versions change while the vectors of --prerank do not; name the "
+            "run folder "
+            "of the TwoTower model: --prerank-run RUN"
+        )
+    return Prerank(run, PrerankFolder.open(settings.prerank, run), most=settings.prerank_candidates)
 
 
 def bracketed(host: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import logging
 import time
 from base64 import b64decode
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from ctrbox import __version__
 from ctrbox.errors import CtrboxError, DataError, SourceError
 from ctrbox.files.regular import read_regular
 from ctrbox.predict.score_expression import ScoreExpression
-from ctrbox.serve.answers import Answered, described_outputs
+from ctrbox.serve.answers import RANKING, Answered, described_outputs, ranked
 from ctrbox.serve.board import Desk
 from ctrbox.serve.door import Door
 from ctrbox.serve.hosts import AllowedHosts
@@ -32,8 +34,12 @@ from ctrbox.serve.view_figures import lines_of_views, views_of
 from ctrbox.serve.view_refresh import ViewFollower, ViewRefresher
 from ctrbox.serve.worker_figures import Figures, figures_of
 
+if TYPE_CHECKING:
+    from ctrbox.serve.prerank import Prerank  # brings torch, which a Deep FFM is served without
+
 log = logging.getLogger("ctrbox.serve")
 ONLINE_BYTES = 1 << 20
+BEST_RANKED = 400  # candidates that pre-rank hands to the model unless a request says another number
 EXTENSIONS = ["binary_tensor_data", "model_configuration"]
 
 
@@ -64,6 +70,7 @@ class Service:
     hosts: AllowedHosts | None = None  # the names that a server without a token answers to; None: any
     desk: Desk | None = None  # of one of several workers; None: this process is the whole server
     refresher: ViewRefresher | ViewFollower | None = None  # of joined views; None where none can be read again
+    prerank: Prerank | None = None  # None: the server has no vectors of ads
     door: Door = field(init=False)
     label_sums: LabelSums = field(init=False)
 
@@ -122,23 +129,44 @@ class Service:
             self.label_sums.add(found.scores)
         return found
 
+    def pre_ranked(self, body: bytes) -> dict[str, Any]:
+        """Return the answer to POST /v1/prerank."""
+        prerank = self._prerank()
+        with told_to_the_client():
+            best = prerank.best(prerank.read(body))
+            return best.json({} if best.index is None else prerank.ads_at(best.positions))
+
+    def cascaded(self, body: bytes) -> tuple[dict[str, Any], int]:
+        """Return the answer to POST /v1/cascade, and how many candidates the served model scored."""
+        prerank, reader = self._prerank(), self.served.reader
+        with told_to_the_client():
+            given = prerank.read(body, cascade=True)
+            if (k := given.get("k", min(BEST_RANKED, self.limits.candidates))) > self.limits.candidates:
+                raise Refused(
+                    413, f"k is {k:,}; the model of this server scores at most {self.limits.candidates:,} candidates"
+                )
+            best = prerank.best({**given, "k": k}, tuple(reader.known))
+            request = reader.from_values(prerank.sent_on(given, best, reader))
+        found = self.answer(request)
+        answer = best.json({} if best.index is None else prerank.ads_at(best.positions))
+        answer |= {"prerank": answer.pop("scores"), **found.json()}
+        if isinstance(found.scores, np.ndarray):
+            answer[RANKING] = ranked(found.scores)
+        return answer, request.rows
+
+    def _prerank(self) -> Prerank:
+        if self.prerank is None:
+            raise Refused(404, "this server has no vectors of ads; start it with --prerank FOLDER")
+        return self.prerank
+
     def score(self, request: Request, version: str = "") -> tuple[np.ndarray, int]:
         """Return what `Served.score` does; ``version``: refuse to answer with another one."""
         return self.scored(request, version)[:2]
 
     def scored(self, request: Request, version: str = "") -> Scored:
         """Return what `Served.answer` does; ``version``: refuse to answer with another one."""
-        try:
+        with told_to_the_client():
             found = self.served.answer(request)
-        except Refused:
-            raise
-        except SourceError as error:  # a file of the model, damaged since it was opened: no mistake of the client's
-            log.error("a request failed: %s", error)
-            raise Refused(500, "a file of the model cannot be read; see the log of the server") from None
-        except CtrboxError as error:
-            raise Refused(400, str(error)) from None
-        except MemoryError:
-            raise overloaded("there is not enough memory for this request now") from None
         if version and version != str(found.version):
             raise Refused(404, f"version {version[:40]!r} is no longer served; the current version is {found.version}")
         return found
@@ -226,6 +254,7 @@ class Service:
             "stale": self.stale(),
             "views": views_of(self, now),
             "objects": objects,
+            "prerank": None if self.prerank is None else self.prerank.told(),
             "keys": {name: {"known": known, "unknown": unknown} for name, (known, unknown) in now["keys"].items()},
             "joins": [dict(zip(("view", "on", "keys", "missed"), join, strict=True)) for join in now["joins"]],
             "fields_without_known_keys": now["unlearned"],
@@ -283,11 +312,31 @@ class Service:
         }
         if now["vectors"] is not None:
             gauges["objects_vectors"] = now["vectors"]
+        if self.prerank is not None:
+            gauges["prerank_vectors"] = len(self.prerank.folder.rank)
+            if self.prerank.folder.recall is not None:
+                gauges["prerank_index_recall"] = self.prerank.folder.recall
         counters = {**now["counters"], "workers_replaced": workers["replaced"]}
         news = {} if self.desk is None else self.desk.board.news.read()
         by_label = [keys_of(now), joins_of(now)]
         more = [*lines_of(now["labels"]), *lines_of_views(self, now)]
         return self.metrics.text(gauges, counters, by_label, news.get("memory"), more)
+
+
+@contextlib.contextmanager
+def told_to_the_client() -> Iterator[None]:
+    """Turn the errors of a request into refusals with a status."""
+    try:
+        yield
+    except Refused:
+        raise
+    except SourceError as error:  # a file of the model, damaged since it was opened: no mistake of the client's
+        log.error("a request failed: %s", error)
+        raise Refused(500, "a file of the model cannot be read; see the log of the server") from None
+    except CtrboxError as error:
+        raise Refused(400, str(error)) from None
+    except MemoryError:
+        raise overloaded("there is not enough memory for this request now") from None
 
 
 def keys_of(now: Figures) -> ByLabel:

@@ -49,11 +49,15 @@ def figures_of(service: Service) -> Figures:
     }
     counters |= {f"objects_{what}": objects[what] for what in ("missing", "embedded") if what in objects}
     gauges |= {f"objects_{what}": objects[what] for what in ("remembered",) if what in objects}
+    joins = served.joins()
+    if service.prerank is not None:
+        counters |= {"prerank_candidates": service.prerank.candidates, "prerank_missing": service.prerank.missing}
+        joins = [*joins, *service.prerank.joins()]
     return {
         "counters": counters,
         "gauges": gauges,
         "keys": {name: [counts["known"], counts["unknown"]] for name, counts in served.known.counted().items()},
-        "joins": [[join.view, list(join.on), join.keys, join.missed] for join in served.joins()],
+        "joins": [[join.view, list(join.on), join.keys, join.missed] for join in joins],
         "labels": service.label_sums.told(),
         "unlearned": served.known.never_found(),
         "vectors": objects.get("vectors"),

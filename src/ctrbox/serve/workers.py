@@ -47,6 +47,7 @@ from ctrbox.serve.model_folder import RUN
 from ctrbox.serve.served import Served, ServedRun
 
 if TYPE_CHECKING:
+    from ctrbox.serve.prerank import Prerank
     from ctrbox.serve.server import Server
 
 MOST_WORKERS = 256
@@ -84,28 +85,30 @@ class Worker:
     silent: float = 0.0  # seconds that the supervisor has watched its event loop stand still
 
 
-def why_one(kind: str, served: Served) -> str:
+def why_one(kind: str, served: Served, prerank: Prerank | None) -> str:
     """Return why only one process can serve a model; "" where several can."""
     if sys.platform != "linux":
         return "several worker processes are supported on Linux only"
     if served.past is not None:
         return "the state of histories is kept by one process"
-    if kind == RUN and isinstance(served, ServedRun):
+    models = [served.run.click_model] if kind == RUN and isinstance(served, ServedRun) else []
+    models += [] if prerank is None else [prerank.users.click_model]
+    if models:
         from ctrbox.embed.ssd.table import SparseTable
 
-        if any(isinstance(source.embedder, SparseTable) for source in served.run.click_model.sources):
+        if any(isinstance(source.embedder, SparseTable) for model in models for source in model.sources):
             return "the run has a Sparse Table, whose reading threads belong to one process"
     return ""
 
 
-def worker_count(asked: int | None, kind: str, served: Served, connections: int) -> int:
+def worker_count(asked: int | None, kind: str, served: Served, connections: int, prerank: Prerank | None = None) -> int:
     """Return how many workers serve a model; ``asked``: None for as many as there are usable cores.
 
     A published click model has one by default: each worker would load the tables of a new version into memory of its own.
     """
     if asked == 1:
         return 1
-    why = why_one(kind, served)
+    why = why_one(kind, served, prerank)
     if asked is None:
         if why or kind == CLICK_MODEL:
             return 1

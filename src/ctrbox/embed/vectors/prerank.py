@@ -2,10 +2,12 @@
 
 rank = cb.tables.PreRank("ads.ctrvec")                        # as `export_vectors` wrote them
 positions, scores = rank.top(user_vector, candidates, 400)
+rows, scores = rank.best(user_vector, 400)                    # of all vectors of the file, by their rows in it
 
-The vectors lie in memory. Candidates without a vector are left out and counted (``found``, ``missing``); equal scores keep the
-order of the candidates. If the first ``FIRST`` candidates or more are all without a vector, a warning says so once: their keys
-are probably made in another way than those of the file.
+The vectors lie in memory, and native code computes the products (``native/core/vectors/best_products.h``): the same bits on every
+machine, for any number of threads. Candidates without a vector are left out and counted (``found``, ``missing``); equal
+scores keep the order of the candidates, or of the rows. If the first ``FIRST`` candidates or more are all without a vector,
+a warning says so once: their keys are probably made in another way than those of the file.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 
+from ctrbox import _native
 from ctrbox.arguments.numbers import whole
 from ctrbox.embed.embedder import Floats, Keys
 from ctrbox.embed.vectors.file import VectorFile
@@ -39,16 +42,23 @@ class PreRank:
     def dim(self) -> int:
         return self.file.width
 
-    def top(self, user: npt.ArrayLike, candidates: Keys, k: int = 400) -> tuple[npt.NDArray[np.int64], Floats]:
-        """Return the positions in ``candidates`` of the best ``k``, best first, and their products with ``user``."""
-        vector = np.asarray(user, np.float32)
-        if vector.shape != (self.dim,) or not np.isfinite(vector).all():
-            raise DataError(f"expected a user vector of {self.dim} finite floats, got {vector.shape} {vector.dtype}")
+    def __len__(self) -> int:
+        """Return the number of vectors."""
+        return len(self._rows)
+
+    def top(
+        self, user: npt.ArrayLike, candidates: Keys, k: int = 400, *, threads: int = 1
+    ) -> tuple[npt.NDArray[np.int64], Floats]:
+        """Return the positions in ``candidates`` of the best ``k``, best first, and their products with ``user``.
+
+        ``threads``: number of threads that compute the products; it never changes the result.
+        """
         whole("k=", k, 1, 1 << 30)
+        vector = self.checked(user)
         places = self.file.find(candidates)
-        there = np.flatnonzero(places >= 0)
-        self.found += len(there)
-        self.missing += len(places) - len(there)
+        found = int((places >= 0).sum())
+        self.found += found
+        self.missing += len(places) - found
         if not self.found and self.missing >= FIRST and not self._warned:
             self._warned = True
             known = (
@@ -62,11 +72,43 @@ class PreRank:
                 "space that the file was written with",
                 stacklevel=2,
             )
-        scores = np.take(self._rows, places[there], axis=0) @ vector
-        best = np.arange(len(scores))
-        if k < len(scores):
-            least = np.partition(scores, -k)[-k]
-            above, equal = np.flatnonzero(scores > least), np.flatnonzero(scores == least)
-            best = np.concatenate([above, equal[: k - len(above)]])
-        best = best[np.lexsort((best, -scores[best]))]
-        return there[best], scores[best]
+        return self.top_of(vector, places, k, threads=threads)
+
+    def top_of(
+        self, user: npt.ArrayLike, places: npt.NDArray[np.int64], k: int, *, threads: int = 1
+    ) -> tuple[npt.NDArray[np.int64], Floats]:
+        """Do the same as `top` for candidates whose rows in the file are known, -1 where there is none; count nothing."""
+        there = np.flatnonzero(places >= 0)
+        best, scores = self._best(self.checked(user), places[there], k, threads)
+        return there[best], scores
+
+    def best(
+        self, user: npt.ArrayLike, k: int = 400, *, threads: int = 1, among: npt.NDArray[np.int64] | None = None
+    ) -> tuple[npt.NDArray[np.int64], Floats]:
+        """Return the rows of the file with the ``k`` largest products with ``user``, best first, and these products.
+
+        ``among``: consider only these rows, each once and in ascending order. ``threads``: as for `top`.
+        """
+        vector = self.checked(user)
+        found, scores = self._best(vector, among, whole("k=", k, 1, 1 << 30), threads)
+        return (found if among is None else among[found]), scores
+
+    def checked(self, user: npt.ArrayLike) -> Floats:
+        """Return the vector of a user as it is multiplied; DataError unless it has the right width and is finite."""
+        vector = np.ascontiguousarray(user, np.float32)
+        if vector.shape != (self.dim,) or not np.isfinite(vector).all():
+            raise DataError(f"expected a user vector of {self.dim} finite floats, got {vector.shape} {vector.dtype}")
+        return vector
+
+    def _best(
+        self, vector: Floats, places: npt.NDArray[np.int64] | None, k: int, threads: int
+    ) -> tuple[npt.NDArray[np.int64], Floats]:
+        found, scores = _native.best_products(self._rows, vector, places, k, whole("threads", threads, 1, 1024))
+        wrong = np.flatnonzero(~np.isfinite(scores))
+        if len(wrong):
+            row = int(found[wrong[0]] if places is None else places[found[wrong[0]]])
+            raise DataError(
+                f"the product of the user's vector with row {row} of {self.file.path} is {scores[wrong[0]]}: the numbers are too "
+                "large for float32; train the model with less extreme weights and export its vectors again"
+            )
+        return found, scores
