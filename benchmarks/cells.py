@@ -54,18 +54,27 @@ class Cells:
             with self.log.open("a") as file:
                 file.write(json.dumps({"cell": cell, "found": found}) + "\n")
 
-    def run(self, work: Sequence[tuple[Cell, Run, tuple[Any, ...]]], jobs: int) -> None:
-        """Run the cells that are not known, ``jobs`` at a time, each in a process that has one thread."""
+    def run(self, work: Sequence[tuple[Cell, Run, tuple[Any, ...]]], jobs: int, seconds: float | None = None) -> None:
+        """Run the cells that are not known, ``jobs`` at a time, each in a process that has one thread.
+
+        After so many ``seconds``, the processes are ended, and cells that are not finished are left out. One job without a limit
+        runs in this process, and a cell that fails raises its exception.
+        """
         todo = [one for one in work if self.get(one[0]) is None]
-        if not todo:
+        if not todo or seconds == 0:
+            return
+        if jobs == 1 and seconds is None:
+            for cell, run, given in todo:
+                self.keep(cell, run(*given))
             return
         began = time.perf_counter()
         fresh = multiprocessing.get_context(
             "spawn"
         )  # a forked process would inherit the threads of torch in an odd state
-        with ProcessPoolExecutor(min(jobs, len(todo)), mp_context=fresh) as pool:
-            running = {pool.submit(run, *given): cell for cell, run, given in todo}
-            for k, future in enumerate(as_completed(running), 1):
+        pool = ProcessPoolExecutor(min(jobs, len(todo)), mp_context=fresh)
+        running = {pool.submit(run, *given): cell for cell, run, given in todo}
+        try:
+            for k, future in enumerate(as_completed(running, timeout=seconds), 1):
                 cell = running[future]
                 where = (
                     f"{k}/{len(todo)} after {time.perf_counter() - began:.0f} s: {' '.join(map(str, cell.values()))}"
@@ -79,3 +88,10 @@ class Cells:
                 self.keep(cell, found)
                 shown = {name: round(value, 4) for name, value in found.items() if isinstance(value, float)}
                 print(f"{where} {shown}", file=sys.stderr, flush=True)
+        except TimeoutError:
+            print(f"time is over: {len(todo)} cells were to be run", file=sys.stderr, flush=True)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            if seconds is not None:
+                for process in list((pool._processes or {}).values()):
+                    process.terminate()

@@ -1,6 +1,6 @@
 """Asks whether models that search or encode a long history see interests that an attention over its end cannot see.
 
-    python -m benchmarks.long_history [--rows 12000] [--events 150] [--seeds 5]
+    python -m benchmarks.long_history [--rows 24000] [--events 150] [--seeds 5] [--jobs 16] [--log cells.jsonl]
 
 A planted world: each user has lived through three phases of equal length with two interests (categories) each, and has clicked
 ads of the interests of the phase, besides random ones. An old interest returns: a candidate is clicked more often the more
@@ -10,16 +10,17 @@ see the whole history.** Compared on the last quarter of the rows, which no mode
 DIN's network without any history. DIN compares ads and categories, SIM and HSTU ads with categories beside them. "best" is the
 AUC of the true probability. The interval is that of the mean difference to DIN over the last 50 events (95 %, Student's t), each
 seed a world of its own. Cost: CPU time of training for each row and epoch, and of predictions for each row, key look-up and
-extraction included, on one thread.
+extraction included, on one thread. Each finished training is a line of ``--log`` and is not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ import pyarrow as pa
 import torch
 
 import ctrbox as cb
+from benchmarks import report
+from benchmarks.cells import Cells
 from benchmarks.objectives import STUDENT, auc
 from ctrbox import col
 
@@ -120,12 +123,26 @@ def trained(name: str, log: pa.Table, seed: int, stop: int, epochs: int) -> tupl
     return np.concatenate(found), 1e6 * learned, 1e6 * (time.process_time() - began) / (log.num_rows - stop)
 
 
+def one(name: str, rows: int, events: int, epochs: int, seed: int) -> dict[str, float]:
+    """Train one model on the world of one seed; return its test AUC, the best possible one, and CPU µs for each row."""
+    torch.set_num_threads(1)
+    stop = rows * 3 // 4
+    log, p = world(rows, events, seed)
+    label = log.column("clicked").to_numpy()[stop:] == 1
+    found, learned, predicted = trained(name, log, seed, stop, epochs)
+    return {"auc": auc(label, found), "best": auc(label, p[stop:]), "learned": learned, "predicted": predicted}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=12_000, help="rows of each world")
+    parser.add_argument("--rows", type=int, default=24_000, help="rows of each world")
     parser.add_argument("--events", type=int, default=150, help="events in the history of a user")
     parser.add_argument("--seeds", type=int, default=5, choices=sorted(STUDENT), help="number of seeds")
     parser.add_argument("--epochs", type=int, default=5, help="number of epochs")
+    parser.add_argument("--models", default="", help="only these models, by semicolon, such as 'DIN, all;HSTU, all'")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, each with one thread")
+    parser.add_argument("--log", type=Path, help="append every training as a JSON line, and read those that are there")
+    parser.add_argument("--budget", type=float, help="seconds after which no training runs any more")
     parser.add_argument(
         "--quick", action="store_true", help="1,200 rows, 60 events, 2 seeds and 1 epoch, to see that it runs"
     )
@@ -133,35 +150,47 @@ def main() -> None:
     rows, events, seeds, epochs = (
         (1200, 60, 2, 1) if asked.quick else (asked.rows, asked.events, asked.seeds, asked.epochs)
     )
-    torch.set_num_threads(1)
-    stop = rows * 3 // 4
-    scores: dict[str, list[float]] = {"best": []}
-    costs: dict[str, list[tuple[float, float]]] = {}
-    for seed in range(seeds):
-        log, p = world(rows, events, seed)
-        label = log.column("clicked").to_numpy()[stop:] == 1
-        scores["best"].append(auc(label, p[stop:]))
-        for name in MODELS:
-            found, learned, predicted = trained(name, log, seed, stop, epochs)
-            scores.setdefault(name, []).append(auc(label, found))
-            costs.setdefault(name, []).append((learned, predicted))
-    usual = np.array(scores["DIN, last 50"])
+    names = asked.models.split(";") if asked.models else [*MODELS]
+    cells = Cells(asked.log)
+
+    def cell(name: str, seed: int) -> dict[str, Any]:
+        return {"model": name, "rows": rows, "events": events, "epochs": epochs, "seed": seed}
+
+    # The slowest first, so that no process works alone at the end.
+    slow = sorted(names, key=lambda name: ("HSTU" in name, "all" in name or "SIM" in name), reverse=True)
+    work = [(cell(n, seed), one, (n, rows, events, epochs, seed)) for n in slow for seed in range(seeds)]
+    cells.run(work, min(asked.jobs, os.cpu_count() or 1), asked.budget)
+    every = {name: [cells.get(cell(name, seed)) for seed in range(seeds)] for name in MODELS}
+    whole = {name: [line for line in lines if line is not None] for name, lines in every.items() if None not in lines}
+    if "DIN, last 50" not in whole:
+        raise SystemExit("the trainings of DIN over the last 50 events are not finished; run the command again")
+    usual = np.array([line["auc"] for line in whole["DIN, last 50"]])
+    best = float(np.mean([line["best"] for line in whole["DIN, last 50"]]))
     print(f"test AUC, {rows:,} rows, {events} events a user, {epochs} epochs, {seeds} seeds; CPU µs for each row")
+    print(f"  {'best':<22}{best:.4f}")
     ours: dict[str, float] = {}
-    for name, values in scores.items():
-        gap = np.array(values) - usual
+    for name, lines in whole.items():
+        values = np.array([line["auc"] for line in lines])
+        gap = values - usual
         reach = STUDENT[seeds] * gap.std(ddof=1) / np.sqrt(seeds)
-        cost = np.min(costs[name], 0) if name in costs else None
-        beside = (
-            ""
-            if cost is None
-            else f"  {gap.mean():+.4f} ± {reach:.4f}   learned {cost[0]:6.0f}   predicted {cost[1]:6.0f}"
+        cost = [min(line[kind] for line in lines) for kind in ("learned", "predicted")]
+        beside = f"{gap.mean():+.4f} ± {reach:.4f}   learned {cost[0]:6.0f}   predicted {cost[1]:6.0f}"
+        print(f"  {name:<22}{values.mean():.4f}  {beside}")
+        ours[name] = round(float(values.mean()), 5)
+    peers = {"best": round(best, 5)}
+    peers |= {name: ours.pop(name) for name in ("no history", "DIN, last 50", "DIN, all") if name in ours}
+    print(
+        json.dumps(
+            {
+                "ours": ours,
+                "peers": peers,
+                "ratios": {},
+                "unit": "test AUC",
+                "machine": report.machine(1),
+                "commit": report.commit(),
+            }
         )
-        print(f"  {name:<22}{np.mean(values):.4f}{beside}")
-        ours[name] = round(float(np.mean(values)), 5)
-    machine = f"{platform.machine()}, 1 thread"
-    peers = {name: ours.pop(name) for name in ("best", "no history", "DIN, last 50", "DIN, all")}
-    print(json.dumps({"ours": ours, "peers": peers, "ratios": {}, "unit": "test AUC", "machine": machine}))
+    )
 
 
 if __name__ == "__main__":

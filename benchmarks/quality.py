@@ -1,194 +1,315 @@
-"""How good are the models? Every click model of CTRBox on real sets and on the ad log, next to the best of the peers.
+"""How good are the models? Every click model of CTRBox and Deep FFM on every set at hand, beside LightGBM, VW and scikit-learn.
 
-    python -m benchmarks.quality [--quick] [--set frappe_x1] [--model DeepFM] [--jobs 2] [--peers peers.jsonl]
+    python -m benchmarks.quality [--sets frappe_x1,…] [--models DeepFM,LightGBM,…] [--seeds 5] [--jobs 16] [--log quality.jsonl]
+                                 [--data FOLDER] [--budget SECONDS] [--adlog-rows 200000] [--quick]
 
-Each model trains on the set's oldest part with a few settings, stops early by AUC on the next part, and the setting with the best
-AUC there is scored once on the newest part (`quality_data.py` has the splits). Peers come from `quality_peers.py --out FILE`.
+Each model trains on the oldest rows of a set, stops early by the next rows (validation), and is scored on the newest rows (test;
+`quality_data.py` has the splits). The table has two columns:
+
+    defaults   the settings of ``cb.Classifier`` (10 epochs, patience 2, vectors of 8 floats, all rows shuffled), of
+               ``cb.DeepFFM(schema)`` after one epoch, and of each peer
+    tuned      of the defaults and the candidates in `GRID` the one with the best validation AUC of one seed
+
+and each is the mean test AUC of the seeds with its standard error. Test rows choose nothing. A peer is run with one seed.
+Frappe has its ten fields without crosses here; `frappe.py` compares with the published figures, whose models are larger.
+
+Each finished cell is a line of ``--log`` and is not run again. After ``--budget`` seconds, cells that still run are ended; the
+table then shows what there is. Every cell has one thread. Peers that are not installed are left out, and a line says so; LightGBM
+(`pip install lightgbm`) and Vowpal Wabbit (`pip install vowpalwabbit`) are compared with settings of `quality_peers.py`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import importlib.util
 import os
-import sys
+import statistics
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import machine
+import numpy as np
 
-ALL = (
-    "LR", "FM", "EmbeddingMLP", "WideDeep", "DeepCrossing", "PNN", "YouTubeDNN", "DeepFM", "XDeepFM", "DCNv2", "DIN",
-    "JointTowers",
+from benchmarks import quality_data, quality_peers, report
+from benchmarks.cells import Cell, Cells
+
+Options = dict[str, Any]
+
+OURS = (
+    "LR", "FM", "EmbeddingMLP", "WideDeep", "DeepCrossing", "PNN", "YouTubeDNN", "DeepFM", "XDeepFM", "DCNv2", "AutoInt",
+    "MaskNet", "FinalMLP", "GDCN", "DIN", "JointTowers",
 )  # fmt: skip
+FFM = "Deep FFM"
+PEERS = {"LightGBM": "lightgbm", "VW linear": "vowpalwabbit", "VW pairs": "vowpalwabbit", "one-hot LR": "sklearn"}
+WITHOUT_SEED = (*PEERS,)  # they are run with one seed: their results do not depend on it
+PLAIN = ("LR", "FM")  # models without a tower
+SMALL: Options = {"hidden": (64, 32), "dropout": 0.3}
 
-NORM = {"batch_norm": True}
-SLOW = ["Adagrad", {"lr": 0.05, "initial": 0.1}]
-
-# Settings tried for every model of a set: of the plan (crosses, rates, least), the model, its table and the training.
-GRID: dict[str, list[dict[str, Any]]] = {
-    "frappe_x1": [
-        {"crosses": 1, "dim": 16, "hidden": (256, 128), "dropout": 0.2, "PNN": NORM, "batch": 1024, "shuffle": 204_800,
-         "table": SLOW, "lr": 1e-3, "epochs": 8, "cosine": True, "patience": 3},
+# What is tried beside the defaults, by validation. Of ours: `plan` (of quality_data), `dim`, `model`, `vectors` and `linear`
+# (rate and initial of Adagrad), `lr` of the dense weights, and arguments of fit. A model without a tower ignores `model`.
+GRID: dict[str, list[Options]] = {
+    "": [
+        {"dim": 16, "vectors": (0.01, 0.1), "linear": (0.02, 0.1), "model": {"dropout": 0.2}},
+        {"vectors": (0.05, 0.1), "linear": (0.05, 0.1)},
+        {"dim": 8, "vectors": (0.005, 0.1), "linear": (0.01, 0.1), "model": SMALL, "batch_size": 512},
     ],
-    "criteo_1tb_80k": [
-        {"rates": True, "least": 4, "dim": 4, "hidden": (256, 128), "dropout": 0.5, "batch": 512, "shuffle": 55_808,
-         "table": ["Adagrad", {"lr": 0.005, "initial": 0.1}], "linear": ["FTRL", {"alpha": 0.05, "l1": 1.0}],
-         "lr": 5e-4, "epochs": 6, "every": 55, "patience": 5},
-        {"least": 4, "dim": 8, "hidden": (64, 32), "dropout": 0.3, "batch": 512, "shuffle": 55_808,
-         "table": ["Adagrad", {"lr": 0.005, "initial": 0.1}], "linear": ["FTRL", {"alpha": 0.05, "l1": 1.0}],
-         "lr": 5e-4, "epochs": 5, "every": 40, "patience": 4},
-        {"least": 4, "dim": 4, "hidden": (64, 32), "dropout": 0.5, "batch": 512, "shuffle": 55_808,
-         "table": ["Adagrad", {"lr": 0.005, "initial": 0.1}], "lr": 1e-3, "epochs": 5, "every": 40, "patience": 4},
-    ],
-    "criteo_attribution_165k": [
-        {"rates": 5, "crosses": 2, "dim": 8, "hidden": (64, 32), "dropout": 0.1, "batch": 1024, "shuffle": 118_784,
-         "table": ["Adagrad", {"lr": 0.01, "initial": 0.1}], "lr": 1e-3, "epochs": 6, "cosine": True, "patience": 3},
-    ],
-    "open_bandit_60k": [
-        {"dim": 4, "hidden": (16,), "dropout": 0.2, "batch": 512, "shuffle": 30_000,
-         "table": ["Adagrad", {"lr": 0.005, "initial": 0.1}], "lr": 3e-4, "epochs": 4, "every": 20, "patience": 4},
-    ],
-    "adlog": [
-        {"dim": 8, "hidden": (64, 32), "dropout": 0.1, "batch": 8192, "drop": ["user"],
-         "table": ["Adagrad", {"lr": 0.05, "initial": 1.0}], "lr": 2e-3, "epochs": 2, "cosine": True},
-    ],
+    FFM: [{"lr": 0.1}, {"epochs": 3, "lr": 0.02}, {"ffm": None, "lr": 0.05}],
+    "one-hot LR": [{"C": 0.1}, {"C": 0.02}, {"C": 0.005}],
 }  # fmt: skip
 
 
-def one(set_: str, name: str, options: dict[str, Any], limit: int | None) -> dict[str, Any]:
-    """Train one model with one setting; valid and test scores."""
-    import torch
+def made(set_: str, options: Options) -> list[Any]:
+    """The plans of train, valid and test, with what the training part taught."""
+    plan = quality_data.plan(set_, "train", **options.get("plan", {})).using(threads=1)
+    folder = quality_data.folder(set_)
+    return [plan, *(plan.over(str(folder / f"{part}.parquet")) for part in ("valid", "test"))]
 
-    import ctrbox as cb
-    from benchmarks import quality_data
 
-    torch.set_num_threads(1)
-    o = dict(options)
-    given = {k: o.pop(k) for k in list(o) if k in ("least", "crosses", "rates")}
-    train = quality_data.plan(set_, "train", **given).using(threads=1)
-    valid, test = (train.over(str(quality_data.folder(set_) / f"{part}.parquet")) for part in ("valid", "test"))
-    torch.manual_seed(o.get("seed", 0))
-    made: dict[str, Any] = {"dim": o["dim"]}
-    if name == "LR":
-        made = {}
-    elif name == "DIN":
-        if "history" not in {f.name for f in train.schema.sparse}:
-            return {}
-        made |= {"target": "leaf", "history": "history", "hidden": o["hidden"], "dropout": o["dropout"]}
-    elif name != "FM":
-        made |= {"hidden": o["hidden"], "dropout": o["dropout"]}
-        if name == "DeepCrossing":
-            made["hidden"] = o["hidden"][:2]
-    made |= o.get(name, {})
-    if "drop" in o:
-        made["fields"] = [f.name for f in train.schema.sparse if f.name not in o["drop"]]
-    model = getattr(cb.models, name)(train.schema, **made)
-    table = cb.MemoryTable(
-        0 if name == "LR" else o["dim"],
-        optimizer=optimizer(o["table"]),
-        linear=optimizer(o["linear"]) if "linear" in o else None,
-        init=o.get("init", 0.01),
-        seed=o.get("seed", 0),
-        threads=1,
-    )
-    steps = o["epochs"] * -(-train.rows // o["batch"])
-    began = time.perf_counter()
-    run = cb.Trainer(model, table, optimizer=cb.optim.Adam(lr=o["lr"]), threads=1).fit(
-        train,
-        valid=valid,
-        batch_size=o["batch"],
-        epochs=o["epochs"],
-        shuffle=o.get("shuffle", 0),
-        patience=o.get("patience", 2),
-        monitor="auc",
-        evaluate_every=o.get("every"),
-        schedule=cb.optim.Cosine(steps, floor=0.02) if o.get("cosine") else lambda step: 1.0,
-        limit=limit,
-        seed=o.get("seed", 0),
-        by={},
-    )
-    scored = run.evaluate(test)
+def scores(labels: Sequence[Any], predictions: Sequence[Any], began: float) -> Cell:
+    """The figures of a cell: of validation and of test rows."""
+    valid, test = labels
     return {
-        "set": set_,
-        "tool": "ctrbox",
-        "model": name,
-        "valid_auc": run.metrics["auc"],
-        "test_auc": scored["auc"],
-        "test_logloss": scored["logloss"],
-        "seconds": time.perf_counter() - began,
-        "options": options,
+        "valid_auc": quality_data.auc(valid, predictions[0]),
+        "test_auc": quality_data.auc(test, predictions[1]),
+        "test_logloss": quality_data.logloss(test, predictions[1]),
+        "seconds": round(time.perf_counter() - began, 2),
     }
 
 
-def optimizer(asked: list[Any]) -> Any:
-    """["Adagrad", {"lr": 0.02}] → cb.Adagrad(lr=0.02)."""
+def ours(set_: str, name: str, options: Options, seed: int) -> Cell:
+    """Train one of ``cb.models``."""
+    import torch
+
+    import ctrbox as cb
+    from ctrbox.sklearn.classifier import Classifier, shuffled_together
+
+    began = time.perf_counter()
+    train, valid, test = made(set_, options)
+    model: Options = {} if name == "LR" else {"dim": options.get("dim", 8)}
+    if name == "DIN":
+        model |= {"target": "leaf", "history": "history"}
+    if name not in PLAIN:
+        model |= options.get("model", {})
+    if name == "DeepCrossing" and "hidden" in model:
+        model["hidden"] = model["hidden"][:2]
+    torch.manual_seed(seed)
+    network = getattr(cb.models, name)(train.schema, **model)
+    rates = {
+        argument: cb.Adagrad(lr=pair[0], initial=pair[1])
+        for argument, pair in (("optimizer", options.get("vectors")), ("linear", options.get("linear")))
+        if pair is not None
+    }
+    dims = network.reads.dims
+    tables = {dim: cb.MemoryTable(dim, seed=seed, threads=1, **rates) for dim in set(dims.values())}
+    batch = options.get("batch_size") or Classifier()._batch(train.rows)
+    run = cb.Trainer(
+        network,
+        {field: tables[dim] for field, dim in dims.items()},
+        optimizer=cb.optim.Adam(lr=options.get("lr", 1e-3)),
+        threads=1,
+    ).fit(
+        train,
+        valid=valid,
+        epochs=10,
+        patience=2,
+        batch_size=batch,
+        shuffle=shuffled_together(train.rows, batch),
+        seed=seed,
+        explain=False,
+        overlap=False,
+    )
+    found = [run.evaluate(plan) for plan in (valid, test)]
+    return {
+        "valid_auc": found[0]["auc"],
+        "test_auc": found[1]["auc"],
+        "test_logloss": found[1]["logloss"],
+        "seconds": round(time.perf_counter() - began, 2),
+    }
+
+
+def deep_ffm(set_: str, name: str, options: Options, seed: int) -> Cell:
+    """Learn with the engine of Deep FFM on the CPU, in the order of the log."""
     import ctrbox as cb
 
-    name, options = asked
-    return getattr(cb.optim, name)(**options)
+    began = time.perf_counter()
+    train, valid, test = made(set_, options)
+    o = dict(options)
+    epochs = o.pop("epochs", 1)
+    engine = cb.DeepFFM(train.schema, bits=20, seed=seed, **o)
+    batches = list(train.batches(16_384))
+    for _ in range(epochs):
+        engine.learn(batches)
+    parts = [list(plan.batches(16_384)) for plan in (valid, test)]
+    labels = [np.concatenate([np.asarray(b.label) for b in part]) for part in parts]
+    return scores(labels, [engine.predict(part) for part in parts], began)
 
 
-def best_of(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of every model the setting with the best valid AUC, best models first."""
-    chosen: dict[tuple[str, str], dict[str, Any]] = {}
-    for line in found:
-        key = (line["tool"], line["model"])
-        if key not in chosen or line["valid_auc"] > chosen[key]["valid_auc"]:
-            chosen[key] = line
-    return sorted(chosen.values(), key=lambda line: -line["test_auc"])
+def one_hot(set_: str, name: str, options: Options, seed: int) -> Cell:
+    """Fit scikit-learn's logistic regression to one-hot codes and standardised dense columns."""
+    from scipy import sparse
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    began = time.perf_counter()
+    parts = quality_peers.parts(set_)
+    coded, _, _ = quality_peers.codes(set_)
+    encoder, scaler = OneHotEncoder(handle_unknown="ignore"), StandardScaler()
+    x = [encoder.fit_transform(coded[0]), *(encoder.transform(one) for one in coded[1:])]
+    if parts[0].dense.size:
+        dense = [scaler.fit_transform(parts[0].dense), *(scaler.transform(one.dense) for one in parts[1:])]
+        x = [sparse.hstack([a, b]).tocsr() for a, b in zip(x, dense, strict=True)]
+    model = LogisticRegression(max_iter=300, **options).fit(x[0], parts[0].label)
+    found = [model.predict_proba(one)[:, 1] for one in x[1:]]
+    return scores([one.label for one in parts[1:]], found, began)
+
+
+def peer(set_: str, name: str, options: Options, seed: int) -> Cell:
+    """Train LightGBM or Vowpal Wabbit with settings of `quality_peers`."""
+    began = time.perf_counter()
+    run = quality_peers.lightgbm if name == "LightGBM" else quality_peers.vw
+    found = run(set_, options)
+    labels = [part.label for part in quality_peers.parts(set_)[1:]]
+    return scores(labels, [found.valid, found.test], began)
+
+
+def candidates(set_: str, name: str) -> list[Options]:
+    """The settings that are tried for a model of a set; the first one is its defaults."""
+    if name in ("LightGBM", "VW linear", "VW pairs"):
+        tool = "lightgbm" if name == "LightGBM" else "vw"
+        usual: Options = {"encode": "codes"} if tool == "lightgbm" else {"args": "-b 22", "passes": 1}
+        if name == "VW pairs":
+            usual = {"args": "-b 24 {pairs}", "passes": 1}
+        mine = [s.options for s in quality_peers.SETTINGS[set_] if s.tool == tool and s.model in (name, "LightGBM")]
+        return [usual, *mine]
+    return [{}, *GRID.get(name, GRID[""])]
+
+
+def one(set_: str, name: str, options: Options, seed: int, data: str, adlog: int) -> Cell:
+    """Run one cell."""
+    import torch
+
+    torch.set_num_threads(1)
+    quality_data.SHARED, quality_data.ADLOG_ROWS = Path(data), adlog
+    run = {FFM: deep_ffm, "one-hot LR": one_hot}.get(name) or (peer if name in PEERS else ours)
+    return run(set_, name, options, seed)
+
+
+def cell(set_: str, name: str, candidate: int, seed: int, adlog: int) -> Cell:
+    found: Cell = {"set": set_, "model": name, "candidate": candidate, "seed": seed}
+    return {**found, "rows": adlog} if set_ == "adlog" else found
+
+
+def fits(set_: str, name: str) -> bool:
+    """Whether a model can read a set: DIN needs a history."""
+    return name != "DIN" or set_ == "adlog"
+
+
+def best(cells: Cells, set_: str, name: str, adlog: int) -> int | None:
+    """The candidate with the best validation AUC of seed 0, None while one of them is missing."""
+    found = [cells.get(cell(set_, name, k, 0, adlog)) for k in range(len(candidates(set_, name)))]
+    known = [(line["valid_auc"], -k) for k, line in enumerate(found) if line is not None]
+    return -max(known)[1] if len(known) == len(found) else None
+
+
+def shown(lines: Sequence[Cell]) -> str:
+    if not lines:
+        return "–"
+    values = [line["test_auc"] for line in lines]
+    error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.4f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.4f}{error}" + (f" ({len(values)})" if len(values) not in (1, 5) else "")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", action="append", choices=[*GRID])
-    parser.add_argument("--model", action="append", choices=ALL)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--peers", type=Path, help="lines that quality_peers wrote")
-    parser.add_argument("--grid", type=Path, help="a JSON file of settings by set, instead of ours")
-    parser.add_argument("--out", type=Path, help="append every run as a JSON line")
-    parser.add_argument("--quick", action="store_true", help="5,000 rows of each set: does it run at all")
+    parser = report.options(__doc__)
+    parser.add_argument("--sets", default=",".join(quality_data.SETS), help="names by comma; default: all at hand")
+    parser.add_argument("--models", default="", help="models, 'Deep FFM' and peers by comma; default: all")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cells at a time, each with one thread")
+    parser.add_argument("--log", type=Path, help="append every cell as a JSON line, and read those that are there")
+    parser.add_argument("--data", type=Path, default=quality_data.SHARED, help="the folder of the real sets")
+    parser.add_argument("--adlog-rows", type=int, default=200_000, help="rows of the generated ad log")
+    parser.add_argument("--budget", type=float, help="seconds after which no cell runs any more")
+    parser.add_argument("--quick", action="store_true", help="Criteo, LR and Deep FFM, one seed: does it run")
     asked = parser.parse_args()
-    grid = json.loads(asked.grid.read_text()) if asked.grid else GRID
-    sets = asked.set or list(grid)
-    work = [(s, m, o) for s in sets for o in grid[s] for m in (o.pop("models", None) or asked.model or ALL)]
-    found: list[dict[str, Any]] = []
-    with ProcessPoolExecutor(asked.jobs) as pool:
-        running = [pool.submit(one, s, m, o, 5_000 if asked.quick else None) for s, m, o in work]
-        for k, future in enumerate(as_completed(running)):
-            try:
-                line = future.result()
-            except Exception as error:
-                print(f"{k + 1}/{len(work)} failed: {error}", file=sys.stderr)
+    quality_data.SHARED, quality_data.ADLOG_ROWS = asked.data, asked.adlog_rows
+    sets = ["criteo_1tb_80k"] if asked.quick else asked.sets.split(",")
+    absent = [s for s in sets if s != "adlog" and s in quality_data.SETS and not (asked.data / s).is_dir()]
+    for set_ in absent:
+        print(f"{set_} is left out: {asked.data / set_} is absent")
+    sets = [quality_data.known(s) for s in sets if s not in absent]
+    names = asked.models.split(",") if asked.models else [*OURS, FFM, *PEERS]
+    names = ["LR", FFM] if asked.quick else names
+    for name in [n for n in names if n in PEERS and importlib.util.find_spec(PEERS[n]) is None]:
+        print(f"{name} is left out: the package {PEERS[name]} is not installed")
+        names.remove(name)
+    for name in names:
+        if name not in (*OURS, FFM, *PEERS):
+            raise SystemExit(f"no model {name!r}; known: {', '.join((*OURS, FFM, *PEERS))}")
+    for set_ in sets:
+        quality_data.folder(set_)  # written once, before several processes ask for it
+    cells, began = Cells(asked.log), time.perf_counter()
+    seeds = 1 if asked.quick else asked.seeds
+    pairs = [(set_, name) for set_ in sets for name in names if fits(set_, name)]
+
+    def work(set_: str, name: str, k: int, seed: int) -> Any:
+        options = candidates(set_, name)[k]
+        return cell(set_, name, k, seed, asked.adlog_rows), one, (
+            set_, name, options, seed, str(asked.data), asked.adlog_rows,
+        )  # fmt: skip
+
+    def left() -> float | None:
+        return None if asked.budget is None else max(0.0, asked.budget - (time.perf_counter() - began))
+
+    def repeats(name: str) -> int:
+        return 1 if name in WITHOUT_SEED else seeds
+
+    # What decides the tuned column comes first, then the seeds, so that a run that is cut off has a table.
+    cells.run([work(s, n, k, 0) for s, n in pairs for k in range(len(candidates(s, n)))], asked.jobs, left())
+    chosen = {(s, n): best(cells, s, n, asked.adlog_rows) for s, n in pairs}
+    more = [
+        work(s, n, k, seed)
+        for seed in range(1, seeds)
+        for s, n in pairs
+        if seed < repeats(n)
+        for k in dict.fromkeys([0, chosen[s, n] or 0])
+    ]
+    cells.run(more, asked.jobs, left())
+    table(cells, sets, names, chosen, seeds, asked.adlog_rows)
+
+
+def table(cells: Cells, sets: Sequence[str], names: Sequence[str], chosen: Any, seeds: int, adlog: int) -> None:
+    """Print the table, and the last line in JSON."""
+    mine: dict[str, float] = {}
+    theirs: dict[str, float] = {}
+    lost: dict[str, float] = {}
+    for set_ in sets:
+        rows = []
+        for name in names:
+            if (set_, name) not in chosen:
                 continue
-            if not line:
+
+            def lines(k: int | None, name: str = name, set_: str = set_) -> list[Cell]:
+                found = [] if k is None else [cells.get(cell(set_, name, k, seed, adlog)) for seed in range(seeds)]
+                return [line for line in found if line is not None]
+
+            default, tuned = lines(0), lines(chosen[set_, name])
+            if not default:
                 continue
-            found.append(line)
-            print(f"{k + 1}/{len(work)} {line['set']} {line['model']} {line['test_auc']:.4f}", file=sys.stderr)
-            if asked.out:
-                with asked.out.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-    if asked.peers:
-        found += [json.loads(line) for line in asked.peers.read_text().splitlines() if line.strip()]
-    ours, peers = {}, {}
-    for s in sets:
-        lines = best_of([line for line in found if line["set"] == s])
-        print(f"\n{s}\n{'model':<16} {'tool':<10} {'valid AUC':>9} {'test AUC':>9} {'log loss':>9} {'seconds':>8}")
-        for line in lines:
-            print(
-                f"{line['model']:<16} {line['tool']:<10} {line['valid_auc']:>9.4f} {line['test_auc']:>9.4f} "
-                f"{line['test_logloss']:>9.4f} {line['seconds']:>8.1f}"
-            )
-        mine = [line["test_auc"] for line in lines if line["tool"] == "ctrbox"]
-        theirs = [line["test_auc"] for line in lines if line["tool"] != "ctrbox"]
-        if mine:
-            ours[s] = max(mine)
-        if theirs:
-            peers[s] = max(theirs)
-    ratios = {s: ours[s] / peers[s] for s in ours if s in peers}
-    print(json.dumps({"ours": ours, "peers": peers, "ratios": ratios, "unit": "test AUC", "machine": machine()}))
+            aucs = [statistics.fmean(line["test_auc"] for line in some) for some in (default, tuned) if some]
+            seconds = [statistics.fmean(line["seconds"] for line in some) for some in (default, tuned) if some]
+            (theirs if name in PEERS else mine)[f"{set_} {name}"] = round(aucs[-1], 5)
+            if len(aucs) > 1 and name not in PEERS:
+                lost[f"{set_} {name}"] = round(aucs[1] - aucs[0], 5)
+            loss = statistics.fmean(line["test_logloss"] for line in (tuned or default))
+            setting = "–" if chosen[set_, name] is None else candidates(set_, name)[chosen[set_, name]] or "defaults"
+            took = " / ".join(f"{one:.0f}" for one in seconds)
+            rows.append((name, shown(default), shown(tuned), f"{loss:.4f}", took, str(setting)))
+        rows.sort(key=lambda row: row[2], reverse=True)
+        print(f"\n{set_}: test AUC, mean and standard error of {seeds} seeds; seconds of defaults / tuned")
+        report.table(("model", "defaults", "tuned", "log loss", "seconds", "setting"), rows)
+    for told in cells.failed:
+        print(f"failed: {told}")
+    report.finish(None, theirs, "test AUC", cores=1, models=mine, defaults_lose=lost)
 
 
 if __name__ == "__main__":
