@@ -50,7 +50,7 @@ class Model(nn.Module):
 
     def __init__(self, schema: Schema) -> None:
         super().__init__()
-        self.reads = Reads(schema, DIM, pooling="sum")
+        self.reads = Reads(schema, DIM, pooling="sum", bf16=True)
         self.tower = Tower(self.reads.width)
 
     def forward(self, x: Inputs) -> torch.Tensor:

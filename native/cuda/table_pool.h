@@ -86,6 +86,55 @@ __device__ inline Four get_part(const float* in, uint32_t part) {
   return x;
 }
 
+// bfloat16: the upper half of a float's bits. Vectors and their gradients may have this type; all sums are floats.
+__device__ inline float float_of_half(uint16_t half) {
+  const uint32_t bits = (uint32_t)half << 16;
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+
+// The nearest one; of two, the even one. NaN stays NaN.
+__device__ inline uint16_t half_of_float(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  if (x != x) return 0x7fc0;
+  return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+struct alignas(8) FourHalves {
+  uint16_t v[4];
+};
+
+// As put_part and get_part, 8 bytes at once.
+__device__ inline void put_halves(uint16_t* out, const Four& x, uint32_t part) {
+  const uint32_t n = columns_of(part);
+  FourHalves halves;
+  CB_FOUR(c) halves.v[c] = half_of_float(x.v[c]);
+  if (n == 4 && ((uint64_t)out & 7) == 0) {
+    *(FourHalves*)out = halves;
+    return;
+  }
+  CB_FOUR(c) {
+    if (c < n) out[c] = halves.v[c];
+  }
+}
+
+__device__ inline Four get_halves(const uint16_t* in, uint32_t part) {
+  const uint32_t n = columns_of(part);
+  FourHalves halves = {{0, 0, 0, 0}};
+  if (n == 4 && ((uint64_t)in & 7) == 0) {
+    halves = *(const FourHalves*)in;
+  } else {
+    CB_FOUR(c) {
+      if (c < n) halves.v[c] = in[c];
+    }
+  }
+  Four x;
+  CB_FOUR(c) x.v[c] = float_of_half(halves.v[c]);
+  return x;
+}
+
 // NaN counts as greater than any number; among equals the first wins.
 __device__ inline bool beats(float x, float best) { return x > best || (x != x && best == best); }
 
@@ -133,11 +182,12 @@ extern "C" __global__ void table_gather(const cb::table::Head* head, const int64
 }
 
 // vectors (rows, fields, dim), weights (rows, fields), winners (rows, maxima, kSums): the reference that gave a number.
+// `half`: vectors are bfloat16, rounded once pooled, else float.
 // `single`: every field has one reference a row; then `fields` and `offsets` are not read.
 extern "C" __global__ void table_pool(const cb::table::Head* head, const int64_t* keys, const int32_t* rows,
                                       const cb::table::PoolField* fields, uint64_t field_count, uint64_t row_count,
-                                      const int64_t* offsets, uint64_t single, float* vectors, float* weights,
-                                      int32_t* winners, uint64_t maxima, cb::table::Link* links) {
+                                      const int64_t* offsets, uint64_t single, void* vectors, float* weights,
+                                      int32_t* winners, uint64_t maxima, cb::table::Link* links, uint64_t half) {
   using namespace cb::table;
   // Pairs are fewer than 2^31, with those of an unfinished tile fewer than 2^32: short division is five times faster.
   const uint32_t tile = kTile * (uint32_t)field_count, all = (uint32_t)((row_count + kTile - 1) / kTile) * tile;
@@ -171,10 +221,12 @@ extern "C" __global__ void table_pool(const cb::table::Head* head, const int64_t
         for (uint64_t i = refs.begin + 1; i < refs.end; ++i) add(sum, value_of(head, keys, rows, i, part));
         if (field.how == 1 && refs.begin < refs.end) CB_FOUR(c) sum.v[c] /= count;
       }
-      if (part < kVectorParts)
-        put_part(vectors + pair * kDim + 4 * part, sum, part);
-      else
+      if (part >= kVectorParts)
         weights[pair] = sum.v[0];
+      else if (half)
+        put_halves((uint16_t*)vectors + pair * kDim + 4 * part, sum, part);
+      else
+        put_part((float*)vectors + pair * kDim + 4 * part, sum, part);
     }
   }
 }
@@ -185,13 +237,14 @@ namespace cb::table {
 
 // What pairs got back. Those behind the row_count · field_count pairs of pooled fields are of sequences: no weights.
 struct Gradients {
-  const float* vectors;  // pitch floats apart; nullptr: all 0
+  const void* vectors;   // pitch numbers apart; nullptr: all 0
   const float* weights;  // weight_pitch floats apart; nullptr: all 0
   uint64_t pitch, weight_pitch;
   const Link* links;  // nullptr: one reference a pair
   const int32_t* winners;
   const PoolField* fields;
   uint64_t field_count, row_count, maxima;
+  uint64_t half;  // vectors are bfloat16, else float
 
   __device__ Four of(uint64_t i, uint32_t part) const {
     Four x = {{0.0f, 0.0f, 0.0f, 0.0f}};
@@ -207,7 +260,9 @@ struct Gradients {
       pair = ((uint32_t)i - f * (uint32_t)row_count) * field_count + f;
     }
     const bool is_vector = part < kVectorParts, pooled = pair < row_count * field_count;
-    if (is_vector && vectors) x = get_part(vectors + pair * pitch + 4 * part, part);
+    if (is_vector && vectors)
+      x = half ? get_halves((const uint16_t*)vectors + pair * pitch + 4 * part, part)
+               : get_part((const float*)vectors + pair * pitch + 4 * part, part);
     if (!is_vector && weights && pooled) x.v[0] = weights[pair * weight_pitch];
     if (winners && pooled) {
       const PoolField& field = fields[pair % field_count];
@@ -429,13 +484,14 @@ __device__ inline bool step_row(float* row, const Sorted& sorted, uint64_t at, c
 }  // namespace cb::table
 
 // Sums of kChunk references, wherever that many in a row mean one table row.
-extern "C" __global__ void table_chunks(const int32_t* rows, const int64_t* order, uint64_t n, const float* vectors,
+extern "C" __global__ void table_chunks(const int32_t* rows, const int64_t* order, uint64_t n, const void* vectors,
                                         uint64_t pitch, const float* weights, uint64_t weight_pitch,
                                         const cb::table::Link* links, const int32_t* winners,
                                         const cb::table::PoolField* fields, uint64_t field_count, uint64_t row_count,
-                                        uint64_t maxima, float* chunks) {
+                                        uint64_t maxima, uint64_t half, float* chunks) {
   using namespace cb::table;
-  const Gradients g = {vectors, weights, pitch, weight_pitch, links, winners, fields, field_count, row_count, maxima};
+  const Gradients g = {vectors, weights,     pitch,     weight_pitch, links, winners,
+                       fields,  field_count, row_count, maxima,       half};
   const GroupOfLanes mine = my_group();
   for (uint64_t b = mine.number; b < n / kChunk; b += mine.all) {
     const uint64_t at = full_run(rows, n, b, kChunk);
@@ -466,13 +522,15 @@ extern "C" __global__ void table_groups(const int32_t* rows, uint64_t n, const f
 
 // One step of the optimizers on every row that is referred to, except row 0.
 extern "C" __global__ void table_step(const cb::table::Head* head, cb::table::Number* status, const int32_t* rows,
-                                      const int64_t* order, uint64_t n, const float* vectors, uint64_t pitch,
+                                      const int64_t* order, uint64_t n, const void* vectors, uint64_t pitch,
                                       const float* weights, uint64_t weight_pitch, const cb::table::Link* links,
                                       const int32_t* winners, const cb::table::PoolField* fields, uint64_t field_count,
-                                      uint64_t row_count, uint64_t maxima, const float* chunks, const float* groups,
-                                      uint64_t c0, uint64_t c1, uint64_t c2, uint64_t c3, uint64_t c4, uint64_t c5) {
+                                      uint64_t row_count, uint64_t maxima, uint64_t half, const float* chunks,
+                                      const float* groups, uint64_t c0, uint64_t c1, uint64_t c2, uint64_t c3,
+                                      uint64_t c4, uint64_t c5) {
   using namespace cb::table;
-  const Gradients g = {vectors, weights, pitch, weight_pitch, links, winners, fields, field_count, row_count, maxima};
+  const Gradients g = {vectors, weights,     pitch,     weight_pitch, links, winners,
+                       fields,  field_count, row_count, maxima,       half};
   const Sorted sorted = {rows, order, n, chunks, groups};
   const Constants c = constants_of(c0, c1, c2, c3, c4, c5);
   const GroupOfLanes mine = my_group();

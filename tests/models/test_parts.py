@@ -24,6 +24,7 @@ from ctrbox.models import (
     FirstOrder,
     InnerProducts,
     LocalActivation,
+    LowRankCross,
     OuterProducts,
     PairSum,
     dense,
@@ -150,6 +151,34 @@ def test_cross_network_is_the_formula_of_the_paper() -> None:
         torch.nn.init.normal_(layer.bias)
         x = torch.stack([x0[r] * (x[r] @ layer.weight + layer.bias) + x[r] for r in range(4)])
     torch.testing.assert_close(part(x0), x)
+
+
+def test_low_rank_cross_is_the_formula_of_the_paper() -> None:
+    part, x0 = LowRankCross(5, 3, 2), drawn(4, 5)
+    x = x0.clone()
+    for down, up in zip(part.down, part.up, strict=True):
+        torch.nn.init.normal_(up.bias)
+        x = torch.stack([x0[r] * (x[r] @ down.weight @ up.weight + up.bias) + x[r] for r in range(4)])
+    torch.testing.assert_close(part(x0), x)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_low_rank_cross_in_bfloat16_has_the_gradients_of_its_formula(layers: int) -> None:
+    part = LowRankCross(24, layers, 8)
+    for up in part.up:
+        torch.nn.init.normal_(up.bias, std=0.1)
+    found = []
+    for kind in (torch.float32, torch.bfloat16):
+        x0 = drawn(40, 24).to(torch.bfloat16).to(kind).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind == torch.bfloat16):
+            out = part(x0)
+        assert out.dtype == kind
+        part.zero_grad()
+        (out.float() * drawn(40, 24, seed=1)).sum().backward()
+        found.append([out, x0.grad, *(p.grad for p in part.parameters())])
+    for exact, rounded in zip(*found, strict=True):
+        assert rounded.dtype in (torch.bfloat16, torch.float32)
+        torch.testing.assert_close(rounded.float(), exact, rtol=0.05, atol=0.02 * float(exact.detach().abs().max()))
 
 
 @pytest.mark.parametrize("experts", [1, 3])

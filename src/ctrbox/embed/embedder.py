@@ -173,6 +173,7 @@ class FullEmbedder(Embedder, Protocol):
         longest: int,
         train: bool,
         into: Any,
+        bf16: bool,
     ) -> Reading:
         """Return the pooled vectors and the sequences of a batch; see `Reading` for the arguments."""
 

@@ -53,6 +53,7 @@ from ctrbox.models.products import (
     CrossNetwork,
     GatedCrossNetwork,
     InnerProducts,
+    LowRankCross,
     OuterProducts,
     PairSum,
 )
@@ -146,6 +147,7 @@ __all__ = [
     "Inputs",
     "JointTowers",
     "LocalActivation",
+    "LowRankCross",
     "MMoE",
     "MaskNet",
     "MaxPooling",

@@ -23,14 +23,14 @@ class ClickModel(nn.Module):
     """A model that reads pooled fields and dense columns.
 
     A subclass gives ``locals()``, the arguments of its own constructor: ``schema``, ``dim``, ``dims``, ``pooling``, ``fields``
-    and those that it alone has. ``linear``: whether it also reads a first-order weight of each key.
+    and those that it alone has. ``linear``: whether it also reads a first-order weight of each key. ``bf16``: see `Reads`.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], *, linear: bool = False) -> None:
+    def __init__(self, arguments: Mapping[str, Any], *, linear: bool = False, bf16: bool = False) -> None:
         super().__init__()
         self.config = asked(arguments)
         how = {name: arguments[name] for name in ("dims", "pooling", "fields")}
-        self.reads = Reads(arguments["schema"], arguments["dim"], linear=linear, **how)
+        self.reads = Reads(arguments["schema"], arguments["dim"], linear=linear, bf16=bf16, **how)
         pooled_only(type(self).__name__, self.reads)
         self.dense = DenseInput(self.reads.dense)
 
@@ -39,10 +39,11 @@ class TowerModel(ClickModel):
     """A model with the options ``dims``, ``pooling`` and ``fields``, and ``hidden``, ``dropout`` and ``batch_norm`` of its tower.
 
     A subclass makes its layers in ``make``; ``bias`` comes after them. ``reads_linear``: whether it also reads a first-order
-    weight of each key.
+    weight of each key. ``reads_bf16``: whether it takes its vectors in bfloat16 (see `Reads`).
     """
 
     reads_linear = False
+    reads_bf16 = False
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class TowerModel(ClickModel):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__(locals(), linear=self.reads_linear)
+        super().__init__(locals(), linear=self.reads_linear, bf16=self.reads_bf16)
         self.make(hidden, dropout=dropout, batch_norm=batch_norm)
         self.bias = nn.Parameter(torch.zeros(1))
 

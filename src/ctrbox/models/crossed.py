@@ -24,7 +24,7 @@ class CrossedModel(ClickModel):
     cross: nn.Module
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        super().__init__(arguments)
+        super().__init__(arguments, bf16=True)
         needs_inputs(type(self).__name__, self.reads)
         self.structure = one_of("structure", arguments["structure"], ("parallel", "stacked"))
         self.width = self.reads.width + self.reads.dense
@@ -37,7 +37,8 @@ class CrossedModel(ClickModel):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:
-        x0 = torch.cat([x.flat, self.dense(x.dense, x.logs)], 1)
+        flat = x.flat  # in bfloat16 where the table gives it so
+        x0 = torch.cat([flat, self.dense(x.dense, x.logs).to(flat.dtype)], 1)
         crossed = self.cross(x0)
         if self.of_cross is None:
             return self.tower(crossed).squeeze(1) + self.bias

@@ -23,6 +23,7 @@ class DeepFM(TowerModel):
     """y = b + first order + Σ_{i<j} <v_i, v_j> + tower(vectors, dense)."""
 
     reads_linear = True
+    reads_bf16 = True
 
     def make(self, hidden: Sequence[int], *, dropout: float, batch_norm: bool) -> None:
         needs_vectors("DeepFM", self.reads)

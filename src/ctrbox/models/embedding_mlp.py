@@ -35,7 +35,7 @@ class EmbeddingMLP(ClickModel):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__(locals())
+        super().__init__(locals(), bf16=True)
         needs_inputs("EmbeddingMLP", self.reads)
         inputs = self.reads.width + self.reads.dense
         self.tower = scoring_tower(inputs, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ctrbox.arguments.names import nearest
-from ctrbox.arguments.numbers import whole
+from ctrbox.arguments.numbers import flag, whole
 from ctrbox.columns.batch import Schema
 from ctrbox.embed.embedder import Row
 from ctrbox.errors import PlanError
@@ -31,7 +31,9 @@ POOLINGS = ("sum", "mean", "max", "none")
 class Reads:
     """The fields that a model reads, and how each is pooled.
 
-    A field pooled by ``"none"`` is read as a sequence: ``x.sequence(name)``.
+    A field pooled by ``"none"`` is read as a sequence: ``x.sequence(name)``. ``bf16=True``: where the trainer has ``bf16=True``
+    and the table is on a GPU, the vectors of pooled fields come in bfloat16, and so do their gradients; the model must not add
+    up many of them in that type.
     """
 
     fields: tuple[str, ...]  # pooled ones, in the order of ``x.vectors``
@@ -40,6 +42,7 @@ class Reads:
     pooling: Mapping[str, str]
     linear: bool
     dense: int  # columns of ``x.dense``
+    bf16: bool
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class Reads:
         pooling: str | Mapping[str, str] = "mean",
         linear: bool = False,
         fields: Sequence[str] | None = None,
+        bf16: bool = False,
     ) -> None:
         if not isinstance(schema, Schema):
             raise PlanError(f"a model takes a schema, such as plan.schema, got a {type(schema).__name__}")
@@ -83,6 +87,7 @@ class Reads:
         object.__setattr__(self, "pooling", how)
         object.__setattr__(self, "linear", linear)
         object.__setattr__(self, "dense", schema.dense_width)
+        object.__setattr__(self, "bf16", flag("bf16", bf16))
 
     @property
     def width(self) -> int:

@@ -40,7 +40,7 @@ class WideDeep(ClickModel):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__(locals(), linear=True)
+        super().__init__(locals(), linear=True, bf16=True)
         needs_inputs("WideDeep", self.reads)
         for name in wide or ():
             if name not in self.reads.fields:

@@ -230,7 +230,8 @@ class ClickModel:
             if isinstance(lookup, References):
                 how = (s.pooled, s.pooling, s.sequences)
                 into = self._recorded(looked, k) if train else None
-                pulled.append(s.full.read(lookup, *how, longest=LONGEST, train=train, into=into))
+                half = self.bf16 and self.reads.bf16
+                pulled.append(s.full.read(lookup, *how, longest=LONGEST, train=train, into=into, bf16=half))
             else:
                 rows = torch.from_numpy(s.embedder.pull(lookup.keys, create=train)).to(self.device)
                 if self.noticed is not None and not train:

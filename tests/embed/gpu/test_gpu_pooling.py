@@ -363,3 +363,59 @@ def test_batches_that_do_not_fit_are_refused(runtime: Runtime) -> None:
                 References.of(one, ["a"], runtime.device)
     with pytest.raises(PlanError, match="pooling must be one of"):
         Reading(plain(runtime)[0], References.of(good, ["a"], runtime.device), ["a"], ["none"])
+
+
+# ---- in bfloat16 ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(batches(few), shapes, st.integers(0, 2**32 - 1))
+def test_vectors_in_bfloat16_are_the_rounded_ones_and_their_gradients_count_as_floats(
+    runtime: Runtime, batch: Batch, shape: tuple[Row, tuple[Optimizer, Optimizer]], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    row, _ = shape
+    fields = [f.name for f in batch.schema.sparse]
+    kinds = [KINDS[int(k)] for k in rng.integers(0, 3, len(fields))]
+    keys = np.arange(1, 5)
+    first = rng.normal(size=(4, row.width)).astype(np.float32)
+    linear = int(row.linear)
+    gradient = torch.from_numpy(rng.normal(size=(batch.rows, len(fields), row.width)).astype(np.float32))
+    rounded = gradient[:, :, linear:].to(torch.bfloat16)
+    found = []
+    for bf16 in (False, True):
+        table = pair(runtime, *shape)[0]
+        table.push(keys, first)
+        where = torch.device(table.device)
+        reading = Reading(table, References.of(batch, fields, where), fields, kinds, bf16=bf16)
+        assert reading.vectors.dtype == (torch.bfloat16 if bf16 else torch.float32)
+        outputs, given_back = [reading.vectors], [(rounded if bf16 else rounded.float()).to(where)]
+        if reading.weights is not None:
+            outputs.append(reading.weights)
+            given_back.append(gradient[:, :, 0].contiguous().to(where))
+        torch.autograd.backward(outputs, given_back)
+        reading.push(2.0)
+        found.append((reading.vectors.detach(), *table.export()))
+    exact, half = found
+    assert torch.equal(half[0].view(torch.int16), exact[0].to(torch.bfloat16).view(torch.int16))
+    for mine, theirs in zip(half[1:], exact[1:], strict=True):
+        assert mine.tobytes() == theirs.tobytes()
+
+
+def test_numbers_that_bfloat16_rounds_in_either_direction_or_not_at_all(runtime: Runtime) -> None:
+    table = GpuTable(4, optimizer=SGD(lr=1.0), init=0.0, runtime=runtime)
+    bits = [0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0x7F7FFFFF, 0x00000001, 0x80000000, 0x00008000, 0xBF80FFFF]
+    values = np.array(bits[:8], np.uint32).view(np.float32).reshape(2, 4)
+    table.push(np.array([1, 2]), -values)  # SGD with a rate of 1: the rows become these numbers
+    offsets = np.arange(3)
+    batch = Batch(
+        Schema((Field("a", "a", False),), (), True, False, False),
+        2,
+        np.zeros(2, np.float32),
+        np.zeros((2, 0), np.float32),
+        {"a": Ragged(np.array([1, 2]), offsets)},
+        None,
+    )
+    reading = Reading(table, References.of(batch, ["a"], table.device), ["a"], ["sum"], train=False, bf16=True)
+    expected = torch.from_numpy(np.asarray(table.pull(np.array([1, 2])))).to(torch.bfloat16)
+    assert torch.equal(reading.vectors[:, 0].cpu().view(torch.int16), expected.view(torch.int16))

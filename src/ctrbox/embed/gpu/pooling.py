@@ -36,7 +36,8 @@ class Reading:
 
     ``references`` are of the pooled fields, then of the sequences. ``longest``: the last keys of a row that a sequence
     keeps. Without ``train`` nothing is created and there is no gradient. ``into``: memory for vectors and weights; they
-    are then no part of autograd's graph, and whoever gave it puts the gradients into ``inbox``.
+    are then no part of autograd's graph, and whoever gave it puts the gradients into ``inbox``. ``bf16``: vectors, and their
+    gradients, are bfloat16; not with sequences, and with ``into`` as its memory is.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Reading:
         longest: int = 1024,
         train: bool = True,
         into: tuple[torch.Tensor, torch.Tensor | None] | None = None,
+        bf16: bool = False,
     ) -> None:
         if references.fields != (*pooled, *sequences):
             raise PlanError(
@@ -62,6 +64,9 @@ class Reading:
         self.fields, self.kinds, self.names, self.longest = len(pooled), pooling, tuple(sequences), longest
         # Autograd's graph holds this list and not the reading, which holds the graph: a circle would outlive its step.
         self.into = into
+        self.type = torch.bfloat16 if bf16 and not sequences else torch.float32
+        if into is not None:
+            self.type = into[0].dtype
         self.inbox: list[tuple[torch.Tensor | None, ...]] = []
         self.store, self.rows = table.reach(references, train)
         with table.ordered():
@@ -109,7 +114,7 @@ class Reading:
         if self.into is not None:
             vectors, weights = self.into
         else:
-            vectors = torch.empty(*cells, dim, device=table.device)
+            vectors = torch.empty(*cells, dim, device=table.device, dtype=self.type)
             weights = torch.empty(cells, device=table.device) if table.row.linear else None
         tiles = (r.rows + 7) // 8 * 8
         store.kernels(
@@ -117,7 +122,7 @@ class Reading:
             tiles * self.fields,
             *(address(store.head), address(r.keys), address(self.rows), address(self.plan)),
             *(self.fields, r.rows, address(r.offsets), int(self.single), address(vectors), address(weights)),
-            *(address(self.winners), self.maxima, address(self.links)),
+            *(address(self.winners), self.maxima, address(self.links), int(self.type == torch.bfloat16)),
             shared=True,
         )
         self.spans = [self._span(name) for name in self.names]
@@ -187,9 +192,10 @@ class Reading:
             return
         table, r = self.table, self.references
         dim = table.row.dim
-        given = [None if g is None else g.float().contiguous() for g in self.gradients]
+        given = [None if g is None else g.contiguous() for g in self.gradients]
         weights = given.pop(0) if table.row.linear else None
-        vectors = given[0]
+        weights = None if weights is None else weights.float()
+        vectors = given[0] if given[0] is None else given[0].to(self.type)
         if self.names:
             shapes = [(r.rows * self.fields, dim), *((r.rows * span[2], dim) for span in self.spans)]
             vectors = torch.cat(

@@ -247,22 +247,28 @@ class Store:
     def step(self, rows: torch.Tensor, order: torch.Tensor, gradients: Gradients, factor: float, scale: float) -> None:
         """One step of the optimizers on all rows of a sorted batch. ``scale``: of the gradients, once they are summed."""
         n = len(rows)
-        sums = self.kernels.sums
-        chunks = torch.empty(n // CHUNK, sums, device=self.device)
-        groups = torch.empty(n // GROUP, sums, device=self.device)
-        given = gradients.arguments()
-        sorted_ = (address(rows), address(order), n)
-        self.kernels("table_chunks", n // CHUNK, *sorted_, *given, address(chunks), shared=True)
-        self.kernels("table_groups", n // GROUP, address(rows), n, address(chunks), address(groups), shared=True)
+        chunks, groups = self._partial_sums(rows, order, gradients)
         constants = [first * factor if k == 0 else first for _, p in self.specs for k, first in enumerate(p)]
         self.kernels(
             "table_step",
             n,
-            *(address(self.head), address(self.status), *sorted_, *given),
+            *(address(self.head), address(self.status), address(rows), address(order), n, *gradients.arguments()),
             *(address(chunks), address(groups), *packed([*constants, scale])),
             shared=True,
         )
         self.tell()
+
+    def _partial_sums(
+        self, rows: torch.Tensor, order: torch.Tensor, gradients: Gradients
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sums of ``CHUNK`` and of ``GROUP`` references wherever that many mean one row; the rest is not written."""
+        n, sums = len(rows), self.kernels.sums
+        chunks = torch.empty(n // CHUNK, sums, device=self.device)
+        groups = torch.empty(n // GROUP, sums, device=self.device)
+        sorted_ = (address(rows), address(order), n)
+        self.kernels("table_chunks", n // CHUNK, *sorted_, *gradients.arguments(), address(chunks), shared=True)
+        self.kernels("table_groups", n // GROUP, address(rows), n, address(chunks), address(groups), shared=True)
+        return chunks, groups
 
     # ---- rows out and in, as a file has them
 
@@ -313,12 +319,13 @@ class Gradients:
         plan: torch.Tensor | None = None,
     ) -> None:
         self.kept = (vectors, weights, links, winners, plan)  # until the launch is behind us
-        self.sizes = (pitch, weight_pitch, fields, rows, maxima)
+        half = vectors is not None and vectors.dtype == torch.bfloat16
+        self.sizes = (pitch, weight_pitch, fields, rows, maxima, int(half))
 
     def arguments(self) -> tuple[int, ...]:
         vectors, weights, links, winners, plan = map(address, self.kept)
-        pitch, weight_pitch, fields, rows, maxima = self.sizes
-        return (vectors, pitch, weights, weight_pitch, links, winners, plan, fields, rows, maxima)
+        pitch, weight_pitch, *rest = self.sizes
+        return (vectors, pitch, weights, weight_pitch, links, winners, plan, *rest)
 
 
 def power_of_two(n: int) -> int:

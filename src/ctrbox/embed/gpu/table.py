@@ -279,11 +279,13 @@ class GpuTable(Shaped):
         longest: int = 1024,
         train: bool = True,
         into: tuple[torch.Tensor, torch.Tensor | None] | None = None,
+        bf16: bool = False,
     ) -> Reading:
         """Return the pooled vectors and the sequences of a batch; see `Reading` for the arguments."""
         from ctrbox.embed.gpu.pooling import Reading
 
-        return Reading(self, references, pooled, pooling, sequences, longest=longest, train=train, into=into)
+        how: dict[str, Any] = {"longest": longest, "train": train, "into": into, "bf16": bf16}
+        return Reading(self, references, pooled, pooling, sequences, **how)
 
     def told(self) -> int:
         """The first reference of the last step whose gradient was not finite, or -1: as far as heard, without waiting."""
