@@ -96,7 +96,7 @@ bench: setup  ## every benchmark, at its quick size
 	  name=$$(basename $$file .py); case $$name in _*) continue;; esac; \
 	  echo "== python -m benchmarks.$$name --quick" >&2; $(PY) -m benchmarks.$$name --quick; done
 
-GPU_BENCHMARKS := gpu_launch gpu_pool gpu_pages gpu_extract gpu_step gpu_pipeline levels
+GPU_BENCHMARKS := gpu_launch gpu_pool gpu_pages gpu_extract gpu_step gpu_mlperf gpu_pipeline levels
 
 bench-gpu: $(SETUP)  ## every benchmark of the GPU, one after the other; says so where there is none
 	@mkdir -p $(dir $(OUT)); : > $(OUT); failed=""; \
