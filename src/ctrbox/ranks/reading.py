@@ -55,25 +55,45 @@ def can_share(plan: Plan) -> bool:
 def blocks_of(groups: Sequence[int], start: int, stop: int, ranks: int) -> list[tuple[int, int]]:
     """Cut rows ``start`` to ``stop`` of a log into blocks, (first row, row behind the last).
 
-    ``groups``: rows of each row group. A block is whole row groups of together about 65,536 rows, or of a ranks-th of the
-    rows if that is less. Groups are cut where they are larger than 262,144 rows, or fewer than there are ranks.
+    ``groups``: rows of each row group. A block is whole row groups of together about 65,536 rows, or of fewer where that makes
+    the shares of the ranks more even. Groups are cut where they are larger than 262,144 rows, or fewer than there are ranks. If
+    the last round has blocks for at most half of the ranks, these blocks are cut, so that more ranks have a share.
     """
     ends = np.cumsum([0, *groups])
     parts = [(max(start, int(a)), min(stop, int(b))) for a, b in itertools.pairwise(ends)]
     parts = [(a, b) for a, b in parts if a < b]
     rows = sum(b - a for a, b in parts)
-    each = max(1, min(BLOCK_ROWS, -(-rows // ranks)))
+    rounds = max(1, -(-rows // (ranks * BLOCK_ROWS)))
+    sizes = (min(BLOCK_ROWS, -(-rows // ranks)), -(-rows // (ranks * rounds)))
+    return min((joined(parts, max(1, size), ranks) for size in sizes), key=lambda blocks: most_rows(blocks, ranks))
+
+
+def joined(parts: Sequence[tuple[int, int]], each: int, ranks: int) -> list[tuple[int, int]]:
+    """Join parts, which are row groups, to blocks of up to ``each`` rows, and cut the blocks of a last round for few ranks."""
     most = each if len(parts) < ranks else MOST_ROWS
     blocks: list[tuple[int, int]] = []
     for begin, end in parts:
-        pieces = -(-(end - begin) // most)
-        cuts = [begin + (end - begin) * k // pieces for k in range(pieces + 1)]
-        for a, b in itertools.pairwise(cuts):
+        for a, b in even(begin, end, -(-(end - begin) // most)):
             if blocks and b - blocks[-1][0] <= each:
                 blocks[-1] = blocks[-1][0], b
             else:
                 blocks.append((a, b))
-    return blocks
+    left = len(blocks) % ranks
+    if not left:
+        return blocks
+    cut = [even(a, b, min(ranks // left, b - a)) for a, b in blocks[-left:]]
+    return blocks[:-left] + list(itertools.chain.from_iterable(cut))
+
+
+def most_rows(blocks: Sequence[tuple[int, int]], ranks: int) -> int:
+    """Return the rows of the rank that reads most."""
+    return max(sum(b - a for a, b in blocks[rank::ranks]) for rank in range(ranks))
+
+
+def even(begin: int, end: int, pieces: int) -> list[tuple[int, int]]:
+    """Cut rows ``begin`` to ``end`` into pieces of as equal a size as whole rows allow."""
+    cuts = [begin + (end - begin) * k // pieces for k in range(pieces + 1)]
+    return list(itertools.pairwise(cuts))
 
 
 @dataclass(frozen=True)
