@@ -115,7 +115,7 @@ struct Tower {
 
 double learn(Tower& t, const Lookup& lookup, const TowerIndex* index, Flat2 rows, Flat2 logs, Flat label,
              std::optional<Flat> weight, const std::vector<uint64_t>& seeds, Out logits, Out2 gradient,
-             size_t threads) {
+             size_t threads, bool merges_moments) {
   TowerStep s = t.step(lookup, index, rows, logs, logits);
   expect(label.size() == lookup.rows && (!weight || weight->size() == lookup.rows),
          "labels and weights are one per row");
@@ -128,6 +128,7 @@ double learn(Tower& t, const Lookup& lookup, const TowerIndex* index, Flat2 rows
   s.bias_gradient = t.bias_gradient.data();
   s.row_gradient = gradient.data();
   s.seconds = &t.seconds;
+  s.merges_moments = merges_moments;
   for (size_t l = 0; l < seeds.size(); ++l) s.layers[l].seed = seeds[l];
   nb::gil_scoped_release release;
   return s.run(threads);
@@ -222,8 +223,9 @@ void bind_tower(nb::module_& m) {
            "What a step of this batch needs, whatever the weights are.")
       .def("learn", &learn, nb::arg("lookup"), nb::arg("index").none(), nb::arg("rows"), nb::arg("logs"),
            nb::arg("label"), nb::arg("weight").none(), nb::arg("seeds"), nb::arg("logits"), nb::arg("gradient"),
-           nb::arg("threads"),
-           "Gradients of the mean loss, which is returned; the moments of dense columns are brought up to date.")
+           nb::arg("threads"), nb::arg("merges_moments") = true,
+           "Gradients of the mean loss, which is returned; the moments of dense columns are brought up to date, unless they "
+           "count the rows of this batch already.")
       .def("score", &score, nb::arg("lookup"), nb::arg("index").none(), nb::arg("rows"), nb::arg("logs"),
            nb::arg("logits"), nb::arg("threads"))
       .def_prop_ro(

@@ -215,7 +215,7 @@ class Running {
     for (size_t f = 0; f < plan_.fields; ++f)
       for (size_t from = plan_.begin[f]; from < plan_.begin[f + 1]; from += kProjected)
         units.push_back({f, from, std::min(from + kProjected, plan_.begin[f + 1])});
-    const size_t moments = s_.label && s_.dense ? slice_count() : 0;
+    const size_t moments = s_.label && s_.dense && s_.merges_moments ? slice_count() : 0;
     slice_means_.resize(moments * s_.dense);
     slice_spreads_.resize(moments * s_.dense);
     parallel_for(threads_, 1 + moments + units.size(), [&](size_t task) {
@@ -251,7 +251,7 @@ class Running {
     mean_.resize(columns);
     scale_.resize(columns);
     if (!columns) return;
-    if (s_.label && n) {
+    if (s_.label && n && s_.merges_moments) {
       const size_t slices = slice_count();
       const std::vector<double>&means = slice_means_, &spreads = slice_spreads_;
       double before = *s_.moments.seen;

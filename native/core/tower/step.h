@@ -75,6 +75,7 @@ struct TowerStep {
 
   // ---- the model
   DenseMoments moments;
+  bool merges_moments = true;    // false: `moments` count the rows of this batch already
   const float* first = nullptr;  // [dense], or null
   const float* pairs = nullptr;  // [dense][dim], or null
   bool has_pairs = false;

@@ -53,8 +53,12 @@ class DenseInput(nn.Module):
 
     def learn_none(self) -> None:
         """Take part in the exchange of statistics as a worker that has no rows of this batch."""
+        self.learn_logs(None)
+
+    def learn_logs(self, logs: torch.Tensor | None) -> None:
+        """Learn the moments of a batch from s(dense), as ``forward`` does in training."""
         if len(self.mean):
-            self._learn(None)
+            self._learn(logs)
 
     def _learn(self, logs: torch.Tensor | None) -> None:
         """Merge the moments of a batch into those of all rows before it."""

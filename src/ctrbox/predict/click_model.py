@@ -76,9 +76,8 @@ class ClickModel:
         device: torch.device = CPU,
         bf16: bool = False,
         common: Sequence[str] = (),
-        native: bool = True,
     ) -> None:
-        """``common``: see `Trainer`. ``native``: compute the usual models on a CPU by the native step instead of torch."""
+        """``common``: see `Trainer`."""
         self.model = model.to(device) if device.type == "cuda" else model
         self.reads = reads_of(model)
         self.schema, self.tasks = schema, schema.tasks
@@ -95,7 +94,7 @@ class ClickModel:
         if self.tasks:
             check_tasks(model, self.carrier is not None, any(s.traits.shows for s in self.sources))
         # There is a native step for the usual models on a CPU; torch computes other models, and a GPU.
-        plain = native and device.type == "cpu" and not bf16 and not self.common
+        plain = device.type == "cpu" and not bf16 and not self.common
         self.tower = tower_step_of(model, self.reads, self.sources) if plain else None
         self.shift = 0.0  # added to every logit
         self.calibration: Calibration | TaskCalibration | None = None  # applied to the shifted logits

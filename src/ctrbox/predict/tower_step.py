@@ -74,15 +74,22 @@ class TowerStep:
         label: Floats,
         weight: Floats | None,
         threads: int,
+        together: bool = False,
     ) -> tuple[float, Floats]:
-        """Return the mean loss and the gradients of ``rows``; those of the model's weights become their ``grad``."""
+        """Return the mean loss and the gradients of ``rows``; those of the model's weights become their ``grad``.
+
+        ``together``: the rows are a part of a batch, and the moments of its dense columns are taken by all workers together.
+        """
         self._look()
+        if together:
+            assert isinstance(self.model.dense, DenseInput)
+            self.model.dense.learn_logs(logs)
         seeds = [draw_seed() if drop else 0 for drop in self.drops]
         gradient = np.empty_like(rows)
         logits = np.empty(lookup.rows, np.float32)
         assert lookup.native is not None
         loss = self.native.learn(
-            lookup.native, index, rows, logs.numpy(), label, weight, seeds, logits, gradient, threads
+            lookup.native, index, rows, logs.numpy(), label, weight, seeds, logits, gradient, threads, not together
         )
         for parameter, found in self.trained:
             if parameter.requires_grad:

@@ -72,12 +72,9 @@ class Learner(ClickModel):
     ) -> None:
         """``rows``: of the usual batch. ``adaptive_l2``, ``l2``, ``average``: see `Settings`. ``common``: see `Trainer`.
         ``together``: the workers of which this is one."""
-        alone = together.of == 1
-        super().__init__(
-            model, schema, embedder, threads=threads, device=device, bf16=bf16, common=common, native=alone
-        )
+        super().__init__(model, schema, embedder, threads=threads, device=device, bf16=bf16, common=common)
         self.together = together
-        if not alone:
+        if together.of > 1:
             for part in self.scaled:
                 part.sums = together.sums
         self.unsettled: Looked | None = None  # the batch of the last step, whose gradients were not heard of yet
@@ -130,6 +127,7 @@ class Learner(ClickModel):
             self._start_from_the_click_rate(batch)
         self.model.train()
         self.model.zero_grad(set_to_none=True)
+        tower = self.tower if self.tower is not None and self.tower.usable else None  # the same in all workers
         pulled: list[Pulled] = []
         mine, value = (0, 0.0) if batch is None else (batch.rows, 0.0)
         if looked is None:
@@ -137,6 +135,8 @@ class Learner(ClickModel):
                 source.embedder.pull(NO_KEYS)
             for part in self.scaled:
                 part.learn_none()
+        elif tower is not None:
+            pulled, value = self._differentiated(tower, looked, together=True)
         else:
             pulled = self._pull(looked, train=True)
             loss = self._loss(self._logits(looked, pulled), looked)
@@ -158,7 +158,7 @@ class Learner(ClickModel):
                     one.grad = torch.zeros_like(one)
             self._push(looked, pulled, factor, mine / rows)
         self.together.add_up([p for p in self.model.parameters() if p.requires_grad], mine / rows)
-        self._step_dense(factor)
+        self._step_dense(factor, native=tower is not None)
         return int(rows), summed / rows, told
 
     def _learn(self, looked: Looked, factor: float) -> float:
@@ -197,19 +197,24 @@ class Learner(ClickModel):
         """One step of a usual model: the same as ``_learn``, computed by native threads in slices of the batch."""
         if not self.model.training:
             self.model.train()
+        pulled, loss = self._differentiated(tower, looked)
+        self._push(looked, pulled, factor)
+        self._step_dense(factor, native=True)
+        return loss
+
+    def _differentiated(self, tower: TowerStep, looked: Looked, together: bool = False) -> tuple[list[Pulled], float]:
+        """Return the rows that a batch reads, with their gradients, and its mean loss, by native threads."""
         batch, (lookup,) = looked.batch, looked.lookups
         assert isinstance(lookup, Lookup)
         assert looked.logs is not None
         rows = self.sources[0].embedder.pull(lookup.keys, create=True)
         label = np.ascontiguousarray(batch.label, np.float32)
         weight = None if batch.weight is None else np.ascontiguousarray(batch.weight, np.float32)
-        loss, gradient = tower.learn(lookup, looked.index, rows, looked.logs, label, weight, self.threads)
+        loss, gradient = tower.learn(lookup, looked.index, rows, looked.logs, label, weight, self.threads, together)
         pulled = torch.from_numpy(rows)
         self._refuse(looked, [pulled], loss)
         pulled.grad = torch.from_numpy(gradient)
-        self._push(looked, [pulled], factor)
-        self._step_dense(factor, native=True)
-        return loss
+        return [pulled], loss
 
     def _step_dense(self, factor: float, native: bool = False) -> None:
         if self.optimizer is None:

@@ -126,5 +126,9 @@ class Gang:
         self.group.allgather([gathered], [slice_]).wait()
         whole, at = torch.cat(gathered), 0
         for w in weights:
-            w.grad = whole[at : at + w.numel()].view_as(w).clone()
+            summed = whole[at : at + w.numel()].view_as(w)
+            if w.grad is None:
+                w.grad = summed.clone()
+            else:
+                w.grad.copy_(summed)
             at += w.numel()
