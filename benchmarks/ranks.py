@@ -2,10 +2,11 @@
 
     python -m benchmarks.ranks [--ranks 1,2,4,8] [--cores 2] [--rows 1600000] [--repeats 1] [--quick]
 
-The job of `ctrbox demo` at ten times its rows, trained by `ctrbox train --ranks N` with two cores a rank: all processes are pinned
-to 2·N cores together. One rank is a training in one process. The rate is rows learned per second from the start of the training to
-its last step, so it includes reading, extraction and, at the end of each epoch, the evaluation; "steady" is the rate between the
-steps at a fifth of the training and its end. The efficiency is the rate divided by that of one rank and by the number of ranks.
+The job of `ctrbox demo` at ten times its rows, trained by `ctrbox train --ranks N` with two cores a rank: all processes are
+pinned to 2·N cores together. One rank is a training in one process. The rate is rows learned per second from the start of the
+training to its last step, so it includes reading, extraction and the evaluation at the end of each epoch but the last; "steady"
+is the rate between the steps at a fifth of the training and at its end. The efficiency is the rate divided by that of one rank
+and by the number of ranks.
 
 Checked first: every number of ranks learned the same rows, and ended with the AUC of one rank within 0.005 (dropout draws other
 numbers for another number of ranks). Numbers of ranks for which this machine has too few cores are left out.

@@ -20,6 +20,7 @@ from ctrbox.ranks.fit import RankFit
 from ctrbox.ranks.table import RankTable
 from ctrbox.ranks.training import Ranks, check_supported
 from ctrbox.ranks.world import World
+from ctrbox.train.checkpoint import checkpoint_path
 
 # ---- the table
 
@@ -167,7 +168,21 @@ def test_rank_0_alone_asks_for_a_checkpoint_when_its_time_has_come(
 
 def test_a_rank_that_cannot_see_the_checkpoint_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^rank 1 cannot see the checkpoint .*checkpoints"):
-        Loop(part=1).begin_at(tmp_path, 5)
+        Loop(part=1).begin(tmp_path, [5])
+
+
+def test_ranks_begin_with_the_newest_checkpoint_that_all_of_them_can_read(tmp_path: Path) -> None:
+    for step in (9, 5):
+        checkpoint_path(tmp_path / "checkpoints", step).mkdir(parents=True)
+    loop, begun = Loop(), []
+    loop._begin_at = lambda folder, step: begun.append(step)  # type: ignore[method-assign, assignment, misc, return-value]
+    answers = [[None, "table-0 is damaged"], [None, None]]
+    loop.ranks = SimpleNamespace(part=0, everyone=lambda mine: answers.pop(0))  # type: ignore[assignment]
+    assert loop.begin(tmp_path, [9, 5]) == 5
+    assert begun == [9, 5]
+    answers[:] = [[None, "table-0 is damaged"], ["the disk is gone", None]]
+    with pytest.raises(DataError, match=r"can be used: rank 1: table-0 is damaged; overwrite=True starts over$"):
+        loop.begin(tmp_path, [9, 5])
 
 
 # ---- what ranks cannot train

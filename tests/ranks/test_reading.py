@@ -118,7 +118,9 @@ def test_blocks_cover_every_row_once(groups: list[int], start: int, more: int, r
     assert all(0 < b - a <= reading.MOST_ROWS for a, b in blocks)
     cuts = {sum(groups[:k]) for k in range(len(groups) + 1)}
     inside = [k for k in range(len(groups)) if sum(groups[: k + 1]) > start and sum(groups[:k]) < stop and groups[k]]
-    if len(inside) >= ranks and max(groups) <= reading.MOST_ROWS:  # cut are the last blocks alone, to give each rank a share
+    if (
+        len(inside) >= ranks and max(groups) <= reading.MOST_ROWS
+    ):  # cut are the last blocks alone, to give each rank a share
         assert all(a in cuts or a == start for a, _ in blocks[: len(blocks) // ranks * ranks - ranks])
     assert len(blocks) >= min(ranks, max(0, stop - start), 2)
 
@@ -126,7 +128,11 @@ def test_blocks_cover_every_row_once(groups: list[int], start: int, more: int, r
 @pytest.mark.parametrize(
     ("groups", "ranks", "most"),
     [
-        ([10_000] * 16, 2, 80_000),  # blocks of 40,000 rows, where blocks of 60,000 would leave one rank 60,000 rows of 160,000
+        (
+            [10_000] * 16,
+            2,
+            80_000,
+        ),  # blocks of 40,000 rows, where blocks of 60,000 would leave one rank 60,000 rows of 160,000
         ([65_536, 65_536, 28_928], 2, 80_000),  # the last group is shared by the two ranks
         ([65_536] * 5, 4, 65_536 + 16_384),
         ([1_000] * 160, 3, 54_000),

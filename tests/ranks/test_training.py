@@ -19,7 +19,7 @@ from ctrbox.models.inputs import Reads
 from ctrbox.models.mlp import Dice
 from ctrbox.ranks.group import RankLost
 from ctrbox.ranks.training import Followed
-from tests.ranks.threads import fit, in_ranks, model
+from tests.ranks.threads import DRAWING, fit, in_ranks, model
 from tests.train.worlds import Small, on_disk, table, weights
 
 
@@ -103,6 +103,32 @@ def test_early_stopping_takes_the_best_weights_of_all_ranks(plan: cb.Plan, tmp_p
     alone, together = fit(plan, 1, **options)[0], fit(plan, 2, out=tmp_path / "run", **options)[0]
     assert together.summary["best_step"] == alone.summary["best_step"] < together.summary["steps"]
     np.testing.assert_allclose(values(together), values(alone), atol=2e-3)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_native_step_of_ranks_learns_what_that_of_one_process_does(
+    plan: cb.Plan, tmp_path: Path, size: int
+) -> None:
+    def trained(ranks: Any, torchs_step: bool = False) -> Any:
+        with DRAWING:
+            torch.manual_seed(3)
+            net = cb.models.DeepFM(plan.schema, dim=4, hidden=(8,), dropout=0.0)
+        if torchs_step:
+            net.register_forward_hook(lambda *given: None)  # only torch calls hooks
+        out = tmp_path / f"{'alone' if ranks is None else size}{torchs_step}"
+        options: dict[str, Any] = {"batch_size": 50, "limit": 1201, "valid": 0.1, "explain": False, "clip": 1.0}
+        return cb.Trainer(net, table(), threads=1).fit(plan, out=out, cluster=ranks, **options)
+
+    alone, native = trained(None), in_ranks(size, trained)[0]
+    torchs = in_ranks(size, lambda ranks: trained(ranks, torchs_step=True))[0]
+    assert alone.learner.tower is not None
+    found = [losses(run.folder) for run in (alone, native, torchs)]
+    assert len(found[0]) > 20
+    np.testing.assert_allclose(found[1], found[0], atol=1e-5)
+    np.testing.assert_allclose(found[2], found[0], atol=1e-5)
+    state = native.learner.model.state_dict()
+    for name, expected in alone.learner.model.state_dict().items():
+        np.testing.assert_allclose(state[name].numpy(), expected.numpy(), atol=1e-4, err_msg=name)
 
 
 def test_a_batch_with_fewer_rows_than_ranks_is_learned(plan: cb.Plan) -> None:

@@ -44,6 +44,7 @@ class Cluster:
     """
 
     leads = True  # the process that has it starts all others
+    keeps_rows = False
 
     def __init__(
         self,

@@ -1,12 +1,13 @@
-"""Splits tables into shards by key: makes them, adds up gradients by key, and restores saved shards onto any number of servers.
+"""Splits tables into shards by key: makes them, adds up gradients by key, and restores or loads saved shards.
 
 A saved table in shards is a folder of saved tables, `00001-of-00003.ctrtable`, each with its own checksums; a key lies in shard
-`shard_of(key, 3)`. Whoever restores reads all of them and keeps the keys that are its own. One saved table of a single
-process counts as one shard.
+`shard_of(key, 3)`. Whoever restores reads all of them and keeps the keys that are its own, so the number of processes may be
+another one than that which saved. One saved table of a single process counts as one shard.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,8 +23,10 @@ from ctrbox.embed.embedder import Embedder, Floats, Keys, Row
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.optimizers import is_dense
 from ctrbox.embed.ssd.folder import absolute, described
+from ctrbox.embed.ssd.parts import TableParts
 from ctrbox.embed.ssd.table import SparseTable
-from ctrbox.embed.table import KEPT_SETTINGS, Table, describe, reading, same_shape, shape_of
+from ctrbox.embed.table import KEPT_SETTINGS, Table, as_saved, describe, reading, same_shape, shape_of
+from ctrbox.embed.traits import traits_of
 from ctrbox.embed.vectors.file import VectorFile, shard_of
 from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.errors import DataError, PlanError
@@ -32,6 +35,8 @@ from ctrbox.files.atomic import remove
 NAME = re.compile(r"(\d{5})-of-(\d{5})\.ctrtable")
 MOST_SHARDS = 4096
 WRITTEN = 65_536  # rows a write
+BUDGET = 8 << 30  # bytes for a table in memory at least; it holds what it held, and may go on learning
+RAM = 2 << 30  # bytes for a Sparse Table that is read
 
 
 @dataclass(frozen=True)
@@ -131,11 +136,13 @@ def shards_in(path: Path) -> list[Path]:
 
 def restore_shard(embedder: Embedder, path: Path, shard: int = 0, of: int = 1) -> None:
     """Become shard ``shard`` of ``of`` of what was saved in any number of shards."""
-    if not isinstance(embedder, MemoryTable | SparseTable | ModelServer):  # of another device, or in shards itself
-        embedder.restore(path)
-        return
     saved = shards_in(path)
-    if isinstance(embedder, ModelServer) or (len(saved) == 1 and of == 1):
+    if not isinstance(embedder, MemoryTable | SparseTable | ModelServer):
+        if len(saved) > 1 and traits_of(embedder).device is not None:
+            _gather_for_gpu(embedder, saved)
+        else:  # one saved table, or an embedder in shards itself
+            embedder.restore(path)
+    elif isinstance(embedder, ModelServer) or (len(saved) == 1 and of == 1):
         embedder.restore(saved[0])
     elif len(saved) == of:
         embedder.restore(saved[shard])
@@ -143,6 +150,31 @@ def restore_shard(embedder: Embedder, path: Path, shard: int = 0, of: int = 1) -
         _gather(embedder, saved, shard, of)
     else:
         _rewrite(embedder, saved, shard, of)
+
+
+def is_on_disk(path: Path) -> bool:
+    """Return whether a saved table, also one in shards, is a Sparse Table."""
+    return shards_in(path)[0].is_dir()
+
+
+def loaded(path: Path, ram: int | None = None) -> MemoryTable | SparseTable | TableParts:
+    """Open a saved table for predictions: a Sparse Table read-only where it lies, another one in memory; also one in shards.
+
+    ``ram``: bytes for a Sparse Table; default: 2 GB.
+    """
+    saved = shards_in(path)
+    if saved[0].is_dir():
+        if saved != [path]:
+            return TableParts(saved, ram=RAM if ram is None else ram)
+        return SparseTable.load(path, read_only=True, ram=RAM if ram is None else ram)
+    budget = max(BUDGET, 4 * sum(file.stat().st_size for file in saved))
+    if saved == [path]:
+        return MemoryTable.load(path, budget=budget)
+    found = describe(saved[0])
+    table = MemoryTable(found[0], budget=budget, **as_saved(found, None, None))
+    table.open(Row(found[0], found[1]))
+    restore_shard(table, path)
+    return table
 
 
 def check_lazy(table: MemoryTable | SparseTable) -> None:
@@ -166,6 +198,19 @@ def check_splits(embedder: Embedder) -> None:
 
 def _gather(table: MemoryTable, saved: list[Path], shard: int, of: int) -> None:
     shape = shape_of(table.row, table.linear, table.optimizer, table.init, table.seed, table._life)
+    with gathered(saved, shape, shard, of) as place:
+        table.restore(place)
+    table.join_life(saved)
+
+
+def _gather_for_gpu(embedder: Embedder, saved: list[Path]) -> None:
+    with gathered(saved, describe(saved[0]), 0, 1) as place:
+        embedder.restore(place)
+
+
+@contextlib.contextmanager
+def gathered(saved: list[Path], shape: tuple[Any, ...], shard: int, of: int) -> Iterator[Path]:
+    """Yield a file with those rows of several saved tables in memory that belong to one shard; it is removed afterwards."""
     keys: list[Keys] = []
     rows: list[Floats] = []
     for path in saved:
@@ -178,8 +223,8 @@ def _gather(table: MemoryTable, saved: list[Path], shard: int, of: int) -> None:
     with tempfile.TemporaryDirectory(prefix="ctrbox-shard-") as folder:
         place = Path(folder) / "mine.ctrtable"
         _native.save_rows(str(place), shape, np.concatenate(keys), np.ascontiguousarray(np.concatenate(rows)))
-        table.restore(place)
-    table.join_life(saved)
+        del keys, rows
+        yield place
 
 
 def _rewrite(table: SparseTable, saved: list[Path], shard: int, of: int) -> None:

@@ -16,8 +16,7 @@ from ctrbox.arguments.names import nearest
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.columns.batch import Schema
 from ctrbox.embed.embedder import Embedder
-from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.ssd.table import SparseTable
+from ctrbox.embed.sharded import is_on_disk, loaded
 from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.embed.vectors.server_file import is_server, read_server
 from ctrbox.embed.vectors.submodels import OTHER, kind_of_shapes, unfilled
@@ -33,8 +32,6 @@ from ctrbox.predict.key_kinds import check_key_kinds
 from ctrbox.predict.stored_calibration import restore_calibration
 from ctrbox.predict.untrained import untrained
 from ctrbox.predict.weights_folder import read_dense, read_state, same_weights, shapes_in
-
-BUDGET = 8 << 30  # bytes for a table in memory at least; it holds what it held, and may go on learning
 
 Made = TypeVar("Made", bound=ClickModel)
 
@@ -123,10 +120,10 @@ def _tables(
     place: Path, state: Mapping[str, Any], ram: int | str | None, servers: Mapping[str, ModelServer]
 ) -> dict[str, Embedder]:
     by_field: dict[str, Embedder] = {}
-    folders = sum(p.is_dir() for p in (place / "model").glob("table-*.ctrtable"))
+    folders = sum(is_on_disk(p) for p in (place / "model").glob("table-*.ctrtable"))
     if ram is not None and not folders:
         raise PlanError(f"ram= is for Sparse Tables, but the tables of {place} are in memory; remove ram=")
-    share: dict[str, Any] = {} if ram is None else {"ram": checked_bytes("ram", ram) // folders}
+    share = None if ram is None else checked_bytes("ram", ram) // folders
     for k, fields in enumerate(_fields_of_tables(place / "model", state)):
         file = place / "model" / f"table-{k}.ctrtable"
         table: Embedder
@@ -142,10 +139,8 @@ def _tables(
             table.restore(file, optimizer=False)
         elif given:
             raise PlanError(f"{place} has a table for {fields[0]!r}, not a Model Server; remove it from servers=")
-        elif file.is_dir():
-            table = SparseTable.load(file, read_only=True, **share)
         else:
-            table = MemoryTable.load(file, budget=max(BUDGET, 4 * file.stat().st_size))
+            table = loaded(file, ram=share)
         by_field.update(dict.fromkeys(fields, table))
     return by_field
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ctrbox.engines.stream import Position
-from ctrbox.errors import DataError
+from ctrbox.errors import CtrboxError, DataError
 from ctrbox.predict.click_model import Looked
 from ctrbox.predict.weights_folder import read_state
 from ctrbox.ranks.evaluation import score_together
@@ -32,7 +32,7 @@ from ctrbox.train.interrupt import Asked
 from ctrbox.train.model_servers import check_found, warn_of_misses
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import watcher
-from ctrbox.train.state import state_of
+from ctrbox.train.state import BROKEN, state_of
 from ctrbox.train.trainer import Trainer
 
 
@@ -57,14 +57,30 @@ class RankFit(Fit):
         watch = whole.watch if group.part == 0 else watcher(False)
         super().__init__(trainer, whole.plan, whole.split, settings, whole.overlap, whole.ahead, watch, together=group)
 
-    def begin_at(self, folder: Path, step: int) -> None:
-        """Become what the checkpoint of a step holds."""
+    def begin(self, folder: Path, steps: Sequence[int]) -> int:
+        """Become what the first checkpoint holds that every rank can read, of these steps; return its step."""
+        wrong = []
+        for step in steps:
+            place = checkpoint_path(folder / "checkpoints", step)
+            if not place.is_dir():
+                raise DataError(
+                    f"rank {self.ranks.part} cannot see the checkpoint {place}; choose an --out on a file system that the "
+                    "machines of all ranks share"
+                )
+            reason = None
+            try:
+                self._begin_at(folder, step)
+            except (CtrboxError, *BROKEN) as error:
+                reason = str(error)
+            # All ranks are told, and so have read it before rank 0 may remove a checkpoint.
+            failed = [f"rank {rank}: {why}" for rank, why in enumerate(self.ranks.everyone(reason)) if why is not None]
+            if not failed:
+                return step
+            wrong += failed
+        raise DataError(f"no checkpoint in {folder} can be used: {wrong[0]}; overwrite=True starts over")
+
+    def _begin_at(self, folder: Path, step: int) -> None:
         place = checkpoint_path(folder / "checkpoints", step)
-        if not place.is_dir():
-            raise DataError(
-                f"rank {self.ranks.part} cannot see the checkpoint {place}; choose an --out on a file system that the "
-                "machines of all ranks share"
-            )
         kept = read_state(place)
         learner = self.learner
         read_weights(place, kept, learner.model, learner.embedders, learner.optimizer, learner.average)
@@ -73,7 +89,6 @@ class RankFit(Fit):
         if self.leads:
             self.folder = RunFolder(folder, -1)  # the call of fit in this process has the lock
             self.folder.resumed_at = self.state.step
-        self.ranks.sums([0.0])  # rank 0 removes no checkpoint that another rank still reads
 
     # ---- what all ranks do together
 

@@ -132,6 +132,19 @@ class Group(Gang):
             with contextlib.suppress(RuntimeError):
                 self.told_store.set(f"failed/{self.part}", (str(error) or type(error).__name__)[:MOST_REASON])
 
+    def leave_together(self) -> None:
+        """Leave once all ranks have made their last call: connections that close earlier would end the call of another rank."""
+        deadline = time.monotonic() + self.seconds
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the store went with the rank that served it, which has seen all others come
+            self.told_store.set(f"done/{self.part}", "1")
+            while (
+                not self.told_store.check([f"done/{rank}" for rank in range(self.of)]) and time.monotonic() < deadline
+            ):
+                time.sleep(ASKED)
+        self.leave()
+
     def leave(self) -> None:
         self.ended.set()
         self.publisher.join()

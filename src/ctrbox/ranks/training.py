@@ -5,7 +5,7 @@ Every rank runs the same job file and calls ``Trainer.fit`` with the same argume
     check    all ranks refuse what ranks cannot train, meet, and compare code, data, settings and tables: nothing is written yet
     rank 0   opens the run folder, writes the first checkpoint or finds the newest one, and tells the others where it is
     all      restore their part of it and train (fit.py) to the last checkpoint, of which every rank writes its part
-    rank 0   restores that checkpoint as one process does, evaluates it, writes model and report; the other ranks end
+    rank 0   evaluates, saves the model and writes the report; the others look up and save their rows for it (ending.py)
 
 Failure cases: a rank that raises leaves its error for the others and ends, which ends them; a rank that is killed closes its
 connections, which ends the others; a rank that hangs is named by the others after the timeout (group.py). What was written is
@@ -14,7 +14,7 @@ always a whole checkpoint or none: the folder of one is renamed into place when 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,13 +27,18 @@ from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError
+from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.models.mlp import Norm
+from ctrbox.ranks.ending import Caller, led_by, serve
 from ctrbox.ranks.facts import check_same, facts_here
 from ctrbox.ranks.fit import RankFit
 from ctrbox.ranks.group import Group
+from ctrbox.ranks.run import RankRun
 from ctrbox.ranks.table import RankTable
 from ctrbox.ranks.world import World
 from ctrbox.train.fit import Fit
+from ctrbox.train.learner import Learner
+from ctrbox.train.run import Run
 from ctrbox.train.settings import described, identity
 from ctrbox.views.indexed import IndexedFiles
 from ctrbox.views.recorded import opened
@@ -52,11 +57,16 @@ class Ranks:
     thread when the process that started all ranks is gone.
     """
 
+    keeps_rows = True
+
     def __init__(self, world: World, timeout: float = TIMEOUT, orphaned: Callable[[], None] | None = None) -> None:
         self.world, self.timeout, self.orphaned = world, timeout, orphaned
         self.group: Group | None = None
         self.moved = 0  # bytes that this rank gave to others
         self.told: list[dict[str, Any]] = []  # at the end: what each rank has read and sent
+        self.tables: list[RankTable] = []
+        self.caller: Caller | None = None  # in rank 0, after the last step
+        self.begun: Learner | None = None  # of the call of fit in this process
 
     @property
     def leads(self) -> bool:
@@ -74,23 +84,57 @@ class Ranks:
 
     def train(self, fit: Fit) -> None:
         assert fit.folder is not None
-        inner = self._train(fit, {"folder": str(fit.folder.path.resolve()), "step": fit.state.step})
-        fit.by_rank = self.told
+        whole = [kept["state"]["step"] for _, kept in fit.folder.whole_checkpoints([])]
+        steps = [step for step in whole if step <= fit.state.step]
+        inner = self._train(fit, {"folder": str(fit.folder.path.resolve()), "steps": steps})
+        assert self.group is not None
+        self.caller, self.begun = Caller(self.group), fit.learner
+        led_by(self.caller, inner.learner, self.tables)
+        fit.learner, fit.state, fit.passes, fit.by_rank = inner.learner, inner.state, inner.passes, self.told
+        fit.metrics, fit.evaluated = inner.metrics, inner.evaluated
         for name, clock in inner.clocks.items():
             fit.clocks[name].__dict__.update(clock.__dict__)
 
     def follow(self, fit: Fit) -> NoReturn:
         fit.seconds, fit.steps = float("inf"), None
         self._train(fit, None)
+        assert self.group is not None
+        serve(self.group, self.tables)
+        self.group.leave_together()
+        self.leave()
         raise Followed
 
+    def ended(self, fit: Fit, summary: Mapping[str, Any], kept: Path | None, stored: StoredFolder | None) -> Run:
+        assert self.caller is not None
+        assert self.begun is not None
+        assert fit.folder is not None
+        with self.caller.call("end"):
+            pass
+        self.caller.stop()
+        assert self.group is not None
+        self.group.leave_together()
+        self.leave()
+        mine, learned = self.begun, fit.learner
+        mine.model.load_state_dict(learned.model.state_dict())
+        if mine.optimizer is not None and learned.optimizer is not None:
+            mine.optimizer.load_state_dict(learned.optimizer.state_dict())
+        mine.begun, mine.average = True, None
+        mine.calibration, mine.shift, mine.random_states = learned.calibration, learned.shift, learned.random_states
+        return RankRun(fit.plan, mine, summary, kept, stored, fit.folder.path / "model")
+
     def leave(self, error: BaseException | None = None) -> None:
-        """Close the connections; ``error``: why this rank ends, for the others."""
+        """Close the connections and the tables; ``error``: why this rank ends, for the others."""
+        caller, self.caller = self.caller, None
+        if caller is not None:
+            caller.stop()
         if self.group is not None:
             if error is not None:
                 self.group.fail(error)
             self.group.leave()
             self.group = None
+        tables, self.tables = self.tables, []
+        for table in tables:
+            table.close()
 
     # ---- parts
 
@@ -98,22 +142,22 @@ class Ranks:
         group = self.group
         assert group is not None
         if told is not None:
-            told |= {"seconds": fit.seconds, "steps": fit.steps}
+            told |= {"seconds": fit.seconds, "each": fit.steps}
         order = group.everyone(told)[0]
-        tables = [
-            RankTable(group, Spec.of(source.embedder, group.of), fit.settings.adaptive_l2)
-            for source in fit.learner.sources
-        ]
+        for source in fit.learner.sources:
+            self.tables.append(RankTable(group, Spec.of(source.embedder, group.of), fit.settings.adaptive_l2))
         if told is not None:
             for source in fit.learner.sources:
                 if isinstance(source.embedder, MemoryTable):
-                    source.embedder.clear()  # the checkpoint has its rows; they are needed here again at the end
+                    source.embedder.clear()  # the checkpoint has its rows
         before = torch.get_num_threads()
         torch.set_num_threads(fit.learner.threads)
         try:
-            inner = RankFit(fit, group, tables)
-            inner.seconds, inner.steps = order["seconds"], order["steps"]
-            inner.begin_at(Path(order["folder"]), order["step"])
+            inner = RankFit(fit, group, self.tables)
+            inner.seconds, inner.steps = order["seconds"], order["each"]
+            begun = inner.begin(Path(order["folder"]), order["steps"])
+            if fit.folder is not None and begun != fit.state.step:
+                fit.folder.goes_on_after(begun)
             at_start, step = read_so_far(fit.plan), inner.state.step
             inner._train()
             inner.tell_misses()
@@ -126,15 +170,11 @@ class Ranks:
                 "bytes_sent_per_step": group.moved // steps,
             }
             self.told = [{"rank": rank, **one} for rank, one in enumerate(group.everyone(read))]
-            inner.ranks.sums([0.0])  # the last checkpoint is whole before rank 0 reads it
             self.moved = group.moved
             if inner.folder is not None:
                 inner.folder.close()
         finally:
             torch.set_num_threads(before)
-            for table in tables:
-                table.close()
-        self.leave()
         return inner
 
 

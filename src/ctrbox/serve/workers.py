@@ -94,9 +94,10 @@ def why_one(kind: str, served: Served, prerank: Prerank | None) -> str:
     models = [served.run.click_model] if kind == RUN and isinstance(served, ServedRun) else []
     models += [] if prerank is None else [prerank.users.click_model]
     if models:
+        from ctrbox.embed.ssd.parts import TableParts
         from ctrbox.embed.ssd.table import SparseTable
 
-        if any(isinstance(source.embedder, SparseTable) for model in models for source in model.sources):
+        if any(isinstance(source.embedder, SparseTable | TableParts) for model in models for source in model.sources):
             return "the run has a Sparse Table, whose reading threads belong to one process"
     return ""
 

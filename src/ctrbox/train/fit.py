@@ -66,12 +66,21 @@ class Elsewhere(Protocol):
     """Takes a training from its newest checkpoint to its last in several processes, as ``cb.Cluster`` does."""
 
     leads: bool  # whether this process keeps the run folder; others only follow
+    keeps_rows: (
+        bool  # whether the processes keep the rows of tables to the end, so that this one never holds all of them
+    )
 
     def check(self, fit: Fit) -> None:
         """Refuse what it could not train, before anything is written."""
 
     def train(self, fit: Fit) -> None:
-        """Train into the run folder of ``fit``; its learner is not touched."""
+        """Train into the run folder of ``fit``; its learner is not touched.
+
+        With ``keeps_rows``, ``fit`` gets a learner whose tables ask all processes, for evaluating and for saving the model.
+        """
+
+    def ended(self, fit: Fit, summary: Mapping[str, Any], kept: Path | None, stored: StoredFolder | None) -> Run:
+        """With ``keeps_rows``: let the processes go, and return the run whose model ``fit`` has saved. ``kept``: its folder."""
 
     def follow(self, fit: Fit) -> NoReturn:
         """Take part in a training that another process leads, and raise an exception that says so at its end."""
@@ -183,7 +192,7 @@ class Fit:
                 mine["common"] = list(self.learner.common)  # the order of sums depends on it
                 mine["device"] = self.learner.device.type + (", bf16" if self.learner.bf16 else "")
                 self.folder = RunFolder.open(out, mine, self.plan, resume=resume, overwrite=overwrite)
-                self._go_on(self.folder)
+                self._go_on(self.folder, rows=cluster is None or not cluster.keeps_rows)
             if self.state.step == 0:
                 if tables == "empty":
                     clear_rows(self.learner.embedders)
@@ -192,6 +201,7 @@ class Fit:
                 warm.apply(self.learner)
                 warm.warn_of_same_log(self.plan)
             self.seconds, self.steps = seconds, steps
+            here = self.learner
             if cluster is None:
                 self._train()
             else:
@@ -207,7 +217,7 @@ class Fit:
             clocks, before = list(self.clocks.values()), self.before
             summary = summarize(self.learner, self.plan, self.settings, self.state, clocks, self.passes, before)
             summary |= how
-            summary["servers"] = missing_shares(self.learner)
+            summary["servers"] = missing_shares(here)
             if self.by_rank:
                 summary["ranks"] = self.by_rank
             summary["log_files"] = log_marks(self.plan)
@@ -226,7 +236,11 @@ class Fit:
             if self.folder is not None:
                 self.folder.finish(self.learner, summary)
             folder = self.folder.path if self.folder is not None and kept else None
-            run = Run(self.plan, self.learner, summary, folder, out if isinstance(out, StoredFolder) else None)
+            stored = out if isinstance(out, StoredFolder) else None
+            if cluster is not None and cluster.keeps_rows:
+                run = cluster.ended(self, summary, folder, stored)
+            else:
+                run = Run(self.plan, self.learner, summary, folder, stored)
             state = self.state
             self.callbacks.tell(
                 "on_end", End(state.step, state.epoch, state.seen, run.metrics, summary["stopped"], run.folder)
@@ -250,9 +264,10 @@ class Fit:
                 torch.manual_seed(self.settings.seed)
             self._checkpoint()
         cluster.train(self)
-        resumed, self.watch = self.watch, watcher(False)
-        self._go_on(self.folder)
-        self.watch = resumed
+        if not cluster.keeps_rows:
+            resumed, self.watch = self.watch, watcher(False)
+            self._go_on(self.folder)
+            self.watch = resumed
         self.folder.resumed_at = None
 
     def _train(self) -> None:
@@ -578,13 +593,14 @@ class Fit:
         path = checkpoint_path(self.folder.path / "checkpoints", self.state.step)
         self.callbacks.tell("on_checkpoint", Checkpoint(self.state.step, self.state.epoch, path))
 
-    def _go_on(self, folder: RunFolder) -> None:
-        """Become what the newest checkpoint holds, if there is one."""
+    def _go_on(self, folder: RunFolder, rows: bool = True) -> None:
+        """Become what the newest checkpoint holds, if there is one; without ``rows``, of it only the state of the training."""
         wrong: list[str] = []
         for place, kept in folder.whole_checkpoints(wrong):
             try:
                 state, learner = state_of(kept.get("state")), self.learner
-                read_weights(place, kept, learner.model, learner.embedders, learner.optimizer, learner.average)
+                if rows:
+                    read_weights(place, kept, learner.model, learner.embedders, learner.optimizer, learner.average)
             except (CtrboxError, *BROKEN) as error:
                 wrong.append(f"{place} is damaged: {error}")
                 continue

@@ -51,13 +51,10 @@ class Run(RunPredictor):
     def __repr__(self) -> str:
         where = "" if self.folder is None else f", {self.stored.url if self.stored else str(self.folder)!r}"
         figures = {"auc": self.metrics.get("auc") or float("nan")}
-        if self.learner.tasks:
-            figures = {
-                task.name: self.metrics.get(f"{task.name}.{FIRST[task.kind]}", float("nan"))
-                for task in self.learner.tasks
-            }
+        if tasks := self.plan.schema.tasks:
+            figures = {task.name: self.metrics.get(f"{task.name}.{FIRST[task.kind]}", float("nan")) for task in tasks}
         shown = ", ".join(f"{name}={value:.4f}" for name, value in figures.items())
-        return f"Run({type(self.model).__name__}, {shown}{where})"
+        return f"Run({self.summary['model']}, {shown}{where})"
 
     def _repr_html_(self) -> str:
         """Return the metrics and the learning curve, for notebooks."""

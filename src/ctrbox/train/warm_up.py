@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ctrbox.arguments.names import nearest
+from ctrbox.embed.sharded import restore_shard
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.files.urls import refuse_url
@@ -145,7 +146,7 @@ class WarmUp:
             if source.traits.objects is not None:
                 source.full.restore(file, optimizer=self.kind == "continue")
             elif self.kind != "partial":
-                source.embedder.restore(file)
+                restore_shard(source.embedder, file)
         read_dense(place, learner.model)
         if self.kind == "continue":
             read_optimizer(place, state, learner.model, learner.optimizer)

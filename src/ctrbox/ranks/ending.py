@@ -1,0 +1,142 @@
+"""Ends a training whose rows stay with their ranks: rank 0 evaluates and saves the model, and calls the others to each call.
+
+    rank 0        AllRanks.pull(keys) ──"pull", table 0──►  RankTable.pull(keys)  ┐ one collective call
+    other ranks   serve()             ◄── what to do ────   RankTable.pull(none)  ┘
+
+So what a single process does after its last step, such as evaluating slices or fitting a calibration map, is done here by the
+same code, and no process needs memory for the whole table. While rank 0 computes without asking for rows, a thread of it calls
+the others now and then, so that they do not take it for one that hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ctrbox.embed.embedder import FixedShape, Floats, Keys, NextUse
+from ctrbox.embed.traits import Traits
+from ctrbox.errors import PlanError
+from ctrbox.ranks.group import Group, RankLost
+from ctrbox.ranks.table import RankTable
+from ctrbox.train.learner import Learner
+
+NO_KEYS: Keys = np.empty(0, np.int64)
+SILENT = 0.25  # share of the timeout after which rank 0 calls the others only to say that it is there
+
+
+class Caller:
+    """Rank 0, which the other ranks follow from the end of the last step on."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.alone = threading.RLock()  # one call at a time
+        self.called_at = time.monotonic()
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._say_that_it_is_there, name="ctrbox-rank-0", daemon=True)
+        self.thread.start()
+
+    @contextlib.contextmanager
+    def call(self, what: str, table: int = 0, of: str = "") -> Iterator[None]:
+        """Let the other ranks make the same call of the same table while this rank is inside."""
+        with self.alone:
+            self.group.everyone([what, table, of])
+            yield
+            self.called_at = time.monotonic()
+
+    def stop(self) -> None:
+        """Call nobody any more."""
+        self.ended.set()
+        self.thread.join()
+
+    def _say_that_it_is_there(self) -> None:
+        each = self.group.seconds * SILENT
+        while not self.ended.wait(each / 4):
+            if time.monotonic() - self.called_at < each or not self.alone.acquire(timeout=each / 4):
+                continue
+            try:
+                if not self.ended.is_set():
+                    with self.call("wait"):
+                        pass
+            except RankLost:  # the next call says so
+                return
+            finally:
+                self.alone.release()
+
+
+class AllRanks(FixedShape):
+    """One table of a training for rank 0 alone: each call is made by all ranks. For predictions and for saving."""
+
+    _holder = "the ranks hold rows of"
+
+    def __init__(self, caller: Caller, number: int, table: RankTable) -> None:
+        self.caller, self.number, self.table = caller, number, table
+        self._row, self.traits = table.row, Traits(table.traits.gradients, shows=table.traits.shows)
+
+    def pull(self, keys: Keys, *, create: bool = True) -> Floats:
+        if create:
+            raise PlanError("the training has ended; its tables create no rows any more")
+        with self.caller.call("pull", self.number):
+            return self.table.pull(keys, create=False)
+
+    def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
+        """Do nothing: predictions create no rows."""
+
+    def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
+        raise PlanError("the training has ended; its tables take no gradients any more")
+
+    def save(self, path: Path) -> None:
+        with self.caller.call("save", self.number):
+            self.table.save(path)
+
+    def restore(self, path: Path) -> None:
+        with self.caller.call("restore", self.number, str(path)):
+            self.table.restore(path)
+
+    def __len__(self) -> int:
+        return self._sizes()[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self._sizes()[1]
+
+    def _sizes(self) -> tuple[int, int]:
+        with self.caller.call("sizes", self.number):
+            return sizes(self.table)
+
+
+def led_by(caller: Caller, learner: Learner, tables: Sequence[RankTable]) -> None:
+    """Let each call of the learner's tables be one of all ranks."""
+    led = [AllRanks(caller, k, table) for k, table in enumerate(tables)]
+    learner.sources = [
+        replace(source, embedder=table, traits=table.traits) for source, table in zip(learner.sources, led, strict=True)
+    ]
+
+
+def serve(group: Group, tables: Sequence[RankTable]) -> None:
+    """Make the calls of rank 0, until it ends."""
+    while True:
+        what, number, of = group.everyone(None)[0]
+        if what == "end":
+            return
+        table = tables[number]
+        if what == "pull":
+            table.pull(NO_KEYS, create=False)
+        elif what == "save":
+            table.save_part()
+        elif what == "restore":
+            table.restore(Path(of))
+        elif what == "sizes":
+            sizes(table)
+
+
+def sizes(table: RankTable) -> tuple[int, int]:
+    """Return the rows and the bytes that all ranks hold; every rank calls it. The objects of a Model Server count once."""
+    told = table.group.everyone([len(table), table.nbytes])
+    rows = [rows for rows, _ in told]
+    return max(rows) if table.server else sum(rows), sum(size for _, size in told)
