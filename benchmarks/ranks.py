@@ -32,6 +32,7 @@ CLOSE = 0.005  # of AUC
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Train with each number of ranks and print a line for it."""
     parser = report.options(__doc__)
     parser.add_argument("--ranks", default="1,2,4,8", help="numbers of ranks, one of them 1")
     parser.add_argument("--cores", type=int, default=2, help="cores of a rank")
@@ -81,7 +82,7 @@ def trained(folder: Path, ranks: int, cores: int, repeat: int) -> dict[str, Any]
     pinned = sorted(os.sched_getaffinity(0))[: ranks * cores]
     done = subprocess.run(
         command,
-        env=os.environ | {"CTRBOX_DATA": str(folder / "data")},
+        env=os.environ | {"CTRBOX_DATA": str(folder / "data"), "CUDA_VISIBLE_DEVICES": ""},  # ranks train on CPUs
         preexec_fn=lambda: os.sched_setaffinity(0, pinned),
         capture_output=True,
         text=True,

@@ -72,6 +72,23 @@ def test_what_a_rank_wrote_is_shown_where_it_gave_no_reason(tmp_path: Path) -> N
     assert told[0].startswith("ctrbox: error: rank 1 ended with exit code 5; it wrote last:\n  Traceback …")
 
 
+def test_a_rank_0_that_is_slow_to_say_why_it_fails_is_waited_for(tmp_path: Path) -> None:
+    code = f"""
+if rank == 0:
+    time.sleep(1.0)  # the others have ended long before
+    os._exit(1)
+os._exit({LOST})"""
+    assert started(tmp_path, code) == (1, [], set())
+
+
+@pytest.mark.parametrize(("code", "told"), [(3, "exit code 3"), (0, "exit code 0 in the middle of the training")])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_ends_without_a_word_is_named(tmp_path: Path, rank: int, code: int, told: str) -> None:
+    result, lines, _ = started(tmp_path, f"os._exit({code} if rank == {rank} else {LOST})")
+    assert result == 1
+    assert [line.partition(". ")[0] for line in lines] == [f"ctrbox: error: rank {rank} ended with {told}"]
+
+
 def test_rank_0_says_itself_why_it_fails(tmp_path: Path) -> None:
     result, told, ended = started(tmp_path, "if rank == 0: os._exit(1)")
     assert (result, told, ended) == (1, [], {"ended-1-15", "ended-2-15"})

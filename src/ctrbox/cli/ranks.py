@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ctrbox.cli.job import Job
-from ctrbox.cli.terminal import Mistake, end_quietly, tell
+from ctrbox.cli.terminal import Mistake, end_quietly, speaker, tell
 from ctrbox.ranks.world import World
 
 if TYPE_CHECKING:
@@ -87,5 +87,7 @@ def end_of_rank(ranks: Ranks, error: Exception) -> None:
         end_quietly(0)
     ranks.leave(error)
     met = error.__cause__ if isinstance(error, Mistake) else error  # which may be worded anew for the command line
+    if ranks.trains and not isinstance(met, RankLost) and (ranks.leads or not ranks.world.launched):
+        speaker.append(f"rank {ranks.world.rank}: ")  # the launcher says it of the others
     if isinstance(met, RankLost) and not isinstance(met, RankHangs) and ranks.world.launched:
         os._exit(LOST)  # at once: the launcher, which says what happened, waits for this process

@@ -101,6 +101,7 @@ class Stopped(SystemExit):
 signals: list[int] = []  # those that came to stop the process
 farewells: list[str] = []  # what is said then, if not that nothing was kept
 quiet: list[bool] = []  # not empty: another process has said why this one ends
+speaker: list[str] = []  # which of several processes this is, for its error
 
 
 def stopped_with(line: str) -> None:
@@ -150,7 +151,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
         if not signals:  # else it is what became of the interrupt in somebody's code
             if os.environ.get("CTRBOX_TRACEBACK") or not isinstance(error, CtrboxError | Mistake | OSError):
                 raise
-            tell(f"ctrbox: error: {in_words(error)}")
+            tell(f"ctrbox: error: {''.join(speaker)}{in_words(error)}")
     if signals and code:
         code = 128 + signals[-1]
     if quiet:

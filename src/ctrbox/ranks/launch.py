@@ -28,6 +28,7 @@ LOST = 75  # exit code of a rank that ended because another one did
 LOOK = 0.05  # seconds between two looks at the ranks
 LATE = 3.0  # seconds in which ranks end by themselves because another one failed
 GRACE = 10.0  # seconds in which a rank that was asked to end does so
+SPOKEN = (1, 2)  # exit codes of a rank 0 that has said itself why it fails
 KEPT = 40  # lines that a rank other than 0 wrote last
 MOST_LINE = 4000  # characters of one of them
 
@@ -78,7 +79,8 @@ class Rank:
         if said:
             return f"rank {self.number}: {said[-1]}"
         lines = "".join(f"\n  {line}" for line in self.lines)
-        return f"rank {self.number} ended with exit code {code}" + (f"; it wrote last:{lines}" if lines else "")
+        early = "" if code else " in the middle of the training"
+        return f"rank {self.number} ended with exit code {code}{early}" + (f"; it wrote last:{lines}" if lines else "")
 
 
 def launch(ranks: int, command: Sequence[str], tell: Callable[[str], None]) -> int:
@@ -128,11 +130,13 @@ def watch(ranks: Sequence[Rank], noted: list[int], tell: Callable[[str], None]) 
         if failed_at is None and not noted and any(rank.code for rank in ranks):
             failed_at = time.monotonic()
         if failed_at is not None:
-            passed = time.monotonic() - failed_at
-            if passed > LATE and first is None:
+            late = time.monotonic() - failed_at - LATE
+            if all(rank.code in (None, 0, LOST) for rank in ranks):
+                late -= GRACE  # the one that failed is still writing why
+            if late > 0 and first is None:
                 first = culprit(ranks)
                 send(ranks, signal.SIGTERM)
-            if passed > LATE + GRACE:
+            if late > GRACE:
                 send(ranks, signal.SIGKILL)
         time.sleep(LOOK)
     if not any(rank.code for rank in ranks):
@@ -141,7 +145,7 @@ def watch(ranks: Sequence[Rank], noted: list[int], tell: Callable[[str], None]) 
         return 128 + noted[0]
     first = first or culprit(ranks)
     code = first.process.wait()
-    if first.number or code < 0 or code == LOST:  # rank 0 says itself why it fails
+    if first.number or code not in SPOKEN:
         tell(
             f"ctrbox: error: {first.why()}. All ranks have ended; run the same command again to continue from the last "
             "checkpoint, if there is one"
@@ -155,9 +159,13 @@ def send(ranks: Sequence[Rank], number: int) -> None:
 
 
 def culprit(ranks: Sequence[Rank]) -> Rank:
-    """Return the rank that failed of itself: before others one that was killed, then rank 0, which has said why."""
+    """Return the rank that failed of itself: before others one that was killed, then rank 0, which has said why.
+
+    If all failed ranks lost another one, it is one that ended as if all were well.
+    """
     failed = sorted((rank for rank in ranks if rank.code), key=lambda rank: (rank.process.returncode >= 0, rank.number))
-    return next((rank for rank in failed if rank.code != LOST), failed[0])
+    ended = [rank for rank in ranks if rank.code == 0]
+    return next((rank for rank in [*failed, *ended] if rank.code != LOST), failed[0])
 
 
 @contextmanager

@@ -62,6 +62,7 @@ class Ranks:
     def __init__(self, world: World, timeout: float = TIMEOUT, orphaned: Callable[[], None] | None = None) -> None:
         self.world, self.timeout, self.orphaned = world, timeout, orphaned
         self.group: Group | None = None
+        self.trains = False  # whether the training has begun: before, all ranks raise the same errors
         self.moved = 0  # bytes that this rank gave to others
         self.told: list[dict[str, Any]] = []  # at the end: what each rank has read and sent
         self.tables: list[RankTable] = []
@@ -139,7 +140,7 @@ class Ranks:
     # ---- parts
 
     def _train(self, fit: Fit, told: dict[str, object] | None) -> RankFit:
-        group = self.group
+        group, self.trains = self.group, True
         assert group is not None
         if told is not None:
             told |= {"seconds": fit.seconds, "each": fit.steps}
