@@ -114,8 +114,8 @@ struct Tower {
 };
 
 double learn(Tower& t, const Lookup& lookup, const TowerIndex* index, Flat2 rows, Flat2 logs, Flat label,
-             std::optional<Flat> weight, const std::vector<uint64_t>& seeds, Out logits, Out2 gradient,
-             size_t threads, bool merges_moments) {
+             std::optional<Flat> weight, const std::vector<uint64_t>& seeds, Out logits, Out2 gradient, size_t threads,
+             bool merges_moments) {
   TowerStep s = t.step(lookup, index, rows, logs, logits);
   expect(label.size() == lookup.rows && (!weight || weight->size() == lookup.rows),
          "labels and weights are one per row");
@@ -224,7 +224,8 @@ void bind_tower(nb::module_& m) {
       .def("learn", &learn, nb::arg("lookup"), nb::arg("index").none(), nb::arg("rows"), nb::arg("logs"),
            nb::arg("label"), nb::arg("weight").none(), nb::arg("seeds"), nb::arg("logits"), nb::arg("gradient"),
            nb::arg("threads"), nb::arg("merges_moments") = true,
-           "Gradients of the mean loss, which is returned; the moments of dense columns are brought up to date, unless they "
+           "Gradients of the mean loss, which is returned; the moments of dense columns are brought up to date, unless "
+           "they "
            "count the rows of this batch already.")
       .def("score", &score, nb::arg("lookup"), nb::arg("index").none(), nb::arg("rows"), nb::arg("logs"),
            nb::arg("logits"), nb::arg("threads"))
