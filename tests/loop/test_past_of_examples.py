@@ -263,3 +263,32 @@ def test_a_checkpoint_without_histories_is_told(world: Path, tmp_path: Path) -> 
         (place / "histories.past").unlink()
     with pytest.raises((DataError, PlanError, cb.errors.SourceError), match=r"histories\.past is missing"):
         loop(world, world / "events", tmp_path / "model", {}).run()
+
+
+def test_servers_get_the_state_of_the_examples_that_were_learned(world: Path, tmp_path: Path) -> None:
+    """The file that servers follow is there from the first moment, and at the end holds every example."""
+    out = tmp_path / "model"
+    fed: list[tuple[int, str]] = []
+
+    def looking(self: OnlineLoop, every: float) -> None:
+        publish(self, every)
+        state = self.plan.histories(out / "histories.past")
+        fed.append((state.taken, state.position))
+
+    publish = OnlineLoop._publish_state
+    made = loop(world, world / "events", out, {}, state_every=1e-6)
+    made._publish_state = looking.__get__(made)  # type: ignore[method-assign]
+    made.run()
+    assert fed[0][0] == 0
+    assert [taken for taken, _ in fed] == sorted(taken for taken, _ in fed)
+    taken, position = fed[-1]
+    assert made.histories is not None
+    assert (taken, position) == (made.histories.taken, f"{made.engine.learned} examples")
+    assert taken > 0
+    plan = cb.compile(
+        cb.View(world / "data" / "impressions", key="instance_id"),
+        cb.FeatureSet(label=col("clicked"), sparse={"ad": col("ad_id").key()}),
+        device="cpu",
+    )
+    with pytest.raises(PlanError, match="publishes the state of histories, but the plan has no histories"):
+        OnlineLoop(plan, cb.DeepFFM(plan.schema, bits=12), world / "events", tmp_path / "b", state_every="5s")

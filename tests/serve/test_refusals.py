@@ -199,11 +199,13 @@ def test_inference_answers_as_json_or_binary(service: Service, body: dict[str, A
         assert (answer.status, answer.rows) == (200, 3)
         if binary:
             assert answer.kind == b"application/octet-stream"
-            ((name, size),) = answer.headers
+            ((name, size), views) = answer.headers
             assert (name, len(answer.body) - int(size)) == (length, 12)
         else:
-            assert (answer.kind, answer.headers) == (b"application/json", ())
+            assert answer.kind == b"application/json"
+            (views,) = answer.headers
             assert len(json.loads(answer.body)["outputs"][0]["data"]) == 3
+        assert views == (b"ctrbox-views", b"users=1, ads=1")
 
 
 @pytest.mark.parametrize(

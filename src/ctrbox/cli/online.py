@@ -97,6 +97,14 @@ def online(
             "Default: histories begin empty.",
         ),
     ] = None,
+    state_every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPAN",
+            help="How often to write the state of the plan's histories to histories.past in the output folder, such as 5s, for "
+            "`ctrbox serve --follow-state`. Default: never.",
+        ),
+    ] = None,
     checkpoint: Annotated[
         str, typer.Option(metavar="SPAN", help="Minimum time between two checkpoints, such as 30s or 5m.")
     ] = "30s",
@@ -206,6 +214,7 @@ def online(
             context=loaded.context,
             warm_up=warm_up or (),
             state=state,
+            state_every=state_every,
             id=id_column,
             once=once,
             publish_at_end=publish_at_end,

@@ -185,6 +185,23 @@ def serve(
             "contain these columns.",
         ),
     ] = None,
+    events: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Stream whose messages feed the --state, such as nats://host:4222/CLICKS?subject=ads.clicks; each message is "
+            "like the body of /v1/events. Every worker reads the whole stream. Default: none; calls of /v1/events bring the "
+            "events.",
+        ),
+    ] = "",
+    follow_state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with a state of the plan's histories that another process renews, such as `ctrbox online --state-every`. "
+            "Every worker reads it again whenever it changes, and the server takes no events. Default: none.",
+        ),
+    ] = None,
     state_every: Annotated[
         float,
         typer.Option(
@@ -212,7 +229,7 @@ def serve(
             metavar="N",
             help="Number of worker processes. They share the port and the memory of the model, and divide --max-connections and "
             "--cache among them; a worker that dies is replaced. Default: the number of usable cores, but 1 for a published run, "
-            "for a run with a Sparse Table and with --state.",
+            "for a run with a Sparse Table and with --state without --events.",
         ),
     ] = None,
     threads: Annotated[
@@ -316,6 +333,8 @@ def serve(
         prerank_candidates=max_prerank,
         state=state,
         state_seconds=state_every,
+        events=events,
+        follow_state=follow_state,
     )
     try:
         with in_words_of_options(), asking_for_the_job(own):

@@ -42,6 +42,7 @@ from ctrbox.publish.weights import read_directory
 from ctrbox.serve.model_folder import ModelFolder, create
 from ctrbox.train.interrupt import Asked, asked_to_end
 
+FOLLOWED = "histories.past"  # in the model folder: the state that servers follow
 STATUS_S = 2.0
 AGAIN_S = 5.0  # after a write that failed
 
@@ -62,6 +63,7 @@ class OnlineLoop:
     ``context``     the log's columns that come once per request, for the server
     ``sign_with``   a private key, or its file, with which every version is signed
     ``state``       file with the state of the plan's histories (``plan.histories``) to begin with; default: they begin empty
+    ``state_every`` how often this state is written to ``out``/histories.past, for servers that follow it; default: never
     """
 
     histories: Histories | None = None  # the state of the plan's histories, which the loop alone feeds
@@ -89,6 +91,7 @@ class OnlineLoop:
         time_unit: str | None = None,
         event: str = "event",
         state: str | os.PathLike[str] | None = None,
+        state_every: str | float | None = None,
         once: bool = False,
         delete: bool = False,
         strict: bool = False,
@@ -116,6 +119,11 @@ class OnlineLoop:
         self.histories, self.state = histories_of(plan.fit()), state
         if state is not None and self.histories is None:
             raise PlanError("state= is the state of histories, but the plan has no histories; leave state= out")
+        self.state_s = None if state_every is None else seconds(state_every, "state_every", zero=False)
+        if self.state_s is not None and self.histories is None:
+            raise PlanError(
+                "state_every= publishes the state of histories, but the plan has no histories; leave it out"
+            )
         columns, log = self._raw_columns(plan.request_schema()), plan.log.source.schema
         units = plan.time_units | ({} if time_unit is None else {time: checked_unit(time_unit)})
         self.layout = Layout.of(columns, log, id=id or key, time=time, event=event, time_units=units)
@@ -130,7 +138,8 @@ class OnlineLoop:
         self._before: Position | None = None  # the position in it
         self._changed = False  # since then
         self._owed = False  # a version was due and could not be written
-        self._next_checkpoint = self._next_status = self._next_publish = 0.0
+        self._next_checkpoint = self._next_status = self._next_publish = self._next_state = 0.0
+        self._state_changes = -1  # of the histories when their state was last written for servers
         self.complaints = Complaints(tell, self.out / "online" / "refused.jsonl", strict)
         self.learner = self._fresh()
 
@@ -265,8 +274,29 @@ class OnlineLoop:
             self._publish()
         elif self._changed and now >= self._next_checkpoint:
             self._checkpoint()
+        if self.state_s is not None and now >= self._next_state:
+            self._publish_state(self.state_s)
         if now >= self._next_status:
             self._write_status()
+
+    def _publish_state(self, every: float) -> None:
+        """Write the state of the histories for servers that follow it, if it changed: whole or not at all."""
+        histories = self.histories
+        assert histories is not None
+        self._next_state = time.monotonic() + every
+        if histories.changes == self._state_changes:
+            return
+        began = time.monotonic()
+        histories.position = f"{self.engine.learned} examples"
+        try:
+            histories.save(self.out / FOLLOWED)
+        except WriteError as error:
+            self.tell(f"the state of histories could not be written for servers, so the previous one is kept: {error}")
+            self._next_state = time.monotonic() + max(AGAIN_S, every)
+            return
+        self._state_changes = histories.changes
+        # A large state is written less often, as checkpoints are.
+        self._next_state = max(self._next_state, began + (time.monotonic() - began) / self.checkpoint_share)
 
     def _end(self) -> None:
         """WriteError where what was learned cannot be kept, or not be published: nobody tries again."""
@@ -276,6 +306,8 @@ class OnlineLoop:
         wanted = (self.publish_at_end or self._owed) and self.engine.learned > self.published_learned
         if wanted and not lost:
             self._publish()
+        if self.state_s is not None:
+            self._publish_state(self.state_s)
         self._write_status()
         if lost:
             behind = f"what was learned after checkpoint {self._number}" if self._number else "what was learned"

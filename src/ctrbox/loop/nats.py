@@ -20,9 +20,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, urlsplit
 
 from ctrbox.errors import PlanError, SourceError
+from ctrbox.files.nats_address import nats_address
 from ctrbox.loop.chunk import pieces
 from ctrbox.loop.events import Layout, Piece
 from ctrbox.loop.stream import Position
@@ -44,7 +44,7 @@ class NatsStream:
     def __init__(
         self, url: str, layout: Layout, position: Position | None, tell: Callable[[str], object], wait_s: float = WAIT_S
     ) -> None:
-        self.server, self.stream, self.subject, self.name = _parsed(url)
+        self.server, self.stream, self.subject, self.name = nats_address(url)
         self.layout, self.tell, self.wait_s = layout, tell, wait_s
         found = position or {}
         self.seq: int = found.get("seq", 0)  # up to here all was taken
@@ -291,20 +291,3 @@ class NatsStream:
 
 class _Away(SourceError):
     """The server cannot be reached now; it may be later."""
-
-
-def _parsed(url: str) -> tuple[str, str, str, str]:
-    """Server, stream, subject, and the name for people, without the password."""
-    parts = urlsplit(url)
-    stream = parts.path.strip("/")
-    try:
-        host = f"{parts.hostname or ''}:{parts.port or 4222}"
-    except ValueError as error:
-        raise PlanError(f"{url!r} is not the address of a NATS server: {error}") from error
-    asked = parse_qs(parts.query)
-    unknown = sorted(set(asked) - {"subject"})
-    if not parts.hostname or not stream or "/" in stream or unknown:
-        why = f"{unknown[0]!r} is not an option" if unknown else "a server and a stream are needed"
-        raise PlanError(f"{parts.scheme}://{host}{parts.path}: {why}; expected nats://host:4222/STREAM[?subject=ads.*]")
-    name = f"{parts.scheme}://{host}/{stream}"
-    return f"{parts.scheme}://{parts.netloc}", stream, asked.get("subject", [""])[0], name

@@ -1,10 +1,12 @@
 """Keeps the state of a plan's histories in the server: events feed it, requests read it.
 
-    POST /v1/events ──► observe ──► Histories ──► every few seconds, and at the end: one checked file
-    POST /v1/score  ──► raw columns ──► columns_of ──► the columns of with_history ──► plan, model
+    POST /v1/events, or a stream ──► observe ──► Histories ──► every few seconds, and at the end: one checked file
+    a file that others renew     ──► renew   ──► Histories
+    POST /v1/score ──► raw columns ──► columns_of ──► the columns of with_history ──► plan, model
 
-The process of the server owns the state, so a server with a state has one worker. Events go through the same queue as requests,
-and each call holds the lock of the state. A request brings the keys and times that its histories are found by, and no column of a
+Where calls bring the events, one process owns the state, so such a server has one worker. With a stream (event_stream.py) or a
+file that is followed, every worker has a state of its own. Events of calls go through the same queue as requests, and each call
+holds the lock of the state. A request brings the keys and times that its histories are found by, and no column of a
 history; those are computed by the native code of training, as of the request's time.
 
 What a crash loses: events since the last save. The file holds the position that came with the last event in it, so a sender asks
@@ -19,21 +21,27 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
 from ctrbox.columns.raw import brief
-from ctrbox.engines.past.histories import Taken
+from ctrbox.engines.past.histories import Histories, Taken
 from ctrbox.engines.past.saved_states import MOST_POSITION
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import BudgetError, CtrboxError, DataError, PlanError
 from ctrbox.serve.json_body import read_json
 from ctrbox.serve.refused import Refused, overloaded
 from ctrbox.serve.request import Request
+from ctrbox.serve.watcher import FIRST_WAIT, LONGEST_WAIT, Watcher
 
+if TYPE_CHECKING:
+    from ctrbox.serve.event_stream import EventStream
+
+FOLLOW_SECONDS = 0.25  # between two looks at a file that others renew
 AHEAD_S = 3600.0  # an event from further in the future, by this machine's clock, is left out
 PARTS = {"rows", "view", "position"}
 log = logging.getLogger("ctrbox.serve")
@@ -46,9 +54,16 @@ class ServedPast:
     request says.
     """
 
+    stream: EventStream | None = None  # that feeds the state
+    follows = False  # whether others renew the file, and nobody here feeds the state
+
     def __init__(self, plan: Plan, file: str | os.PathLike[str], context: Sequence[str] | None = None) -> None:
         self.file = file
-        self.histories = plan.histories(file)
+        self.read_file = version_of(file)
+        self.stale = ""  # why a renewed file could not be read; "": it was
+        self.refused = 0  # renewed files that could not be read
+        self._load = lambda: plan.histories(file)
+        self._state = self._load(), 0  # replaced together, so that a request reads both of one file
         self.schema: pa.Schema = plan.log.source.schema
         made = self.histories.made
         self.context = None if context is None else tuple(name for name in context if name not in made)
@@ -78,9 +93,11 @@ class ServedPast:
             name: rows.column(name) if name in rows.schema.names else row.column(name).take(zeros)
             for name in self.histories.asked_columns
         }
-        with self.histories.locked():
-            found = self.histories.columns_of(pa.table(asked))
-            changes = self.histories.changes
+        histories, renewed = self._state  # read once: another thread may renew it
+        with histories.locked():
+            found = histories.columns_of(pa.table(asked))
+            changes = histories.changes
+        state = b"%d.%d " % (renewed, changes)
         first = {name: found.column(name).slice(0, 1) for name in self.once}
         once = {name: row.column(name) for name in row.schema.names} | first
         each = {name: rows.column(name) for name in rows.schema.names}
@@ -88,36 +105,92 @@ class ServedPast:
         made = pa.RecordBatch.from_arrays([once[f.name] for f in context], schema=context)
         scored = pa.RecordBatch.from_arrays([each[f.name] for f in candidates], schema=candidates)
         # A context that is kept holds its histories, so it is another one after the next event.
-        return replace(request, context=lambda: made, candidates=scored, key=b"%d " % changes + request.key)
+        return replace(request, context=lambda: made, candidates=scored, key=state + request.key)
+
+    @property
+    def histories(self) -> Histories:
+        return self._state[0]
+
+    @property
+    def renewed(self) -> int:
+        """How often the file was read again."""
+        return self._state[1]
+
+    # ---- a file that others renew
+
+    def renew(self) -> bool:
+        """Read the file again if it is another one; return whether it was read. What is wrong with it is raised."""
+        version = version_of(self.file)
+        if version == self.read_file:
+            return False
+        self._state, self.read_file = (self._load(), self.renewed + 1), version
+        return True
 
     # ---- events
 
+    @property
+    def shared(self) -> bool:
+        """Whether several workers can have the state, each its own."""
+        return self.follows or self.stream is not None
+
     def observe(self, body: bytes) -> dict[str, Any]:
         """Feed the events of the body of a request; return what became of them."""
+        if self.shared:
+            where = f"the stream {self.stream.name}" if self.stream is not None else f"the file {self.file}"
+            raise Refused(404, f"this server takes no events, because its state comes from {where}")
+        return self._observe(body)
+
+    def take(self, body: bytes, position: str) -> dict[str, Any]:
+        """Feed a message of the stream, which is like the body of a request, and set the position with it."""
+        return self._observe(body, position)
+
+    def pass_over(self, position: str) -> None:
+        """Set the position behind a message that could not be fed."""
+        with self.histories.locked():
+            self.histories.position = position
+            self.histories.changes += 1  # so that the position is saved
+
+    def _observe(self, body: bytes, of_stream: str | None = None) -> dict[str, Any]:
         try:
             given = read_json(body)
         except orjson.JSONDecodeError as error:
             raise Refused(400, f"the body is not JSON: {str(error)[:200]}") from None
         rows, view, position = _parts(given)
+        if of_stream is not None:
+            if position is not None:
+                raise DataError(
+                    "a message of a stream has no position, because its number in the stream is its position"
+                )
+            position = of_stream
         until = int(1e6 * (time.time() + AHEAD_S))
         try:
             if rows:
                 taken = self.histories.observe(rows, view=view, until=until, position=position)
             else:
                 taken = Taken(0)
-                self.histories.position = self.histories.position if position is None else position
+                if position is not None:
+                    self.pass_over(position)
         except BudgetError as error:
             raise overloaded(str(error)) from None
         except MemoryError:
             raise overloaded("there is not enough memory for these events now") from None
         return {"taken": taken.rows, "late": taken.late, "future": taken.future, "position": self.histories.position}
 
+    def behind(self) -> str:
+        """Return why the state gets no newer; "" where it does."""
+        return self.stale or (self.stream.failing if self.stream is not None else "")
+
     def told(self) -> dict[str, Any]:
         """Return how far the events were fed, and what the state holds."""
         kept = self.histories
+        beside: dict[str, Any] = {}
+        if self.stream is not None:
+            beside["stream"] = self.stream.told()
+        if self.follows:
+            beside["file"] = {"renewed": self.renewed, "refused": self.refused, "stale": self.stale or None}
         with kept.locked():
             newest = None if kept.newest is None else f"{np.datetime64(kept.newest, 'us')}Z"
-            return {
+            return beside | {
                 "position": kept.position,
                 "taken": kept.taken,
                 "newest": newest,
@@ -176,6 +249,44 @@ def _parts(given: Any) -> tuple[list[dict[str, Any]], str | None, str | None]:
     if position is not None and (not isinstance(position, str) or len(position) > MOST_POSITION):
         raise DataError(f"position must be a text of at most {MOST_POSITION:,} characters, got {brief(position)}")
     return rows, view, position
+
+
+def version_of(file: str | os.PathLike[str]) -> tuple[int, ...]:
+    """Return what tells a file from another one that was renamed to its place; () if it is not there."""
+    try:
+        facts = Path(file).stat()
+    except OSError:
+        return ()
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+class StateFollower(Watcher):
+    """Reads the state again whenever others renew its file. A file that cannot be read leaves the state as it is."""
+
+    def __init__(self, past: ServedPast, period: float = FOLLOW_SECONDS) -> None:
+        super().__init__(self.look, period, "ctrbox-state")
+        self.past = past
+        self._failed: tuple[int, ...] | None = None
+        self._retry_at, self._wait = 0.0, FIRST_WAIT
+
+    def look(self) -> bool:
+        """Read the file if it is another one; return whether it was read."""
+        past, version = self.past, version_of(self.past.file)
+        if version == self._failed and time.monotonic() < self._retry_at:
+            return False
+        try:
+            read = past.renew()
+        except (CtrboxError, OSError, MemoryError) as error:
+            if version != self._failed:
+                self._wait = FIRST_WAIT
+                past.refused += 1
+                log.warning("the state of histories could not be renewed, so the previous one stays: %s", error)
+            past.stale = str(error)[:2000] or type(error).__name__
+            self._failed, self._retry_at = version, time.monotonic() + self._wait
+            self._wait = min(2 * self._wait, LONGEST_WAIT)
+            return False
+        self._failed, past.stale = None, ""
+        return read
 
 
 def past_of(

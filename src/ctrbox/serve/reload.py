@@ -33,9 +33,8 @@ from ctrbox.publish.versions import Published, Update, Version
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.own_copy import OwnCopy
 from ctrbox.serve.served import Updated
-from ctrbox.serve.watcher import Watcher
+from ctrbox.serve.watcher import FIRST_WAIT, LONGEST_WAIT, Watcher
 
-FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds until the next try after a passing fault
 log = logging.getLogger("ctrbox.serve")
 
 

@@ -13,12 +13,13 @@ below a supervisor (workers.py), which takes up new versions for all of them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -29,6 +30,7 @@ from ctrbox.errors import PlanError, SourceError
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.publish.sources import DEEP_FFM
 from ctrbox.publish.statement import Trust
+from ctrbox.serve.event_stream import EventStream
 from ctrbox.serve.files import connections_allowed
 from ctrbox.serve.follow import Follower
 from ctrbox.serve.hosts import AllowedHosts
@@ -36,7 +38,7 @@ from ctrbox.serve.listener import Listener
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import RUN, ModelFolder
 from ctrbox.serve.own_copy import OwnCopy
-from ctrbox.serve.past import StateWriter
+from ctrbox.serve.past import StateFollower, StateWriter
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.reload import Reloader
 from ctrbox.serve.served import Served, ServedRun, open_served
@@ -55,6 +57,7 @@ LIBRARIES = {
     "orjson": "orjson",
 }
 GRPC_THREADS = 2
+CATCH_UP_SECONDS = 20.0  # that a process waits for the events of its stream before it serves
 STORED_SECONDS = 5.0  # between two looks at a model on S3 or HDFS, each of which is a request
 TOKEN = "CTRBOX_TOKEN"
 TOKEN_FILE_BYTES = 8192
@@ -76,6 +79,8 @@ class Settings:
     views_seconds: float = 0.0  # between two looks at the files of joined views; 0: they are read again only when asked
     state: Path | None = None  # of the plan's histories; None: requests bring their columns
     state_seconds: float = 30.0  # between two saves of the state
+    events: str = ""  # address of a stream that feeds the state; "": calls bring the events
+    follow_state: Path | None = None  # a state that others renew, instead of ``state``
     limits: Limits = field(default_factory=Limits)
     views: Mapping[str, Any] = field(default_factory=dict)
     servers: Mapping[str, str] = field(default_factory=dict)  # vector files of a run's Model Servers, by field
@@ -145,6 +150,12 @@ def check(settings: Settings) -> None:
         raise PlanError(f"{option} needs the vectors of the ads: --prerank FOLDER, made by `ctrbox vectors prerank`")
     if settings.prerank_run is None and settings.prerank_views:
         raise PlanError("--prerank-view is for the run of --prerank-run; use --view for the views of the served model")
+    if settings.events and settings.state is None:
+        raise PlanError("--events needs the state that the events are fed to: --state FILE")
+    if settings.follow_state is not None and settings.state is not None:
+        raise PlanError(
+            "--follow-state names a state that somebody else keeps, and --state one that this server keeps; use one of them"
+        )
     if settings.tls_key is not None and settings.tls_cert is None:
         raise PlanError("--tls-key needs the certificate that the key belongs to: --tls-cert FILE")
 
@@ -196,8 +207,13 @@ class Server:
             cache_bytes=limits.cache_bytes,
             most_candidates=limits.candidates,
             own=own,
-            state=settings.state,
+            state=settings.state or settings.follow_state,
         )
+        if served.past is not None:
+            served.past.follows = settings.follow_state is not None
+            if settings.events:
+                served.past.stream = EventStream(served.past, settings.events)
+                served.past.stream.check()
         prerank = prerank_of(found, served, settings)
         workers = worker_count(settings.workers, found.kind, served, limits.connections, prerank)
         if prerank is not None:
@@ -221,22 +237,52 @@ class Server:
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM or SIGINT; ``ready`` is called when the sockets listen and, of several workers, all serve."""
-        past = self.service.served.past
-        writer = None if past is None else StateWriter(past, self.settings.state_seconds)
         try:
             if self.workers > 1:
                 Supervisor(self).run(ready)
             else:
-                if writer is not None:
-                    writer.start()
-                asyncio.run(self._run(ready, None, [self.reloader, self.refresher]))
+                with self._keeping_state(saves=True):
+                    try:
+                        asyncio.run(self._run(ready, None, [self.reloader, self.refresher]))
+                    finally:
+                        self.service.queue.drain(0)
         finally:
             self.service.queue.drain(0)
-            if writer is not None:
-                writer.close()
             for watcher in (self.refresher, self.reloader):
                 if watcher is not None:
                     watcher.close()
+
+    @contextlib.contextmanager
+    def _keeping_state(self, saves: bool) -> Iterator[None]:
+        """Keep the state of histories up to date. ``saves``: in this process, not in that of another worker."""
+        past = self.service.served.past
+        if past is None:
+            yield
+            return
+        if past.shared:  # this process may be the successor of one that ended
+            follower = StateFollower(past)
+            follower.look()
+        if past.follows:
+            follower.start()
+            try:
+                yield
+            finally:
+                follower.close()
+            return
+        writer = StateWriter(past, self.settings.state_seconds) if saves else None
+        try:
+            if past.stream is not None:
+                past.stream.start()
+                if not past.stream.wait(CATCH_UP_SECONDS):
+                    log.warning("the events of %s could not be caught up with before serving", past.stream.name)
+            if writer is not None:
+                writer.start()
+            yield
+        finally:
+            if past.stream is not None:
+                past.stream.close()
+            if writer is not None:
+                writer.close()
 
     def work(self, seat: Seat, ready: Callable[[], None]) -> None:
         """Serve as one of several workers, in a process that the supervisor has forked."""
@@ -250,7 +296,8 @@ class Server:
         if self.refresher is not None:
             service.refresher = views = ViewFollower(service.served, seat.desk)
         try:
-            asyncio.run(self._run(ready, seat, [versions, views]))
+            with self._keeping_state(saves=seat.desk.number == 0):
+                asyncio.run(self._run(ready, seat, [versions, views]))
         finally:
             for watcher in (versions, views):
                 if watcher is not None:

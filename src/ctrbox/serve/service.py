@@ -285,6 +285,8 @@ class Service:
             told["stale"] = stale
         if views := [one for one in views_of(self, now) if one["stale"] is not None]:
             told["stale_views"] = [{"view": one["name"], "serving": one["version"], **one["stale"]} for one in views]
+        if (past := self.served.past) is not None and (reason := past.behind()):
+            told["stale_state"] = reason
         if now["unlearned"]:
             told["fields_without_known_keys"] = now["unlearned"]
         return told
@@ -316,6 +318,8 @@ class Service:
             gauges["prerank_vectors"] = len(self.prerank.folder.rank)
             if self.prerank.folder.recall is not None:
                 gauges["prerank_index_recall"] = self.prerank.folder.recall
+        if now["past"]:
+            gauges["histories_newest_seconds"] = now["past"][0] / 1e6  # in the worker that is the furthest behind
         counters = {**now["counters"], "workers_replaced": workers["replaced"]}
         news = {} if self.desk is None else self.desk.board.news.read()
         by_label = [keys_of(now), joins_of(now)]

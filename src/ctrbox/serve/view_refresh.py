@@ -27,9 +27,8 @@ from typing import Any
 from ctrbox.engines.refreshed_views import JoinedViews
 from ctrbox.errors import CtrboxError, PlanError
 from ctrbox.serve.board import Board, Desk
-from ctrbox.serve.reload import FIRST_WAIT, LONGEST_WAIT
 from ctrbox.serve.served import Served
-from ctrbox.serve.watcher import Watcher
+from ctrbox.serve.watcher import FIRST_WAIT, LONGEST_WAIT, Watcher
 
 TICK_SECONDS = 0.5  # between two looks at whether something is to be done
 QUIET_SECONDS = 1.0  # that the files of a view must stay as they are before they are read

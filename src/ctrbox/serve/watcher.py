@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds until the next try after a passing fault
+
 
 class Watcher:
     """``start`` begins to call ``look`` every ``period`` seconds; ``close`` ends it and waits for a call under way."""

@@ -12,6 +12,7 @@ are plain JSON:
     vectors    objects whose vectors are published: the same number in every worker
     versions   of the model, that workers serve
     views      by joined view: its versions, that workers read
+    past       of the state of histories: the newest time that was fed, in microseconds since 1970
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def figures_of(service: Service) -> Figures:
         "vectors": objects.get("vectors"),
         "versions": [served.version],
         "views": {name: [one.number] for name, one in served.views.loaded.items()},
+        "past": [newest] if served.past is not None and (newest := served.past.histories.newest) is not None else [],
     }
 
 
@@ -77,6 +79,7 @@ def together(parts: Iterable[Figures]) -> Figures:
     vectors: int | None = None
     versions: set[int] = set()
     views: dict[str, set[int]] = {}
+    past: set[int] = set()
     for part in parts:
         if not part:
             continue
@@ -96,6 +99,7 @@ def together(parts: Iterable[Figures]) -> Figures:
         unlearned |= dict.fromkeys(part["unlearned"])
         vectors = part["vectors"] if vectors is None else vectors
         versions |= set(part["versions"])
+        past |= set(part.get("past", []))
         for name, numbers in part.get("views", {}).items():
             views.setdefault(name, set()).update(numbers)
     return {
@@ -108,6 +112,7 @@ def together(parts: Iterable[Figures]) -> Figures:
         "vectors": vectors,
         "versions": sorted(versions),
         "views": {name: sorted(numbers) for name, numbers in views.items()},
+        "past": sorted(past),
     }
 
 
@@ -115,4 +120,4 @@ def carried(figures: Figures) -> Figures:
     """Return what is left of a worker that is gone: its counts, and nothing that is so no more."""
     if not figures:
         return {}
-    return {**figures, "gauges": {}, "unlearned": [], "vectors": None, "versions": [], "views": {}}
+    return {**figures, "gauges": {}, "unlearned": [], "vectors": None, "versions": [], "views": {}, "past": []}

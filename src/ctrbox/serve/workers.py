@@ -89,8 +89,8 @@ def why_one(kind: str, served: Served, prerank: Prerank | None) -> str:
     """Return why only one process can serve a model; "" where several can."""
     if sys.platform != "linux":
         return "several worker processes are supported on Linux only"
-    if served.past is not None:
-        return "the state of histories is kept by one process"
+    if served.past is not None and not served.past.shared:
+        return "the state of histories is kept by one process, unless --events names a stream or --follow-state a file"
     models = [served.run.click_model] if kind == RUN and isinstance(served, ServedRun) else []
     models += [] if prerank is None else [prerank.users.click_model]
     if models:
