@@ -1,4 +1,4 @@
-"""Are the features of the past the same online and offline, bit for bit, through kill -9?
+"""Are the history columns the same online and offline, bit for bit, through kill -9?
 
     python -m benchmarks.online_equals_offline            1,000,000 events
     python -m benchmarks.online_equals_offline --quick    20,000 events

@@ -24,6 +24,7 @@ void bind_requests(nb::module_& m);
 void bind_parquet(nb::module_& m);
 void bind_past(nb::module_& m);
 void bind_vectors(nb::module_& m);
+void bind_mapped(nb::module_& m);
 
 // An array that keeps `owner` (a shared_ptr on the heap) alive.
 template <class T, class Owner>

@@ -29,6 +29,7 @@ NB_MODULE(_native, m) {
   bind_parquet(m);               // columns of a row group from their bytes
   bind_past(m);                  // earlier events by key: histories and sliding windows
   bind_vectors(m);               // the best rows by inner product
+  bind_mapped(m);                // files that are cut while they are mapped
 
   m.def(
       "parallel_calls",

@@ -21,9 +21,9 @@ from ctrbox.columns.batch import Schema as Schema
 from ctrbox.embed.memory.table import MemoryTable as MemoryTable
 from ctrbox.embed.optimizers import Adagrad as Adagrad
 from ctrbox.embed.ssd.table import SparseTable as SparseTable
+from ctrbox.engines.computing import compute as compute
 from ctrbox.engines.plan import Plan as Plan
 from ctrbox.engines.plan import compile as compile
-from ctrbox.engines.plan import compute as compute
 from ctrbox.engines.stream import Position as Position
 from ctrbox.ffm.engine import DeepFFM as DeepFFM
 from ctrbox.plan.language.expr import Expr as Expr

@@ -280,6 +280,7 @@ def test_pairs_of_names_and_paths(given: list[str] | None, expected: Any) -> Non
     ("told", "expected"),
     [
         ("use overwrite=True, resume=True or out=", "use --overwrite, --resume or --out"),
+        ("with the same out= to continue it", "with the same --out to continue it"),
         ("out=runs/x is taken", "--out runs/x is taken"),
         ("allow them: load(…, allow_views=['/a', '/b'])", "allow them: --allow-views '/a' --allow-views '/b'"),
         ("lr= is too large", "--lr is too large"),

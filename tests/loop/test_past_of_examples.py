@@ -1,4 +1,4 @@
-"""The online loop computes the features of the past that training computes offline, bit for bit, through crashes and restarts."""
+"""The online loop computes the history columns that training computes offline, bit for bit, through crashes and restarts."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_a_request_without_candidates_and_one_with_columns_of_histories(place: P
         assert served.score(served.reader.from_json(request_of(row, 0)))[0].tolist() == []
         context = {"user": row["user"], "ts": row["ts"].isoformat(), "device": row["device"]}
         plain = served.score(served.reader.from_json(request_of(row)))[0]
-        # The columns of histories are the server's own: those that a request brings are not read.
+        # The history columns are the server's own: those that a request brings are not read.
         candidates = [{"ad": ad, "price": row["price"], "rate": 0.9} for ad in range(5)]
         brought = served.score(served.reader.from_json(body(context, candidates)))[0]
         assert brought.tolist() == plain.tolist()

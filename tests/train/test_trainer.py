@@ -172,7 +172,11 @@ def test_fields_may_have_tables_and_dims_of_their_own(plan: cb.Plan) -> None:
     assert sorted(e.dim for e in run.learner.embedders) == [4, 6]
     run = cb.Trainer(Mine(), {"user": cb.MemoryTable(6), "*": cb.MemoryTable(4)}).fit(plan, **FAST)
     assert len(run.learner.embedders) == 2
-    with pytest.raises(PlanError, match="vectors of dim=6 for 'user', but its table has dim=4"):
+    with pytest.raises(PlanError, match=r"first-order weights \(dim=0\) for .*has dim=1; build the table with dim=0$"):
+        cb.Trainer(cb.models.LR(plan.schema), cb.MemoryTable(1)).fit(plan)
+    with pytest.raises(
+        PlanError, match="vectors of dim=6 for 'user', but its table has dim=4; build the model with dim=4, or"
+    ):
         cb.Trainer(Mine(), cb.MemoryTable(4)).fit(plan, **FAST)
 
 

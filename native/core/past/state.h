@@ -1,4 +1,4 @@
-// The state behind features of the past: for each key a bounded ring of earlier events, and running totals of them.
+// The state behind history columns: for each key a bounded ring of earlier events, and running totals of them.
 //
 // The state knows nothing of batches or of Python: feed(event) and read(key, time) are all. A pass over a log
 // (core/past/pass.h) calls read and then feed for each row. The online loop can feed the same state from its stream, a

@@ -325,7 +325,7 @@ def trial(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Of a job with several labels: the binary label by whose predictions the features are compared.",
+            help="Binary label by whose predictions the features are compared, in a job with several labels.",
         ),
     ] = None,
     epochs: Epochs = None,

@@ -30,7 +30,7 @@ WORDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] 
     (re.compile(r"resume=True"), "--resume"),
     (re.compile(r"\btables='(empty|keep)'"), r"--tables \1"),
     (re.compile(r"^lr= is"), "--lr is"),
-    (re.compile(r"\bout=(?=[,;]|$)"), "--out"),
+    (re.compile(r"\bout=(?=[ ,;]|$)"), "--out"),
     (re.compile(r"\bout="), "--out "),
     (re.compile(r"\blook_ahead=(?=\d)"), "--look-ahead "),
     (re.compile(r"\blook_ahead\b=?"), "--look-ahead"),

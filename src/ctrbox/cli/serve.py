@@ -181,7 +181,7 @@ def serve(
         typer.Option(
             metavar="FILE",
             help="File with a state of the plan's histories, saved by `plan.histories()`. The server then computes the "
-            "columns of histories itself, takes events at /v1/events, and saves the state to the file. Default: requests must "
+            "history columns itself, takes events at /v1/events, and saves the state to the file. Default: requests must "
             "contain these columns.",
         ),
     ] = None,

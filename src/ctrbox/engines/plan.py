@@ -1,5 +1,6 @@
-"""Defines ``Plan``: a compiled job that can be explained, run and saved. The public face of the graph and the engine
-behind it.
+"""Defines ``Plan``, the compiled job: the public face of the graph and of the engine behind it.
+
+How batches are walked through, expressions computed and work reported is told in `walking`, `computing` and `work_done`.
 """
 
 from __future__ import annotations
@@ -18,24 +19,23 @@ import pyarrow as pa
 from ctrbox import _native
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Batch, Schema
-from ctrbox.columns.kind import arrow_type
 from ctrbox.columns.records import is_dicts, table_of_dicts
-from ctrbox.engines.cpu.arrow import column_of
-from ctrbox.engines.cpu.assemble import Assembled, Dimension
+from ctrbox.engines import walking, work_done
+from ctrbox.engines.computing import EVALUATE_ROWS, columns_of
+from ctrbox.engines.cpu.assemble import Dimension
 from ctrbox.engines.cpu.extract import CHUNK_ROWS, Extractor
 from ctrbox.engines.device import device_of_labels, wants_gpu
 from ctrbox.engines.lost_values import CastCount
 from ctrbox.engines.missed_keys import JoinCount
 from ctrbox.engines.request import Requests, names_of, single
-from ctrbox.engines.stream import BatchStream, Position, check_start, shuffled
+from ctrbox.engines.stream import BatchStream, Position
 from ctrbox.engines.threads import MOST_EXTRACTING, checked_threads
 from ctrbox.errors import PlanError
-from ctrbox.plan.graph.build import build, build_columns
+from ctrbox.plan.graph.build import build
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.graph.label_leak import label_leak
 from ctrbox.plan.graph.unlabelled import LABELS, without_label_filters
 from ctrbox.plan.language.features import FeatureSet
-from ctrbox.plan.language.typing import origin
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.plan.placement.device import Device, device_named, gpu_here
 from ctrbox.views.recorded import opened
@@ -43,8 +43,6 @@ from ctrbox.views.view import Merge, View
 
 if TYPE_CHECKING:
     from ctrbox.engines.past.histories import Histories
-
-EVALUATE_ROWS = 65_536
 
 Fitted = dict[int, dict[str, np.ndarray]]
 
@@ -207,19 +205,7 @@ class Plan:
     def measure(self) -> dict[str, dict[str, float]]:
         """Nanoseconds per row by operator, from the rows run so far on the CPU (all threads together) or, on a GPU, each group
         of operators alone over the last chunk. ``explain()`` then shows them, and placement goes by them."""
-        extractor = self.extractor()
-        if hasattr(extractor, "measure"):
-            self._measured = {"cuda": extractor.measure()}
-            return self._measured
-        rows = extractor.stats.stages["extract"].rows if "extract" in extractor.stats.stages else 0
-        if not rows:
-            raise PlanError("this plan has not run yet; read a batch first")
-        found: dict[str, float] = {}
-        for program in extractor.programs:
-            for node, (_, nanos, _) in zip(program.nodes, program.native.profile(), strict=True):
-                if node is not None and nanos:
-                    found[str(node)] = found.get(str(node), 0.0) + nanos / rows
-        self._measured = {"cpu": found}
+        self._measured = work_done.measured(self.extractor())
         return self._measured
 
     @property
@@ -313,19 +299,7 @@ class Plan:
         stop: int | None = None,
     ) -> Generator[tuple[Batch, Position], None, None]:
         """Yield what ``batches`` yields, each batch with the position after it."""
-        batch_size = whole("batch_size", batch_size, 1, 2**31 - 1)
-        shuffle = whole("shuffle", shuffle, 0, 2**31 - 1)
-        seed = whole("seed", seed, 0, 2**64 - 1)
-        limit = None if limit is None else whole("limit", limit, 0, 2**62)
-        stop = None if stop is None else whole("stop", stop, 0, 2**62)
-        check_start(start, shuffle, seed)
-        if shuffle and shuffle < batch_size:
-            raise PlanError(
-                f"shuffle={shuffle} is smaller than a batch; expected a window of at least batch_size={batch_size} rows"
-            )
-        if shuffle:
-            return self._shuffled(batch_size, shuffle, seed, start, limit, stop)
-        return self._ordered(batch_size, start, limit, stop)
+        return walking.walk(self.extractor, batch_size, shuffle, seed, start, limit, stop)
 
     def parts(
         self,
@@ -340,50 +314,7 @@ class Plan:
     ) -> Generator[tuple[Batch, Position, int], None, None]:
         """As ``walk``, but of each batch of n rows only rows n·part/of to n·(part + 1)/of, and n: for one of several workers.
         Without ``shuffle`` the operators run over those rows alone."""
-        whole("of", of, 1, 4096)
-        whole("part", part, 0, of - 1)
-        walk = self.walk(batch_size, shuffle=shuffle, seed=seed, start=start, stop=stop)
-        extractor = self.extractor()
-        if of == 1 or shuffle or type(extractor) is not Extractor:
-            try:
-                for batch, position in walk:
-                    rows = batch.rows
-                    mine = np.arange(rows * part // of, rows * (part + 1) // of)
-                    yield batch if of == 1 else batch.take(mine), position, rows
-            finally:
-                walk.close()
-            return
-        walk.close()
-        stream = extractor.parts(batch_size, (start or Position()).row, stop, part, of)
-        try:
-            for batch, rows, after in stream:
-                yield batch, Position(after), rows
-        finally:
-            stream.close()
-
-    def _ordered(
-        self, batch_size: int, start: Position | None, limit: int | None, stop: int | None
-    ) -> Generator[tuple[Batch, Position], None, None]:
-        here = start or Position()
-        if here.skip:
-            raise PlanError("this position lies inside a shuffle window; continue with the same shuffle= and seed=")
-        stream = self.extractor(begin=here.row).batches(batch_size, here.row, limit, stop)
-        try:
-            for batch, after in stream:
-                yield batch, Position(after)
-        finally:
-            stream.close()
-
-    def _shuffled(
-        self, batch_size: int, window: int, seed: int, start: Position | None, limit: int | None, stop: int | None
-    ) -> Generator[tuple[Batch, Position], None, None]:
-        first = start or Position()
-        whole = window // batch_size * batch_size
-        stream = self.extractor(begin=first.row).batches(whole, first.row, None, stop)
-        try:
-            yield from shuffled(stream, batch_size, window, seed, first, limit)
-        finally:
-            stream.close()
+        return walking.parts(self.extractor, batch_size, part, of, shuffle, seed, start, stop)
 
     def columns(
         self, columns: dict[str, Any], *, rows: int = EVALUATE_ROWS, start: int = 0, stop: int | None = None
@@ -391,24 +322,9 @@ class Plan:
         """Compute other expressions over the rows of the batches, in the same order, for slices of metrics but never for
         training.
 
-        ``start`` and ``stop`` are rows of the log.
+        ``rows``: number of rows of each table. ``start`` and ``stop``: rows of the log.
         """
-        rows, start = whole("rows", rows, 1, 2**31 - 1), whole("start", start, 0, 2**62)
-        stop = None if stop is None else whole("stop", stop, 0, 2**62)
-        graph = build_columns(self.log, columns)
-        if graph.fits:
-            raise PlanError(
-                "columns cannot run operators that are fitted on the log (bucketize(quantiles=…), standardise, rate, …)"
-            )
-        extractor = Extractor(
-            graph, {}, schema=Schema((), (), False, False, False), chunk_rows=self.chunk_rows, threads=self.threads
-        )
-        frames = extractor.frames(rows, start, None, stop)
-        try:
-            for frame in frames:
-                yield pa.table({name: column_of(frame, k) for k, name in enumerate(columns)})
-        finally:
-            frames.close()
+        return columns_of(self, columns, rows, start, stop)
 
     def over(
         self,
@@ -544,26 +460,13 @@ class Plan:
 
     def profile(self) -> dict[str, float]:
         """Seconds of each operator class, summed over all threads."""
-        seconds: dict[str, float] = {}
-        for program in self._programs():
-            for label, (_, nanos, _) in zip(program.labels, program.native.profile(), strict=True):
-                seconds[label] = seconds.get(label, 0.0) + nanos / 1e9
-        return dict(sorted(seconds.items(), key=lambda item: -item[1]))
+        return work_done.seconds_of_operators(self.extractor())
 
     @property
     def warnings(self) -> dict[str, int]:
         """Number of rows that lost something (malformed documents, crosses cut at their limit, values that a cast or a JSON
         path could not convert), by operator and column. ``casts`` shows the first value that each of them lost."""
-        counts: dict[str, int] = {}
-        for program in self._programs():
-            for node, (_, _, warned) in zip(program.nodes, program.native.profile(), strict=True):
-                if warned and node is not None:
-                    name = f"{node.op} of {origin(node).name!r}"
-                    counts[name] = counts.get(name, 0) + warned
-        for cast in self.casts:
-            if cast.lost:
-                counts[cast.name] = counts.get(cast.name, 0) + cast.lost
-        return counts
+        return work_done.lost_rows(self.extractor())
 
     @property
     def casts(self) -> list[CastCount]:
@@ -574,11 +477,6 @@ class Plan:
     def joins(self) -> list[JoinCount]:
         """Keys that each join and merge has looked up so far, and how many of them have no row in its view."""
         return self.extractor().joins.counts()
-
-    def _programs(self) -> list[Assembled]:
-        extractor = self.extractor()
-        joined = [p for d in extractor.dimensions.values() for p in d.programs]
-        return [*extractor.programs, *joined]
 
 
 def compile(
@@ -605,24 +503,3 @@ def compile(
     if leak := label_leak(plan.graph):
         warnings.warn(leak, stacklevel=2)  # where compile is called
     return plan
-
-
-def compute(columns: dict[str, Any], rows: Any, *, chunk_rows: int = CHUNK_ROWS) -> pa.Table:
-    """Compute expressions over the rows of a view, or of any Arrow data, as a table. Nulls are kept, filters are applied."""
-    view = rows if isinstance(rows, View) else View(rows)
-    graph = build_columns(view, columns)
-    graph.check_units()
-    if graph.fits:
-        raise PlanError(
-            "compute cannot run operators that are fitted on the log (bucketize(quantiles=…), standardise, "
-            "shows, "
-            "clicks, rate); make a plan with cb.compile"
-        )
-    extractor = Extractor(graph, {}, schema=Schema((), (), False, False, False), chunk_rows=chunk_rows)
-    parts = [
-        pa.table({name: column_of(frame, k) for k, name in enumerate(columns)})
-        for frame in extractor.frames(EVALUATE_ROWS)
-    ]
-    if parts:
-        return pa.concat_tables(parts)
-    return pa.table({o.name: pa.array([], arrow_type(o.node.kind)) for o in graph.outputs})

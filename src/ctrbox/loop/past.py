@@ -1,4 +1,4 @@
-"""Computes the features of the past of the loop's examples, in the order in which the loop learns from them.
+"""Computes the history columns of the loop's examples, in the order in which the loop learns from them.
 
     join ──► examples, in order of time, with their label ──► histories: each is read, then fed ──► plan ──► engine
 
@@ -78,7 +78,7 @@ class PastOfExamples:
     def add(
         self, rows: pa.RecordBatch, clicked: Labels | None, bad_row: Callable[[int, str], object], at: int = 0
     ) -> tuple[pa.RecordBatch, np.ndarray]:
-        """Return the rows that were taken, with their features of the past, and their places in the call.
+        """Return the rows that were taken, with their history columns, and their places in the call.
 
         ``clicked``: None for rows that have the column of the label. ``at``: the place of the first row, for ``bad_row``.
         """

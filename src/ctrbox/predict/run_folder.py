@@ -69,7 +69,7 @@ def read_run(
     if not (place / "model").is_dir():
         raise DataError(
             f"{place} holds an unfinished run: its model is missing; run the training again with the same out= to "
-            f"continue it"
+            "continue it"
         )
     state = read_state(place / "model")
     saved = Plan.load(

@@ -92,14 +92,17 @@ def sources_of(reads: Reads, schema: Schema, embedder: Embedders | None, device:
             if reads.dims[n] != one.dim:
                 # A table that holds rows cannot have another dim: saying so would send its owner to the next refusal.
                 holds = f" and holds {len(one):,} rows" if len(one) else ""
-                other = (
-                    f"use a new, empty one of dim={reads.dims[n]}" if holds else f"the table with dim={reads.dims[n]}"
+                cure = (
+                    f"use a new, empty table of dim={reads.dims[n]}"
+                    if holds
+                    else f"build the table with dim={reads.dims[n]}"
                 )
-                raise PlanError(
-                    f"the model reads vectors of dim={reads.dims[n]} for {n!r}, but its table has dim={one.dim}{holds}; "
-                    f"build the model with "
-                    f"dim={one.dim} or {other}"
-                )
+                read = f"vectors of dim={reads.dims[n]}"
+                if reads.dims[n]:
+                    cure = f"build the model with dim={one.dim}, or {cure}"
+                else:  # the model, such as LR, has no dim that could be another
+                    read = "only first-order weights (dim=0)"
+                raise PlanError(f"the model reads {read} for {n!r}, but its table has dim={one.dim}{holds}; {cure}")
         one.open(rows.pop())
         pooled = tuple(n for n in mine if n in reads.fields)
         sequences = tuple(n for n in mine if n in reads.sequences)

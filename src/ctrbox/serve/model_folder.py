@@ -215,7 +215,7 @@ def create(
         plan.save(aside / PLAN)
         Published(aside / WEIGHTS).serves([*(f.name for f in plan.schema.sparse), *plan.schema.dense_names])
         if not any(isinstance(step, Merge) for step in plan.log.steps):  # merged rows need the log's own order
-            # Without the columns of histories: the plan computes these, or requests bring them.
+            # Without the history columns: the plan computes these, or requests bring them.
             empty = base_of(plan.log.source).schema.with_metadata({"view": plan.log.name}).empty_table()
             with written_aside(aside / LOG) as file:
                 feather.write_feather(empty, str(file), compression="uncompressed")

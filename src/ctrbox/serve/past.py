@@ -50,7 +50,7 @@ log = logging.getLogger("ctrbox.serve")
 class ServedPast:
     """The state that a server keeps of the histories of a plan, loaded from ``file`` and saved there.
 
-    ``context``: the log's columns that come once per request; columns of histories among them are computed once. None: as each
+    ``context``: the log's columns that come once per request; history columns among them are computed once. None: as each
     request says.
     """
 
@@ -67,7 +67,7 @@ class ServedPast:
         self.schema: pa.Schema = plan.log.source.schema
         made = self.histories.made
         self.context = None if context is None else tuple(name for name in context if name not in made)
-        self.once = [name for name in context or () if name in made]  # columns of histories that belong to the context
+        self.once = [name for name in context or () if name in made]  # history columns that belong to the context
         for name in self.once:
             for column in sorted(self.histories.reads[name]):
                 if column not in (self.context or ()):
@@ -86,7 +86,7 @@ class ServedPast:
         return list(kept.values())
 
     def request(self, request: Request, context: pa.Schema, candidates: pa.Schema) -> Request:
-        """Return a request with the columns of histories in both of its parts, which get these columns."""
+        """Return a request with the history columns in both of its parts, which get these columns."""
         row, rows = request.context(), request.candidates
         zeros = pa.array(np.zeros(request.rows, np.int32))
         asked = {
@@ -292,5 +292,5 @@ class StateFollower(Watcher):
 def past_of(
     plan: Plan, state: str | os.PathLike[str] | None, context: Sequence[str] | None = None
 ) -> ServedPast | None:
-    """Return the state that a server keeps; None if it keeps none, so that requests bring the columns of histories."""
+    """Return the state that a server keeps; None if it keeps none, so that requests bring the history columns."""
     return None if state is None else ServedPast(plan, state, context)

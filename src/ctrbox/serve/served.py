@@ -262,7 +262,7 @@ class Scorer:
 def reader_of(
     plan: Plan, split: Split, context: Sequence[str], most_candidates: int, past: ServedPast | None
 ) -> RequestReader:
-    """Return the reader of requests for a plan in two parts. With ``past``, they bring no columns of histories."""
+    """Return the reader of requests for a plan in two parts. With ``past``, they bring no history columns."""
     fields = [*split.context_schema, *split.candidate_schema]
     names, units = plan.log.source.schema.names, plan.time_units
     if past is None:

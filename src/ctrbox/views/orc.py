@@ -15,6 +15,7 @@ from ctrbox.views.indexed import Footer, NoStatistics, Wanted
 from ctrbox.views.ipc import check_batch, widths
 
 MAGIC = b"ORC"
+NO_END = ("postscript", "File size too small")  # in the errors of pyarrow about a file that does not end as it should
 
 
 class Orc(NoStatistics):
@@ -26,7 +27,15 @@ class Orc(NoStatistics):
         with file.version.reading() as raw:
             if not MAGIC.startswith(first := raw.read(len(MAGIC))) or not first:
                 raise SourceError(f"{file.shown} is not an ORC file: it begins with {first!r}, expected {MAGIC!r}")
-            opened = orc.ORCFile(raw)
+            try:
+                opened = orc.ORCFile(raw)
+            except (pa.ArrowInvalid, OSError) as error:
+                if any(words in str(error) for words in NO_END):
+                    raise SourceError(
+                        f"{file.shown} is not a complete ORC file: the postscript, which ends such a file, is missing or damaged "
+                        f"({file.size:,} bytes; cut short, or still being written?)"
+                    ) from error
+                raise
             stripes, schema = opened.nstripes, opened.schema
             if stripes <= 1:
                 rows = (int(opened.nrows),) * stripes

@@ -454,12 +454,12 @@ def _preview() -> Any:
 
 
 def _language() -> Any:
-    """Return the module that describes features of the past, which lies above this folder as well."""
+    """Return the module that describes history columns, which lies above this folder as well."""
     return import_module("ctrbox.plan.language.past")
 
 
 def _past() -> Any:
-    """Return the part of the engines that computes features of the past, which lies above this folder as well."""
+    """Return the part of the engines that computes history columns, which lies above this folder as well."""
     return import_module("ctrbox.engines.past.source")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import tempfile
 import zlib
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.embed.vectors import write as vector_write
-from ctrbox.embed.vectors.file import HEAD, ROWS_AT, shard_of
+from ctrbox.embed.vectors.file import HEAD, ROWS_AT, _Shard, shard_of
 from ctrbox.errors import DataError, PlanError, SourceError
 
 KEYS = st.integers(-(2**63), 2**63 - 1).filter(bool)
@@ -224,6 +225,51 @@ def test_a_file_cut_off_while_it_is_open_is_an_error_and_no_signal(tmp_path: Pat
             SourceError, match=r"was truncated while it was open: it has 4,096 bytes|damaged: 4,096 bytes"
         ):
             touch()
+
+
+def read_while_it_is_cut(path: Path, what: str, rest: int, grown: bool) -> str:
+    """Cut the file directly after the check before a read; return the error of the read."""
+    file = cb.tables.VectorFile(path)
+    places = file.find(np.array([3000]))
+    if what == "read again":
+        file.read(places)  # so that the checksum of the row is not computed again
+    checked, shard = _Shard.check_unchanged, file._shards[0]
+    whole = [True]
+
+    def then_cut(self: _Shard) -> None:
+        checked(self)
+        if whole:
+            whole.clear()
+            os.truncate(path, rest)
+            if grown:
+                os.truncate(path, shard.size)
+
+    _Shard.check_unchanged = then_cut  # type: ignore[method-assign]
+    reads: dict[str, Any] = {"find": lambda: file.find(np.array([1])), "verify": file.verify, "keys": lambda: file.keys}
+    try:
+        reads.get(what, lambda: file.read(places))()
+    except SourceError as error:
+        return str(error)
+    return "nobody noticed"
+
+
+@pytest.mark.parametrize("what", ["find", "read", "read again", "verify", "keys"])
+@pytest.mark.parametrize(("rest", "grown"), [(0, False), (100, False), (4196, True)])
+def test_a_file_cut_in_the_moment_of_a_read_is_an_error_and_no_signal(
+    tmp_path: Path, what: str, rest: int, grown: bool
+) -> None:
+    """In a process forked for it, which a SIGBUS would end."""
+    rows = np.ones((3000, 64), np.float32)
+    cb.tables.write_vectors(tmp_path / "v", {"k": np.arange(1, 3001), "v": rows}, key="k", vector="v")
+    child = os.fork()
+    if not child:
+        try:
+            (tmp_path / "told").write_text(read_while_it_is_cut(tmp_path / "v", what, rest, grown))
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    told = (tmp_path / "told").read_text()
+    assert re.search(r"v was (truncated|modified) while it was open", told), told
 
 
 def test_a_file_that_is_written_to_while_it_is_open_is_an_error(tmp_path: Path) -> None:

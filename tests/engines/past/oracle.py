@@ -1,4 +1,4 @@
-"""Features of the past in plain Python: every row looks at every row before it."""
+"""History columns in plain Python: every row looks at every row before it."""
 
 from __future__ import annotations
 

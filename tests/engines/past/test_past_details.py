@@ -1,4 +1,4 @@
-"""Features of the past worked out by hand: bounds of spans and numbers, what an error names, and what a source tells."""
+"""History columns worked out by hand: bounds of spans and numbers, what an error names, and what a source tells."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_spans_are_kept_in_microseconds_and_nothing_is_set_by_default() -> None:
         ("count", 1, "count takes 0 columns of values, got 1"),
         ("since", 0, ""),
         ("decayed", 2, "decayed takes 0 to 1 columns of values, got 2"),
-        ("median", 1, "a feature of the past is one of history, count, sum, mean, decayed, since, got 'median'"),
+        ("median", 1, "a history column is one of history, count, sum, mean, decayed, since, got 'median'"),
     ],
 )
 def test_a_feature_takes_as_many_columns_as_it_can_use(what: str, values: int, message: str) -> None:

@@ -30,7 +30,7 @@ from ctrbox.embed.vectors.encoders import TEXT, Encoder
 from ctrbox.embed.vectors.file import VectorFile
 from ctrbox.embed.vectors.pictures import MOST_BYTES, MOST_PIXELS, Refused, decode
 from ctrbox.embed.vectors.write import FLOATS, check_place, write_vectors
-from ctrbox.engines.plan import compute
+from ctrbox.engines.computing import compute
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.filesystems import natural, printable

@@ -7,7 +7,8 @@ rows = file.read(places)                       # (n, width) float32; tokens: int
 ``docs/model_server.md`` has the bytes; `vector_write` makes the files. Refused: a file that is damaged (its index when it is
 opened, a row when it is first read, with its key), one that was cut off or written to since it was opened, and shards that
 do not belong together. A file that is replaced by renaming another over it, as `write_vectors` does, goes on to be read as it
-was. A cut in the very moment of a read still ends the process with SIGBUS, as with every mapped file: never write into one.
+was. Whether the file was cut or written to is checked before and after each read, and pages that vanish during a read are zeros
+instead of a SIGBUS (`_native.MappedRange`); so a cut is an error whenever it comes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ctrbox import _native
 from ctrbox.arguments.numbers import whole
 from ctrbox.embed.embedder import Keys
 from ctrbox.embed.table import checked_keys
@@ -106,7 +108,10 @@ class VectorFile:
         """Return all keys, ascending within a shard."""
         for one in self._shards:
             one.check_unchanged()
-        return np.concatenate([one.keys for one in self._shards])
+        found = np.concatenate([one.keys for one in self._shards])
+        for one in self._shards:
+            one.check_unchanged()
+        return found
 
     def find(self, keys: Keys) -> Places:
         """Return the position of each key's row, -1 for a key without a row."""
@@ -179,25 +184,30 @@ class _Shard:
             raise SourceError(f"{path} is damaged: the checksum of its header does not match")
         if kind not in KINDS or not 1 <= self.width <= MOST_WIDTH or not self.shard < self.of <= MOST_SHARDS:
             raise SourceError(f"{path} is damaged: kind {kind}, width {self.width}, shard {self.shard} of {self.of}")
+        self.range = _native.MappedRange(self.map)
         self.kind, self.dtype = kind, KINDS[kind]
         index = index_at(self.rows, self.width, self.dtype)
         if self.size != index + 20 * self.rows:
             raise SourceError(f"{path} is damaged: {self.size:,} bytes, expected {index + 20 * self.rows:,}")
-        if zlib.crc32(memoryview(self.map)[index:]) != self.crc:
+        found = zlib.crc32(memoryview(self.map)[index:])
+        self.check_unchanged()
+        if found != self.crc:
             raise SourceError(f"{path} is damaged: the checksum of its index does not match")
         n = self.rows
         self.data = np.frombuffer(self.map, self.dtype, n * self.width, ROWS_AT).reshape(n, self.width)
         self.keys = np.frombuffer(self.map, "<i8", n, index)
         self.row = np.frombuffer(self.map, "<i8", n, index + 8 * n)
         self.sums = np.frombuffer(self.map, "<u4", n, index + 16 * n)
-        if n and (self.row.min() < 0 or self.row.max() >= n or not (self.keys[:-1] < self.keys[1:]).all()):
+        odd = n and (self.row.min() < 0 or self.row.max() >= n or not (self.keys[:-1] < self.keys[1:]).all())
+        self.check_unchanged()
+        if odd:
             raise SourceError(
                 f"{path} is damaged: its index refers to rows that do not exist, or its keys are not in order"
             )
         self.fine = np.zeros(n, np.bool_)  # rows whose checksum was found to fit
 
     def check_unchanged(self) -> None:
-        """Raise `SourceError` if the mapped file was cut (pages behind its end give SIGBUS) or written to."""
+        """Raise `SourceError` if the mapped file was cut or written to. Whoever reads the mapping asks before and after."""
         with contextlib.suppress(OSError):
             now = self.path.stat()
             same = (now.st_dev, now.st_ino) == (self.facts.st_dev, self.facts.st_ino)  # else another was renamed to it
@@ -207,11 +217,10 @@ class _Shard:
                     f"open it again"
                 )
         there = self.map.size()
-        if there < self.size:
+        if there < self.size or self.range.cut:
             raise SourceError(
-                f"{self.path} "
-                f"was truncated while it was open: it has {there:,} bytes and had {self.size:,} when it "
-                f"was opened; replace it by renaming a complete file over it, and open it again"
+                f"{self.path} was truncated while it was open: it has {there:,} bytes and had {self.size:,} when it was opened; "
+                "replace it by renaming a complete file over it, and open it again"
             )
 
     def find(self, keys: Keys) -> Places:
@@ -224,6 +233,7 @@ class _Shard:
         at = np.minimum(np.searchsorted(self.keys, wanted), self.rows - 1)
         places = np.empty(len(keys), np.int64)
         places[order] = np.where(self.keys[at] == wanted, self.row[at], -1)
+        self.check_unchanged()
         return places
 
     def read(self, places: Places, out: Data) -> Data:
@@ -232,15 +242,18 @@ class _Shard:
             np.take(self.data, places, axis=0, out=out, mode="clip")
         else:
             out[:] = self.data[places]
+        self.check_unchanged()
         return out
 
     def check(self, places: Places) -> None:
         self.check_unchanged()
         for row in places[~self.fine[places]].tolist():
             if zlib.crc32(self.data[row]) != self.sums[row]:
+                self.check_unchanged()
                 key = int(self.keys[np.flatnonzero(self.row == row)[0]])
                 raise SourceError(f"{self.path} is damaged: the checksum of row {row} (key {key}) does not match")
             self.fine[row] = True
+        self.check_unchanged()
 
     def touch(self, places: Places) -> None:
         size = self.width * self.dtype.itemsize

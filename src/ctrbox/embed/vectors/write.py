@@ -44,7 +44,7 @@ from ctrbox.embed.vectors.file import (
     shard_name,
     shard_of,
 )
-from ctrbox.engines.plan import compute
+from ctrbox.engines.computing import compute
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.table_formats import refuse_table_formats

@@ -1,1 +1,1 @@
-"""Computes histories and windowed counters: features of the past of a log."""
+"""Computes the history columns of a log: histories, and counts and sums over sliding windows."""

@@ -3,7 +3,7 @@
     a log, a stream, a server's clients ──► observe: read, then feed ──► native states ──► save: one checked file
     a request                           ──► columns_of: read alone ─────────┘
 
-Training, the online loop and the server compute features of the past with the same native states and the same expressions
+Training, the online loop and the server compute history columns with the same native states and the same expressions
 (`ctrbox.engines.past.states`, `inputs`). Equal sequences of events therefore give equal bits, wherever they are fed, however they
 are divided into calls, and however often the state was saved and loaded in between.
 
@@ -58,7 +58,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Advanced:
-    """Rows that were taken, with their features of the past after their own columns, and their positions in the call."""
+    """Rows that were taken, with their history columns after their own columns, and their positions in the call."""
 
     rows: pa.RecordBatch
     kept: np.ndarray
@@ -227,7 +227,7 @@ class Histories:
         return _typed(self.log, rows, self.columns, "event")
 
     def advance(self, batch: pa.RecordBatch, *, until: int | None = None, answers: bool = True) -> Advanced:
-        """Feed rows that `typed` returned, each after it was read, and return their features of the past.
+        """Feed rows that `typed` returned, each after it was read, and return their history columns.
 
         ``until``: microseconds. ``answers``: whether the features are wanted.
         """
@@ -357,7 +357,7 @@ class Histories:
     # ---- reading
 
     def columns_of(self, rows: Any) -> pa.RecordBatch:
-        """Return the features of the past of rows to be scored, from keys and times alone (``asked_columns``); feeds nothing."""
+        """Return the history columns of rows to be scored, from keys and times alone (``asked_columns``); feeds nothing."""
         batch = _typed(self.log, rows, self.asked_columns, "row")
         with self._lock:
             made: dict[str, pa.Array] = {}
@@ -369,7 +369,7 @@ class Histories:
         return pa.RecordBatch.from_arrays([made[name] for name in self.made], names=list(self.made))
 
     def added_to(self, rows: Any) -> pa.Table:
-        """Return rows to be scored with their features of the past; columns of these names that they have are replaced."""
+        """Return rows to be scored with their history columns; columns of these names that they have are replaced."""
         table = pa.table(rows) if not isinstance(rows, pa.Table) else rows
         found = self.columns_of(table)
         kept = [name for name in table.schema.names if name not in self.made]
@@ -399,7 +399,7 @@ class Histories:
 
 
 def continued_log(log: View, fingerprint: Callable[[], str], path: Any) -> View:
-    """Return the log with features of the past that go on from a saved state."""
+    """Return the log with history columns that go on from a saved state."""
     from ctrbox.engines.past.saved_states import load_states
 
     histories = Histories(log, fingerprint)

@@ -1,4 +1,4 @@
-"""Evaluates what features of the past read of a row: its key, its time, whether it is an event, and its values.
+"""Evaluates what history columns read of a row: its key, its time, whether it is an event, and its values.
 
 These are expressions over the columns of the log before the step ``with_history``, joined ones included. They run through the
 plan's own operators, so equal expressions give equal bits here and in a feature.

@@ -1,4 +1,4 @@
-"""Turns features of the past into native states, and rows into columns.
+"""Turns history columns into native states, and rows into columns.
 
 Each history has a state of its own. Counters with the same key, time, condition, gap and lateness share one, in which an event
 has one running total for each different value that is summed. ``_native.PastState`` does the work; native/core/past/state.h says

@@ -378,9 +378,9 @@ class Reader:
         raise malformed(f"there is no step {str(what)[:60]!r}")
 
     def _past(self, written: Any, budget: Any, views: Sequence[View]) -> tuple[str, PastFeature]:
-        parts = a_list(written, "a feature of the past")
+        parts = a_list(written, "a history column")
         length = 8 if len(parts) == 8 else 7
-        name, what, values, by, time, where, spans, *place = a_list(parts, "a feature of the past", length=length)
+        name, what, values, by, time, where, spans, *place = a_list(parts, "a history column", length=length)
         condition = None if where is None else self.at(where)
         last, within, half_life, gap, lateness = (
             a_number(n, "a span", MOST_SPAN + 1) for n in a_list(spans, "the spans of a history", length=5)
@@ -388,9 +388,9 @@ class Reader:
         several = [tuple(self.at(e) for e in a_list(places, "columns of a history")) for places in (values, by)]
         events = self._view(place[0], views) if place else None
         past = Past(several[1], self.at(time), condition, gap, lateness, a_number(budget, "a budget"), events)
-        feature = PastFeature(past, a_text(what, "a feature of the past"), several[0], last, within, half_life)
+        feature = PastFeature(past, a_text(what, "a history column"), several[0], last, within, half_life)
         if not several[1] or (len(several[0]) > 1 and any(e.op != "column" for e in several[0])):
-            raise malformed("a feature of the past without a key, or of several expressions")
+            raise malformed("a history column without a key, or of several expressions")
         return a_text(name, "the name of a history"), feature
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Defines features of the past: what happened to the same user, ad or combination before a row.
+"""Defines history columns: what happened to the same user, ad or combination before a row.
 
     ad = cb.past(by="ad_id", time="ts", gap="10m")
     log = log.with_history(
@@ -76,7 +76,7 @@ class Past:
 
 @dataclass(frozen=True, eq=False)
 class PastFeature:
-    """One feature of the past; ``View.with_history`` gives it a name. ``within`` and ``half_life`` of 0 mean none."""
+    """One history column; ``View.with_history`` gives it a name. ``within`` and ``half_life`` of 0 mean none."""
 
     past: Past
     what: str
@@ -87,7 +87,7 @@ class PastFeature:
 
     def __post_init__(self) -> None:
         if self.what not in KINDS:
-            raise PlanError(f"a feature of the past is one of {', '.join(KINDS)}, got {checks.shown(self.what)}")
+            raise PlanError(f"a history column is one of {', '.join(KINDS)}, got {checks.shown(self.what)}")
         wanted = {"history": range(1, 65), "sum": (1,), "mean": (1,), "decayed": (0, 1)}.get(self.what, (0,))
         if len(self.values) not in wanted:
             raise PlanError(f"{self.what} takes {_number(wanted)} columns of values, got {len(self.values)}")

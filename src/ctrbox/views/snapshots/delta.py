@@ -10,6 +10,7 @@ data files outside of the table's folder (shallow clones).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,7 +83,7 @@ def read_delta(
     except SourceError:
         raise
     except Exception as error:
-        raise SourceError(f"{name} cannot be read as a Delta Lake table: {first_line(error)}") from error
+        raise SourceError(f"{name} cannot be read as a Delta Lake table: {_reason(error)}") from error
     values = {column: _values(added, column, schema.field(column).type) for column in partitioned}
     paths = [decoded(path) for path in added["path"].to_pylist()]
     written = added["modification_time"].to_pylist()
@@ -139,16 +140,25 @@ def _open(
     try:
         return DeltaTable(uri, version=version, storage_options=settings)
     except Exception as error:
-        newest = "" if version is None else _newest(DeltaTable, uri, settings)
+        newest = None if version is None else _newest(DeltaTable, uri, settings)
+        if version is not None and newest is not None and version > newest:
+            raise SourceError(
+                f"{name} has no version {version}; its newest version is {newest}, which is read without version="
+            ) from error
         asked = name if version is None else f"version {version} of {name}"
-        raise SourceError(f"{asked} cannot be read as a Delta Lake table: {first_line(error)}{newest}") from error
+        raise SourceError(f"{asked} cannot be read as a Delta Lake table: {_reason(error)}") from error
 
 
-def _newest(kind: Any, uri: str, settings: dict[str, str] | None) -> str:
+def _reason(error: BaseException) -> str:
+    """Return what the package says, without the names of its own layers before it."""
+    return re.sub(r"^((Kernel|Generic|Generic delta kernel) error: )+", "", first_line(error))
+
+
+def _newest(kind: Any, uri: str, settings: dict[str, str] | None) -> int | None:
     try:
-        return f"; its newest version is {kind(uri, storage_options=settings).version()}"
-    except Exception:  # the table cannot be read at all, as the caller says already
-        return ""
+        return int(kind(uri, storage_options=settings).version())
+    except Exception:  # the table cannot be read at all, as the caller says
+        return None
 
 
 def _settings(options: Mapping[str, Any]) -> dict[str, str]:
