@@ -30,6 +30,7 @@ NAMES = list(ffm_data.NAMES)
 HIDDEN = (24, 24)
 BITS = 24
 CANDIDATES = (50, 200, 1000)
+BLOCK = 1 << 26  # floats that are read to find the speed of memory
 
 
 @dataclass
@@ -91,7 +92,7 @@ def best(repeats: int, *work: Callable[[], list[np.ndarray]]) -> tuple[list[floa
 
 def limits(model: DeepFFM) -> tuple[float, float]:
     """Predictions a second that reading a candidate's rows, and its multiplications, would allow one core."""
-    block = np.ones(1 << 26, np.float32)
+    block = np.ones(BLOCK, np.float32)
     a, b = np.ones((24, 4096), np.float32), np.ones((4096, 512), np.float32)
     (read, product), _ = best(5, lambda: [block.sum()], lambda: [a @ b])
     fields = len(NAMES) - CONTEXT

@@ -27,6 +27,9 @@ from ctrbox.embed.pooling import pool
 
 DIM, EXPONENT, GOAL = 16, 1.05, 3.0
 ONE, LONGEST = 26, 10
+VOCABULARY, QUICK_VOCABULARY = 200_000, 40_000  # keys of a field
+ROWS = 65_536  # of a step
+COPIED = 1 << 26  # floats of the copy that tells the speed of memory
 FIELDS = [f"f{k}" for k in range(ONE)] + ["tags"]
 OURS: dict[str, Optimizer] = {
     "Adagrad": Adagrad(lr=LR, eps=EPS),
@@ -136,7 +139,7 @@ def check(threads: int) -> None:
 def bandwidth(threads: int) -> float:
     """Bytes a second that a plain copy reads and writes on all cores."""
     torch.set_num_threads(threads)
-    source, target = torch.ones(1 << 26), torch.empty(1 << 26)
+    source, target = torch.ones(COPIED), torch.empty(COPIED)
     best = 1e9
     for _ in range(5):
         begin = time.perf_counter()
@@ -162,9 +165,9 @@ def main() -> None:
     options.add_argument("--repeats", type=int)
     options.add_argument("--only", default="", help="tools whose name contains this, and ours")
     given = options.parse_args()
-    vocabulary, repeats = (40_000, 3) if given.quick else (200_000, 7)
+    vocabulary, repeats = (QUICK_VOCABULARY, 3) if given.quick else (VOCABULARY, 7)
     repeats = given.repeats or repeats
-    rows, threads = 65_536, torch.get_num_threads()
+    rows, threads = ROWS, torch.get_num_threads()
     check(threads)
 
     keys = np.random.default_rng(2).integers(1, 2**63 - 1, vocabulary * len(FIELDS))

@@ -1,12 +1,15 @@
-"""Benchmarks do not rot: every one can be imported and finds the names that it uses, and most run here at a tiny size.
+"""Benchmarks do not rot: every one can be imported and finds the names that it uses, and runs here at a tiny size.
 
-A benchmark that starts many processes, or that needs a GPU or a peer that is not installed, is checked by its names alone.
+Parts that a benchmark measures in processes of their own run in this one. Those that cannot be small, or that need what is not
+here, are listed in `ELSEWHERE` with the reason.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -103,7 +106,17 @@ class Tiny:
         self.patch, self.ad_log = patch, ad_log
         patch.setattr(report, "pin", lambda cores: None)  # the tests share this process
         patch.setattr(report, "commit", lambda: "tests")
+        patch.setattr(report, "fresh", self.fresh)
         patch.setattr(extract_job, "data", lambda rows, **sizes: ad_log)
+
+    def fresh(self, name: str, *arguments: str) -> dict[str, Any]:
+        """Run a part of a benchmark in this process, in place of one of its own; return what its last line says."""
+        printed = io.StringIO()
+        with self.patch.context() as patch, contextlib.redirect_stdout(printed):
+            patch.setattr(sys, "argv", [name, *arguments])
+            importlib.import_module(name).main()
+        answer: dict[str, Any] = json.loads(printed.getvalue().strip().splitlines()[-1])
+        return answer
 
     def set(self, found: Any, **constants: Any) -> None:
         for name, value in constants.items():
@@ -151,29 +164,139 @@ def quick_enough(tiny: Tiny, found: Any) -> None:
     tiny.set(found, LIMIT_SECONDS=float("inf"), LIMIT_OVERHEAD_US=float("inf"))
 
 
+def context(tiny: Tiny, found: Any) -> None:
+    learned = found.learned
+    tiny.set(found, BITS=12, CANDIDATES=(5, 20), BLOCK=1 << 16, learned=lambda rows: learned(rows // 40))
+
+
+def dicm(tiny: Tiny, found: Any) -> None:
+    few = {study: names[-1:] for study, names in found.STUDIES.items()}
+    tiny.set(found, fresh=tiny.fresh, WIDTH=4, STUDIES=few, EPOCHS=1)
+
+
+def growth(tiny: Tiny, found: Any) -> None:
+    tiny.set(found, NEW=2_000, OLD=1_000, FIRST=20_000, RAM=20_000_000, STEPS=2, WITNESS=64, FLAT=float("inf"))
+    tiny.set(found, plot=lambda windows, path: None)
+
+
+def memory(tiny: Tiny, found: Any) -> None:
+    """Both logs are the same one here, and this process has had its peak before."""
+    tiny.set(found, ALLOWED=float("inf"))
+
+
+def extract_profile(tiny: Tiny, found: Any) -> None:
+    tiny.set(found, COPIED=1 << 20)
+
+
+def table(tiny: Tiny, found: Any) -> None:
+    """Without the comparison of rows: in a small table some shards have no room for an eighth of all keys at once."""
+    tiny.set(found, QUICK=found.Shape(200_000, 10, 4_000), SHARE=1.0)
+    tiny.set(found.disk, QUICK_SIZE=8 << 20)
+
+
+def embedder(tiny: Tiny, found: Any) -> None:
+    tiny.set(found, QUICK_VOCABULARY=200, ROWS=256, COPIED=1 << 20)
+
+
+def online_equals_offline(tiny: Tiny, found: Any) -> None:
+    """Learn in this process, which nobody kills."""
+
+    def online(world: Path, kills: int, seed: int, shortest: float, longest: float) -> tuple[int, float]:
+        (world / "written").mkdir()
+        found.learn(world / "data", world / "events", world / "model", world / "written")
+        return 0, 0.0
+
+    tiny.set(found, online=online)
+
+
 # By benchmark: the arguments of its command line, and what else makes it small.
 RUNS: dict[str, tuple[list[str], Callable[[Tiny, Any], None] | None]] = {
+    "as_of": (
+        ["--rows", "3000", "--keys", "100", "--versions", "500", "--tools", "ours", "--repeats", "1"],
+        lambda tiny, found: tiny.set(found, CHECKED=(300, 20, 60)),
+    ),
     "big_join": (["--rows", "3000", "--view", "2000", "--tools", "memory,disk", "--repeats", "1"], None),
     "calibration": (["--quick"], calibration),
     "common_features": (["--quick"], lambda tiny, found: tiny.set(found, BATCH=64, pin=lambda cores: None)),
     "compile": (["--quick"], quick_enough),
+    "context": (["--quick"], context),
+    "crash": (
+        ["--kills", "1"],
+        lambda tiny, found: tiny.set(found, data=lambda rows: tiny.ad_log),
+    ),
+    "dicm": (["--rows", "400", "--seeds", "1", "--only", "information"], dicm),
     "disk": (["--quick"], lambda tiny, found: tiny.set(found, QUICK_SIZE=8 << 20)),
+    "embedder": (["--quick", "--repeats", "1", "--only", "ctrbox"], embedder),
+    "extract": (["--rows", str(TINY), "--tools", "ours,polars", "--repeats", "1"], None),
+    "extract_profile": (["--quick"], extract_profile),
     "faults": (
         ["--quick"],
         lambda tiny, found: tiny.set(found, QUICK=3, flips=_few(found.flips), cuts=_few(found.cuts)),
     ),
     "ffm": (["--quick"], lambda tiny, found: tiny.set(found, ROWS=20_000, TEST=5_000)),
     "gpu_mlperf": (["--quick"], gpu_mlperf),
+    "growth": ([], growth),
     "history": (["--rows", "3000", "--users", "100", "--tools", "ours"], None),
     "levels": (["--quick", "--epochs", "2"], levels),
     "long_history": (["--rows", "240", "--events", "20", "--seeds", "2", "--epochs", "1"], None),
+    "memory": (["--quick"], memory),
     "model_server": (["--quick"], lambda tiny, found: tiny.set(found, pin=lambda cores: None)),
+    "objectives": (
+        ["--rows", "600", "--seeds", "2"],
+        lambda tiny, found: tiny.set(found, HIDDEN=(8, 4), DIM=2, EPOCHS=1),
+    ),
     "online": (["--rows", "2000", "--bits", "12"], None),
+    "online_equals_offline": (["--rows", "1000"], online_equals_offline),
     "overlap": (["--quick"], overlap),
     "patch": (["--quick"], patch),
+    "pipeline": (
+        ["--quick", "--network", "deepfm"],
+        lambda tiny, found: tiny.set(found, data=lambda rows: tiny.ad_log, SHARE=4),
+    ),
     "prerank": (["--quick"], lambda tiny, found: tiny.set(found, pin=lambda cores: None)),
+    "table": (["--quick", "--peer", "none", "--unchecked"], table),
     "table_crash": (["--kills", "1", "--cuts", "0", "--flips", "2"], None),
 }
+
+
+# Benchmarks whose `main` does not run here, and why. Those that begin with gpu_ say so themselves: see the last test.
+PROCESSES = "starts servers or workers on ports of this machine, and loads them for seconds"
+PART = "a part of another benchmark, which calls it in a process of its own"
+DATA = "trains for minutes on public sets that are not part of the repository"
+ELSEWHERE = {
+    "ams": PROCESSES,
+    "ams_node": PART,
+    "cluster": "starts a Ray cluster; tests/cluster trains on one",
+    "cluster_crash": "starts a Ray cluster of several machines and kills them; tests/cluster/test_cluster.py kills, too",
+    "defaults": DATA,
+    "end_to_end": "compares with Spark, and traces the files of each process with the kernel's counts",
+    "frappe": DATA,
+    "hostile": PROCESSES,
+    "hostile_clients": PART,
+    "online_crash": "kills processes a hundred times; tests/loop/test_online_loop.py does twice, by the same Rounds",
+    "quality": DATA,
+    "quality_data": DATA,
+    "quality_peers": DATA,
+    "scale": "runs in tests/test_benchmark_of_growth.py",
+    "scale_table": PART,
+    "serve": PROCESSES,
+    "serve_images": PROCESSES,
+    "serve_load": PART,
+    "serve_peer": PART,
+    "serve_soak": PROCESSES,
+    "table_layout": "compiles the paper's store for ten seconds",
+}
+
+
+def test_a_benchmark_that_does_not_run_here_is_listed_with_the_reason() -> None:
+    with_main = {
+        name
+        for name in MODULES
+        if '\nif __name__ == "__main__":' in (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
+    }
+    without = {name for name in with_main - set(RUNS) if not name.startswith("gpu_")}
+    assert without == set(ELSEWHERE)
+    assert all(ELSEWHERE.values())
 
 
 def _few(made: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,10 +307,15 @@ def _few(made: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # These wait for a disk and for processes, for seconds.
-SLOW = ("big_join", "disk", "table_crash")
+SLOW = ("big_join", "disk", "table", "table_crash")
+EXHAUSTIVE = ("crash",)  # kills real trainings, as tests/train/test_crash.py does
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in RUNS])
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] * (name in SLOW) + [pytest.mark.exhaustive] * (name in EXHAUSTIVE)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in RUNS])
 def test_a_benchmark_runs_at_a_tiny_size_and_ends_with_its_line(
     name: str, ad_log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,8 @@ from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch, Ragged
 from ctrbox.columns.kind import kind_of_arrow
 from ctrbox.embed.embedder import Floats, Keys
-from ctrbox.engines.plan import Plan, compute
+from ctrbox.engines.computing import compute
+from ctrbox.engines.plan import Plan
 from ctrbox.engines.some_features import SomeFeatures
 from ctrbox.errors import DataError, PlanError
 from ctrbox.models.two_tower import TwoTower

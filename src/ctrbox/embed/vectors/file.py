@@ -184,7 +184,7 @@ class _Shard:
             raise SourceError(f"{path} is damaged: the checksum of its header does not match")
         if kind not in KINDS or not 1 <= self.width <= MOST_WIDTH or not self.shard < self.of <= MOST_SHARDS:
             raise SourceError(f"{path} is damaged: kind {kind}, width {self.width}, shard {self.shard} of {self.of}")
-        self.range = _native.MappedRange(self.map)
+        self.range = _native.MappedRange(np.frombuffer(self.map, np.uint8))
         self.kind, self.dtype = kind, KINDS[kind]
         index = index_at(self.rows, self.width, self.dtype)
         if self.size != index + 20 * self.rows:
