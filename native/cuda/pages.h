@@ -4,8 +4,8 @@
 // The slow twin is core/parquet/column_chunk.cpp; what is good there is good here, with the same values. The host has
 // listed the pages already (core/parquet/page_list.h), so that headers, checksums and row counts are sound; what lies
 // inside a page is anything. Whatever the bytes are, nothing outside the page's memory is read or written, except that
-// reads may touch 8 bytes on either side of it; a page that cannot be decoded is reported in its PageResult, and the
-// host's reader decodes the column again and says what is wrong.
+// reads may touch 8 bytes before it and 24 behind it; a page that cannot be decoded is reported in its PageResult, and
+// the host's reader decodes the column again and says what is wrong.
 //
 // One warp decodes a page. All its lanes read the same headers, lengths and tokens, so control flow is the same for all
 // of them, and they share the copies and the values. CB_HOST_BLOCKS: a warp is one thread (tests on the CPU).
@@ -64,7 +64,7 @@ struct StoredPage {
 static_assert(sizeof(StoredPage) == 56, "pages.py writes these bytes");
 
 struct PageColumn {
-  uint8_t* values;      // width bytes a row, or a TextView a row
+  uint8_t* values;      // out_width bytes a row, of strings a TextView
   uint8_t* levels;      // nullable: a byte a row, 1 where there is a value
   uint8_t* bits;        // nullable: validity bits, lowest first
   uint8_t* between;     // 8 bytes a row of working memory; only where it is nullable
@@ -72,7 +72,8 @@ struct PageColumn {
   const uint8_t* text;  // what views count from
   uint64_t rows;
   uint32_t width;  // 4, 8, or 0 for strings
-  uint32_t nullable;
+  uint16_t nullable;
+  uint16_t out_width;  // bytes of a value in `values`: `width`, 8 for strings; of 4 bytes also the lowest 1 or 2
 };
 static_assert(sizeof(PageColumn) == 64, "pages.py writes these bytes");
 
@@ -107,67 +108,6 @@ __device__ inline void copy_apart(uint8_t* to, const uint8_t* from, uint64_t n) 
   for (uint64_t k = head + 8 * words + lane(); k < n; k += kLanes) to[k] = from[k];
 }
 
-// Copies `n` bytes from `back` bytes before `out`, a repeated pattern where n > back.
-__device__ inline void copy_match(uint8_t* out, uint64_t back, uint64_t n) {
-  meet();  // what other lanes have written can be read
-  if (n <= back) {
-    copy_apart(out, out - back, n);
-    return;
-  }
-  if (n <= 4 * 32) {
-    const uint32_t period = (uint32_t)back;
-    for (uint32_t k = lane(); k < n; k += kLanes) out[k] = *(out - back + k % period);
-    return;
-  }
-  copy_apart(out, out - back, back);
-  for (uint64_t done = back; done < n;) {  // what is there is a whole number of patterns
-    const uint64_t more = n - done < done ? n - done : done;
-    meet();
-    copy_apart(out + done, out, more);
-    done += more;
-  }
-}
-
-// ---- compression
-// ------------------------------------------------------------------------------------------------------
-
-// A length that does not fit into its half of the token; see core/parquet/lz4.h.
-__device__ inline bool lz4_length(const uint8_t*& in, const uint8_t* end, uint64_t most, uint64_t& length) {
-  for (;;) {
-    if (in == end) return false;
-    const uint8_t byte = *in++;
-    length += byte;
-    if (length > most) return false;
-    if (byte != 255) return true;
-  }
-}
-
-// Whether `in` is one whole LZ4 block of exactly `out_size` bytes.
-__device__ inline bool lz4_block(const uint8_t* in, uint64_t in_size, uint8_t* out, uint64_t out_size) {
-  const uint8_t* const in_end = in + in_size;
-  uint64_t at = 0;
-  while (in < in_end) {
-    const uint8_t token = *in++;
-    uint64_t literals = token >> 4, length = token & 15;
-    const uint64_t room = out_size - at;
-    if (literals == 15 && !lz4_length(in, in_end, room, literals)) return false;
-    if (literals > room || literals > (uint64_t)(in_end - in)) return false;
-    copy_apart(out + at, in, literals);
-    at += literals;
-    in += literals;
-    if (in == in_end) return at == out_size;
-    if (in_end - in < 2) return false;
-    const uint64_t back = (uint64_t)in[0] | (uint64_t)in[1] << 8, still = out_size - at;
-    in += 2;
-    if (length == 15 && !lz4_length(in, in_end, still, length)) return false;
-    length += 4;
-    if (length > still || back == 0 || back > at) return false;
-    copy_match(out + at, back, length);
-    at += length;
-  }
-  return false;  // a block ends with literals
-}
-
 // Moves `at` behind a number of at most 32 bits in groups of seven, lowest first.
 __device__ inline bool read_number(const uint8_t*& at, const uint8_t* end, uint64_t& value) {
   value = 0;
@@ -180,51 +120,227 @@ __device__ inline bool read_number(const uint8_t*& at, const uint8_t* end, uint6
   return false;
 }
 
+// ---- compression
+// ------------------------------------------------------------------------------------------------------
+//
+// A warp follows one token after the other, and each match may read what the one before it wrote. What is read soon
+// after it was written therefore lies in shared memory: the last kRing bytes of the output, and the next bytes of the
+// input.
+
+constexpr uint32_t kRing = 16384;       // a power of two
+constexpr uint32_t kNear = kRing / 2;   // matches from further back read the output in global memory
+constexpr uint32_t kStep = 512;         // bytes of input that are fetched at a time, 16 a lane
+constexpr uint32_t kAhead = 2 * kStep;  // room for them
+constexpr uint32_t kMostStaged = 256;   // literals that go by way of the shared memory
+
+struct Scratch {
+  uint8_t* ring;   // kRing bytes, 16-byte aligned
+  uint8_t* ahead;  // kAhead bytes, 16-byte aligned
+};
+
+// The input of a decompressor. Bytes are read at places that only grow; reach(end) comes before byte(place < end), and
+// `end` is at most kMostStaged + 32 bytes behind the first place that is still read. At most 24 bytes behind the input
+// are fetched.
+class Input {
+ public:
+  const uint8_t* const from;
+  const uint32_t size;
+
+  __device__ Input(const uint8_t* in, uint32_t n, const Scratch& scratch) : from(in), size(n), ahead_(scratch.ahead) {
+    fetch();
+  }
+#if defined(CB_HOST_BLOCKS)
+  __device__ void reach(uint32_t) {}
+  __device__ void skip_to(uint32_t) {}
+  __device__ uint8_t byte(uint32_t place) const { return from[place]; }
+
+ private:
+  __device__ void fetch() {}
+  uint8_t* ahead_;
+#else
+  __device__ void reach(uint32_t end) {
+    const uint32_t most = end < size ? end : size;
+    while (there_ < most) {
+      meet();  // nobody reads what is about to go
+      uint64_t* const to = (uint64_t*)(ahead_ + there_ % kAhead) + 2 * lane();
+      to[0] = low_;
+      to[1] = high_;
+      there_ += kStep;
+      meet();
+      fetch();
+    }
+  }
+  // What lies before `place` is not read any more.
+  __device__ void skip_to(uint32_t place) {
+    if (place < there_) return;
+    there_ = place / kStep * kStep;
+    fetch();
+  }
+  __device__ uint8_t byte(uint32_t place) const { return ahead_[place % kAhead]; }
+
+ private:
+  // The next step is on its way while the one before it is used.
+  __device__ void fetch() {
+    const uint32_t at = there_ + 16 * lane();
+    if (at >= size) return;
+    low_ = load64((const char*)from + at);
+    high_ = load64((const char*)from + at + 8);
+  }
+  uint8_t* ahead_;
+  uint32_t there_ = 0;
+  uint64_t low_ = 0, high_ = 0;
+#endif
+};
+
+// The output of a decompressor: every byte goes to `out` and to the ring.
+class Output {
+ public:
+  __device__ Output(uint8_t* to, const Scratch& scratch)
+      : out_(to), ring_(scratch.ring), shift_((uint32_t)(uint64_t)to & 7) {}
+
+  uint32_t at = 0;  // bytes so far
+
+  // `n` bytes from place `from` of the input on, where that many are; the input goes on behind them.
+  __device__ void literals(Input& in, uint32_t from, uint32_t n) {
+    if (n <= kMostStaged) {
+      in.reach(from + n);
+      for (uint32_t k = lane(); k < n; k += kLanes) put(at + k, in.byte(from + k));
+      at += n;
+      return;
+    }
+    const uint32_t head = (0 - (uint32_t)(uint64_t)(out_ + at)) & 7, words = (n - head) / 8;
+    const uint8_t* const stored = in.from + from;
+    for (uint32_t k = lane(); k < head; k += kLanes) put(at + k, stored[k]);
+    meet();  // a place of the ring may be written more than once
+    for (uint32_t w = lane(); w < words; w += kLanes) {
+      const uint64_t word = load64((const char*)stored + head + 8 * w);
+      const uint32_t place = at + head + 8 * w;
+      *(uint64_t*)(out_ + place) = word;
+      *(uint64_t*)(ring_ + (place + shift_) % kRing) = word;
+    }
+    meet();
+    for (uint32_t k = head + 8 * words + lane(); k < n; k += kLanes) put(at + k, stored[k]);
+    at += n;
+    in.skip_to(from + n);
+  }
+
+  // `n` bytes from `back` bytes before, a repeated pattern where n > back. 0 < back <= at.
+  __device__ void match(uint32_t back, uint32_t n) {
+    meet();  // what other lanes have written can be read
+    if (back <= kNear) {
+      while (n) {
+        // A whole number of patterns at a time, so few that what they are made of is still in the ring behind them.
+        uint32_t most = n;
+        if (n > back) most = back >= kRing / 4 ? back : kRing / 4 / back * back;
+        if (most > n) most = n;
+        const uint32_t begin = at - back + shift_;
+        if (most <= back)
+          for (uint32_t k = lane(); k < most; k += kLanes) put(at + k, ring_[(begin + k) % kRing]);
+        else
+          for (uint32_t k = lane(); k < most; k += kLanes) put(at + k, ring_[(begin + k % back) % kRing]);
+        at += most;
+        n -= most;
+        if (n) meet();
+      }
+      return;
+    }
+    while (n) {
+      const uint32_t most = n < back ? n : back;
+      for (uint32_t k = lane(); k < most; k += kLanes) put(at + k, out_[at - back + k]);
+      at += most;
+      n -= most;
+      if (n) meet();
+    }
+  }
+
+ private:
+  __device__ void put(uint32_t place, uint8_t byte) {
+    out_[place] = byte;
+    ring_[(place + shift_) % kRing] = byte;
+  }
+  uint8_t* const out_;
+  uint8_t* const ring_;
+  const uint32_t shift_;  // words of the output and of the ring are aligned alike
+};
+
+// A length that does not fit into its half of the token; see core/parquet/lz4.h.
+__device__ inline bool lz4_length(Input& in, uint32_t& at, uint32_t most, uint32_t& length) {
+  for (;;) {
+    if (at == in.size) return false;
+    in.reach(at + 1);
+    const uint8_t byte = in.byte(at++);
+    length += byte;
+    if (length > most) return false;
+    if (byte != 255) return true;
+  }
+}
+
+// Whether the input is one whole LZ4 block of exactly `size` bytes. Sizes are below 2^31.
+__device__ inline bool lz4_block(Input& in, Output& out, uint32_t size) {
+  uint32_t at = 0;
+  while (at < in.size) {
+    in.reach(at + 20);  // a token, literals that it counts itself, an offset
+    const uint8_t token = in.byte(at++);
+    uint32_t literals = token >> 4, length = token & 15;
+    const uint32_t room = size - out.at;
+    if (literals == 15 && !lz4_length(in, at, room, literals)) return false;
+    if (literals > room || literals > in.size - at) return false;
+    out.literals(in, at, literals);
+    at += literals;
+    if (at == in.size) return out.at == size;
+    if (in.size - at < 2) return false;
+    in.reach(at + 2);
+    const uint32_t back = (uint32_t)in.byte(at) | (uint32_t)in.byte(at + 1) << 8, still = size - out.at;
+    at += 2;
+    if (length == 15 && !lz4_length(in, at, still, length)) return false;
+    length += 4;
+    if (length > still || back == 0 || back > out.at) return false;
+    out.match(back, length);
+  }
+  return false;  // a block ends with literals
+}
+
 __device__ inline uint64_t little(const uint8_t* p, uint32_t bytes) {
   uint64_t value = 0;
   for (uint32_t k = 0; k < bytes; ++k) value |= (uint64_t)p[k] << (8 * k);
   return value;
 }
 
-// Whether `in` is one whole Snappy stream of exactly `out_size` bytes; see core/parquet/snappy.h.
-__device__ inline bool snappy_stream(const uint8_t* in, uint64_t in_size, uint8_t* out, uint64_t out_size) {
-  const uint8_t* const in_end = in + in_size;
-  uint64_t told = 0, at = 0;
-  if (!read_number(in, in_end, told) || told != out_size) return false;
-  while (in < in_end) {
-    const uint8_t tag = *in++;
-    const uint64_t left = (uint64_t)(in_end - in), room = out_size - at;
+// Whether the input is one whole Snappy stream of exactly `size` bytes; see core/parquet/snappy.h.
+__device__ inline bool snappy_stream(Input& in, Output& out, uint32_t size) {
+  const uint8_t* behind = in.from;
+  uint64_t told = 0;
+  if (!read_number(behind, in.from + in.size, told) || told != size) return false;
+  uint32_t at = (uint32_t)(behind - in.from);
+  while (at < in.size) {
+    in.reach(at + 8);  // a tag and what belongs to it
+    const uint8_t tag = in.byte(at++);
+    const uint32_t left = in.size - at, room = size - out.at;
+    const uint32_t bytes = (tag & 3) == 3 ? 4 : (tag & 3) ? tag & 3 : (tag >> 2) >= 60 ? (tag >> 2) - 59 : 0;
+    if (left < bytes) return false;
+    uint32_t number = 0;
+    for (uint32_t k = 0; k < bytes; ++k) number |= (uint32_t)in.byte(at + k) << (8 * k);
+    at += bytes;
     if ((tag & 3) == 0) {
-      uint64_t length = (tag >> 2) + 1ull, extra = 0;
-      if (length > 60) {
-        extra = length - 60;
-        if (left < extra) return false;
-        length = little(in, (uint32_t)extra) + 1;
-      }
-      if (length > room || length > left - extra) return false;
-      in += extra;
-      copy_apart(out + at, in, length);
-      in += length;
-      at += length;
+      const uint64_t length = bytes ? (uint64_t)number + 1 : (tag >> 2) + 1ull;
+      if (length > room || length > left - bytes) return false;
+      out.literals(in, at, (uint32_t)length);
+      at += (uint32_t)length;
       continue;
     }
-    const uint32_t bytes = (tag & 3) == 3 ? 4 : tag & 3;
-    if (left < bytes) return false;
-    uint64_t back = little(in, bytes), length = (tag >> 2) + 1ull;
+    uint32_t length = (tag >> 2) + 1u;
     if (bytes == 1) {
-      back |= (uint64_t)(tag >> 5) << 8;
-      length = ((tag >> 2) & 7) + 4ull;
+      number |= (uint32_t)(tag >> 5) << 8;
+      length = ((tag >> 2) & 7) + 4u;
     }
-    in += bytes;
-    if (length > room || back == 0 || back > at) return false;
-    copy_match(out + at, back, length);
-    at += length;
+    if (length > room || number == 0 || number > out.at) return false;
+    out.match(number, length);
   }
-  return at == out_size;
+  return out.at == size;
 }
 
 // Brings a page's bytes to `raw`, with zeros behind them.
-__device__ inline bool unpack(const StoredPage& p) {
+__device__ inline bool unpack(const StoredPage& p, const Scratch& scratch) {
   if (lane() == 0)
     for (uint32_t k = 0; k < 64; ++k) p.raw[p.raw_size + k] = 0;
   if (p.plain > p.stored_size || p.plain > p.raw_size) return false;
@@ -239,7 +355,9 @@ __device__ inline bool unpack(const StoredPage& p) {
   }
   // A page of nothing but nulls may be stored as no bytes at all.
   if (stored == 0 && raw == 0) return true;
-  return p.codec == kLz4 ? lz4_block(in, stored, out, raw) : snappy_stream(in, stored, out, raw);
+  Input input(in, (uint32_t)stored, scratch);
+  Output output(out, scratch);
+  return p.codec == kLz4 ? lz4_block(input, output, (uint32_t)raw) : snappy_stream(input, output, (uint32_t)raw);
 }
 
 // ---- run lengths and bit packing
@@ -312,7 +430,10 @@ template <class T>
 struct Plain {
   const uint8_t* at;
   __device__ T operator()(uint64_t k) const {
-    return sizeof(T) == 4 ? (T)load32((const char*)at + 4 * k) : (T)load64((const char*)at + 8 * k);
+    if constexpr (sizeof(T) == 8)
+      return (T)load64((const char*)at + 8 * k);
+    else
+      return (T)load32((const char*)at + 4 * k);
   }
 };
 template <class T>
@@ -320,11 +441,11 @@ struct Kept {
   const T* at;
   __device__ T operator()(uint64_t k) const { return at[k]; }
 };
-template <class T>
+template <class T, class Word>
 struct Picked {
-  const T* words;
+  const Word* words;
   const uint32_t* places;
-  __device__ T operator()(uint64_t k) const { return words[places[k]]; }
+  __device__ T operator()(uint64_t k) const { return (T)words[places[k]]; }
 };
 
 // Gives every row its value, zero where it is null.
@@ -341,9 +462,9 @@ __device__ inline void spread(const uint8_t* levels, uint64_t n, T* out, const V
   }
 }
 
-template <class T>
+template <class T, class Word>
 __device__ inline bool read_coded(const StoredPage& p, const PageColumn& c, const uint8_t* at, const uint8_t* end,
-                                  uint64_t there, uint64_t bound, const T* words) {
+                                  uint64_t there, uint64_t bound, const Word* words) {
   T* const out = (T*)c.values + p.row;
   const uint64_t n = p.values;
   uint32_t width = 0;
@@ -353,27 +474,39 @@ __device__ inline bool read_coded(const StoredPage& p, const PageColumn& c, cons
   }
   if (there == n) {
     const auto put = [&](uint64_t k, uint32_t place) {
-      if (place < bound) out[k] = words[place];
+      if (place < bound) out[k] = (T)words[place];
     };
     return hybrid(at, end, width, there, there ? bound : 1, put);
   }
   uint32_t* const places = (uint32_t*)(c.between + 8 * p.row);
   const auto put = [&](uint64_t k, uint32_t place) { places[k] = place; };
   if (!hybrid(at, end, width, there, there ? bound : 1, put)) return false;
-  spread(c.levels + p.row, n, out, Picked<T>{words, places});
+  spread(c.levels + p.row, n, out, Picked<T, Word>{words, places});
   return true;
 }
 
+// T has the bytes of a value as it is kept; what is stored has 8 bytes where T has, else 4.
 template <class T>
 __device__ inline bool read_plain(const StoredPage& p, const PageColumn& c, const uint8_t* at, uint64_t size,
                                   uint64_t there) {
-  if (size != there * sizeof(T)) return false;
+  if (size != there * (sizeof(T) == 8 ? 8 : 4)) return false;
   T* const out = (T*)c.values + p.row;
-  if (there == p.values)
+  const Plain<T> value{at};
+  if (there < p.values)
+    spread(c.levels + p.row, p.values, out, value);
+  else if (sizeof(T) >= 4)
     copy_apart((uint8_t*)out, at, size);
   else
-    spread(c.levels + p.row, p.values, out, Plain<T>{at});
+    for (uint64_t k = lane(); k < there; k += kLanes) out[k] = value(k);
   return true;
+}
+
+// Numbers of 4 stored bytes.
+template <class T>
+__device__ inline bool read_numbers(const StoredPage& p, const PageColumn& c, const StoredPage* dictionary,
+                                    const uint8_t* at, const uint8_t* end, uint64_t there) {
+  if (dictionary) return read_coded<T>(p, c, at, end, there, dictionary->values, (const uint32_t*)dictionary->raw);
+  return read_plain<T>(p, c, at, (uint64_t)(end - at), there);
 }
 
 __device__ inline bool read_texts(const StoredPage& p, const PageColumn& c, const uint8_t* at, uint64_t size,
@@ -414,19 +547,20 @@ __device__ inline uint32_t read_data(const StoredPage& p, const PageColumn& c, c
   }
   *rows_there = (uint32_t)there;
   const uint64_t size = (uint64_t)(end - at);
-  bool good;
-  if (p.dictionary >= 0) {
-    const StoredPage& d = pages[p.dictionary];
-    if (c.width == 0)
-      good = read_coded(p, c, at, end, there, d.values, (const TextView*)c.words + d.row);
-    else if (c.width == 4)
-      good = read_coded(p, c, at, end, there, d.values, (const uint32_t*)d.raw);
-    else
-      good = read_coded(p, c, at, end, there, d.values, (const uint64_t*)d.raw);
-  } else if (c.width == 0) {
-    good = read_texts(p, c, at, size, there);
-  } else {
-    good = c.width == 4 ? read_plain<uint32_t>(p, c, at, size, there) : read_plain<uint64_t>(p, c, at, size, there);
+  const StoredPage* const d = p.dictionary >= 0 ? pages + p.dictionary : nullptr;
+  bool good = false;
+  if (c.width == 0) {
+    good = d ? read_coded<TextView>(p, c, at, end, there, d->values, (const TextView*)c.words + d->row)
+             : read_texts(p, c, at, size, there);
+  } else if (c.width == 8) {
+    good = d ? read_coded<uint64_t>(p, c, at, end, there, d->values, (const uint64_t*)d->raw)
+             : read_plain<uint64_t>(p, c, at, size, there);
+  } else if (c.out_width == 4) {
+    good = read_numbers<uint32_t>(p, c, d, at, end, there);
+  } else if (c.out_width == 2) {
+    good = read_numbers<uint16_t>(p, c, d, at, end, there);
+  } else if (c.out_width == 1) {
+    good = read_numbers<uint8_t>(p, c, d, at, end, there);
   }
   return good ? 0 : 4;
 }
@@ -453,10 +587,11 @@ __device__ inline void report(PageResult* results, uint64_t number, uint32_t fai
 extern "C" __global__ void pages_unpack(const cb::pages::StoredPage* pages, cb::pages::PageResult* results,
                                         uint64_t n) {
   using namespace cb::pages;
+  __shared__ uint64_t ring[kRing / 8], ahead[kAhead / 8];  // of the block's one warp
   const uint64_t number = page_here();
   if (number >= n) return;
   const StoredPage p = pages[number];
-  report(results, number, unpack(p) ? 0 : 1, p.values);
+  report(results, number, unpack(p, Scratch{(uint8_t*)ring, (uint8_t*)ahead}) ? 0 : 1, p.values);
 }
 
 extern "C" __global__ void pages_words(const cb::pages::StoredPage* pages, const cb::pages::PageColumn* columns,

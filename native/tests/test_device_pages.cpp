@@ -17,6 +17,7 @@
 #define CB_HOST_BLOCKS 1
 #define __device__
 #define __global__
+#define __shared__ static
 namespace {
 struct Place {
   unsigned x, y;
@@ -303,8 +304,16 @@ std::optional<Rows> by_the_device(const Chunk& chunk) {
     p.raw = raw.data() + at;
     at += (p.raw_size + 64 + 15) / 16 * 16;
   }
-  const dev::PageColumn column{values.data(), levels.data(), bits.data(),       between.data(),      words.data(),
-                               raw.data(),    rows,          chunk.shape.width, chunk.shape.nullable};
+  const dev::PageColumn column{values.data(),
+                               levels.data(),
+                               bits.data(),
+                               between.data(),
+                               words.data(),
+                               raw.data(),
+                               rows,
+                               chunk.shape.width,
+                               chunk.shape.nullable,
+                               static_cast<uint16_t>(texts ? 8 : chunk.shape.width)};
   std::vector<dev::PageResult> results(pages.size(), dev::PageResult{99, 99});
   // One block too many: it finds no page.
   for (blockIdx.x = 0; blockIdx.x <= pages.size(); ++blockIdx.x)

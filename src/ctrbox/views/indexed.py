@@ -232,7 +232,7 @@ class IndexedFiles(ColumnSource):
         first = list(itertools.islice(pieces, max(asked.threads, 2)))
         crew = min(asked.threads, len(first)) if len(first) > 1 else 0
         tasks = (task(piece) for piece in itertools.chain(first, pieces))
-        for piece, batches in readahead(tasks, threads=crew, ahead=asked.ahead):
+        for piece, batches in readahead(tasks, threads=crew, ahead=asked.ahead, eager=asked.elsewhere is not None):
             row = 0
             for batch in batches:
                 skip = max(0, min(batch.num_rows, asked.start - piece.start - row))

@@ -59,10 +59,10 @@ class Parquet:
 
             if wanted.elsewhere is not None and file.version.local:
                 take(wanted.elsewhere.decode(raw, footer, wanted.groups, rest))
-            if rest and len(wanted.groups) == 1 and file.version.local:
+            if rest and (len(wanted.groups) == 1 or parts) and file.version.local:
                 # pyarrow reads ahead from afar, and joins small groups
                 plain = [leaf for leaf in rest if leaf.name not in wanted.dictionary]
-                take(decode_columns(raw, footer, wanted.groups[0], plain))
+                take(_decoded(raw, footer, wanted.groups, plain))
             if parts and not rest:
                 if len(parts) == 1:
                     return parts
@@ -146,6 +146,22 @@ class Parquet:
             raise SourceError(f"{file.shown} cannot be read: {first_line(error)}") from error
         except (pa.ArrowException, TypeError, NotImplementedError, ValueError):
             return None  # An expression that cannot be asked of this file's statistics prunes nothing.
+
+
+def _decoded(
+    raw: pa.NativeFile, footer: Footer, groups: Sequence[int], leaves: Sequence[Leaf]
+) -> pa.RecordBatch | None:
+    """Decode those of ``leaves`` that the core can read in all of these row groups."""
+    found: list[pa.RecordBatch] = []
+    for group in groups:
+        batch = decode_columns(raw, footer, group, leaves)
+        if batch is None or (found and batch.schema != found[0].schema):
+            return None
+        found.append(batch)
+    if len(found) == 1:
+        return found[0]
+    joined: list[pa.RecordBatch] = pa.Table.from_batches(found).combine_chunks().to_batches()
+    return joined[0] if len(joined) == 1 else None  # strings of more than 2 GB do not fit into one array
 
 
 def _check_counts(file: File, rows: Sequence[int], told: int) -> None:

@@ -20,8 +20,10 @@ T = TypeVar("T")
 PATIENCE_S = 0.05  # that the consumer waits for a result before one more thread is started
 
 
-def readahead(tasks: Iterator[Callable[[], T]], *, threads: int, ahead: int) -> Iterator[T]:
+def readahead(tasks: Iterator[Callable[[], T]], *, threads: int, ahead: int, eager: bool = False) -> Iterator[T]:
     """Yield the results of `tasks` in order, computed by at most `threads` threads (0: by the caller).
+
+    ``eager``: all threads begin at once, for tasks that wait for something else than a core.
 
     `tasks` itself is advanced by one thread at a time, so it may be a generator that reads a stream.
     """
@@ -30,6 +32,8 @@ def readahead(tasks: Iterator[Callable[[], T]], *, threads: int, ahead: int) -> 
             yield task()
         return
     line = _Line(tasks, limit=threads + max(ahead, 0), most=threads)
+    if eager:
+        line.least = threads
     try:
         with line.lock:
             for _ in range(line.least):

@@ -26,6 +26,7 @@ class Chunk(NamedTuple):
     width: int
     nullable: bool
     rows: int
+    narrow: int = 0  # bytes of an integer that means fewer than the 4 that are stored
 
 
 def chunks_of(footer: Footer, groups: Sequence[Any], leaf: Leaf) -> list[Chunk] | str:
@@ -33,7 +34,8 @@ def chunks_of(footer: Footer, groups: Sequence[Any], leaf: Leaf) -> list[Chunk] 
     column = flat_column(footer, leaf)
     if column is None:
         return "is nested, or has a type or an encoding that only the CPU decodes"
-    if column.narrow is not None or not _same_bits(leaf):
+    narrow = 0 if column.narrow is None else column.narrow.bit_width // 8
+    if not _same_bits(leaf):
         return f"is stored as {leaf.stored}, which the CPU converts"
     chunks = []
     for group in groups:
@@ -42,7 +44,7 @@ def chunks_of(footer: Footer, groups: Sequence[Any], leaf: Leaf) -> list[Chunk] 
         if chunk is None:
             return f"is compressed with {meta.compression}, which only the CPU decompresses"
         start, size, codec, width, nullable = chunk
-        chunks.append(Chunk(start, size, codec, width, nullable, group.num_rows))
+        chunks.append(Chunk(start, size, codec, width, nullable, group.num_rows, narrow))
     return chunks
 
 

@@ -90,6 +90,6 @@ def mutated_agree(decoder: PageDecoder, folder: Path, files: int, seed: int) -> 
 
 def test_damaged_chunks_are_refused_or_give_what_the_cpu_gives(tmp_path: Path, decoder: PageDecoder) -> None:
     """The two readers agree about each column chunk, bit by bit."""
-    checked, refused = mutated_agree(decoder, tmp_path, 6 if decoder.runtime.threads == 256 else 60, 5)
+    checked, refused = mutated_agree(decoder, tmp_path, 12 if decoder.runtime.threads == 256 else 60, 5)
     assert refused > checked // 10
     assert checked - refused > checked // 10

@@ -20,6 +20,7 @@ __all__ = [
     "test_a_damaged_page_is_the_error_of_the_cpu",
     "test_columns_that_only_the_cpu_decodes_come_from_there",
     "test_plans_over_files_equal_the_cpus",
+    "test_row_groups_that_are_too_large_are_decoded_by_the_cpu",
 ]
 
 
@@ -32,7 +33,9 @@ def rows_of(count: int, first: int, rng: Any) -> pa.Table:
             "x": rng.random(count).astype(np.float32),
             "when": pa.array(rng.integers(0, 10**15, count), pa.timestamp("us")),
             "text": pa.array([words[k] for k in rng.integers(0, len(words), count)], pa.string()),
-            "small": pa.array(rng.integers(0, 9, count).astype(np.int16)),
+            "small": pa.array(rng.integers(-9, 9, count).astype(np.int16), mask=rng.random(count) < 0.1),
+            "tiny": pa.array(rng.integers(0, 256, count).astype(np.uint8)),
+            "late": pa.array(rng.integers(0, 10**12, count), pa.timestamp("ms")),
             "clicked": rng.integers(0, 2, count),
         }
     )
@@ -54,8 +57,9 @@ def write(folder: Path, name: str, counts: list[int], group: int, kept: float, *
 
 
 def plan(log: Path, basic: Path | None) -> cb.Plan:
-    view = cb.View(str(log), key="id").filter(col("n").fill(0) != 7).fill(n=-1, text="none")
+    view = cb.View(str(log), key="id").filter(col("n").fill(0) != 7).fill(n=-1, text="none", small=0)
     dense: dict[str, Any] = {"x": col("x"), "small": col("small"), "hour": col("when").hour()}
+    dense |= {"tiny": col("tiny"), "late": col("late").hour()}
     sparse: dict[str, Any] = {
         "n": col("n").key(),
         "words": col("text").split(" ").key(),
@@ -79,8 +83,8 @@ def test_plans_over_files_equal_the_cpus(tmp_path: Path, runtime: Runtime, codec
     for _ in range(2):
         assert_same(list(device.batches(64)), want)
     assert device.readings[0] is not None
-    assert device.readings[0].decoded == {"n", "x", "when", "text", "clicked"}
-    assert set(device.readings[0].reasons) == {"small"}
+    assert device.readings[0].decoded == {"n", "x", "when", "text", "clicked", "small", "tiny"}
+    assert set(device.readings[0].reasons) == {"late"}
     if merged:
         assert device.readings[1] is not None
         assert device.readings[1].decoded == {"b_x", "b_text", "b_n"}
@@ -128,3 +132,12 @@ def test_a_damaged_page_is_the_error_of_the_cpu(tmp_path: Path, runtime: Runtime
         assert_same(got, [(batch.cpu(), after) for batch, after in want])
         failed += bool(message)
     assert failed > 1
+
+
+def test_row_groups_that_are_too_large_are_decoded_by_the_cpu(tmp_path: Path, runtime: Runtime) -> None:
+    made = plan(write(tmp_path, "log", [500], 250, 1.0, compression="lz4"), None)
+    device = on_device(made, runtime, parquet_bytes=20_000, graphs=False)
+    assert_same(list(device.batches(64)), list(on_cpu(made).batches(64)))
+    assert device.readings[0] is not None
+    assert not device.readings[0].decoded
+    assert "take more than the 20,000 bytes" in device.readings[0].reasons["x"]

@@ -21,9 +21,9 @@ def test_explain_says_which_columns_the_cpu_decodes_and_why(tmp_path: Path, monk
     monkeypatch.setenv(PARQUET_SWITCH, "1")
     assert "decoded by the GPU" not in made.explain(device="cpu")
     told = made.explain(device=gpu)
-    assert "decoded by the GPU: 4 of these columns" in told
+    assert "decoded by the GPU: 6 of these columns" in told
     assert "decoded by the CPU: id, because it holds the ids by which views are merged" in told
-    assert "decoded by the CPU: small, because it is stored as int16, which the CPU converts" in told
+    assert "decoded by the CPU: late, because it is stored as timestamp[ms], which the CPU converts" in told
     assert "decoded by the CPU: n, because it is compressed with ZSTD, which only the CPU decompresses" in told
     sources = made.explain(device=gpu, json=True)["frames"][0]["sources"]
-    assert [set(source["decoded_by_cpu"]) for source in sources] == [{"id", "small", "n"}, {"id"}]
+    assert [set(source["decoded_by_cpu"]) for source in sources] == [{"id", "late", "n"}, {"id"}]

@@ -43,7 +43,8 @@ PAGE_COLUMN = np.dtype(
     [
         *((name, "<u8") for name in ("values", "levels", "bits", "between", "words", "text", "rows")),
         ("width", "<u4"),
-        ("nullable", "<u4"),
+        ("nullable", "<u2"),
+        ("out_width", "<u2"),
     ]
 )
 # Columns of what stage_parquet_pages tells of a page.
@@ -51,8 +52,10 @@ STORED, STORED_SIZE, RAW_SIZE, VALUES, PLAIN, KIND, CODED, CODEC = range(8)
 
 SPACING = 16  # of buffers on the device
 SLACK = 64  # bytes behind a decompressed page that nobody else uses
+VIEW_BYTES = 8  # of a string's TextView (native/cuda/raw.h)
 MOST_TEXT = (1 << 32) - 1  # a view counts 32 bits of bytes
-THREADS = 128  # of a block: four warps
+THREADS = 128  # of a block: four warps; of pages_unpack one, since a warp fills a block's shared memory
+GRAIN = 1 << 24  # sizes of device memory are multiples of so many bytes, so that memory of one call suits the next
 FAILED = {1: "does not decompress", 2: "has a damaged dictionary", 3: "has damaged levels", 4: "has damaged values"}
 SOURCE = '#include "cuda/pages.h"\n'
 KERNELS = ("pages_unpack", "pages_words", "pages_values", "pages_bits")
@@ -60,7 +63,7 @@ KERNELS = ("pages_unpack", "pages_words", "pages_values", "pages_bits")
 
 @dataclass(frozen=True)
 class DeviceColumn:
-    """A decoded column in device memory; ``values`` are views of ``text`` (both addresses) where ``width`` is 0."""
+    """A decoded column in device memory: ``width`` bytes a row, or views of ``text`` where it is 0 (all three addresses)."""
 
     rows: int
     width: int
@@ -74,10 +77,26 @@ class DeviceColumn:
 
 @dataclass
 class Worker:
-    """What one thread needs to decode: page-locked memory and a stream."""
+    """What one thread needs to decode: a stream, and memory that every call uses again."""
 
     stream: Any
-    memory: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    device: torch.device
+    memory: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))  # page-locked
+    stored: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    between: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+
+    def reach(self, name: str, size: int) -> torch.Tensor:
+        """Memory of at least ``size`` bytes, page-locked or on the device; what it held before is lost."""
+        if getattr(self, name).numel() < size:
+            setattr(self, name, torch.empty(0, dtype=torch.uint8))
+            room = (size + size // 4 + GRAIN - 1) // GRAIN * GRAIN
+            if name == "memory":
+                made = torch.empty(room, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+            else:
+                made = torch.empty(room, dtype=torch.uint8, device=self.device)
+            setattr(self, name, made)
+        found: torch.Tensor = getattr(self, name)
+        return found
 
 
 class PageDecoder:
@@ -85,10 +104,14 @@ class PageDecoder:
 
     def __init__(self, runtime: Runtime, most: int) -> None:
         self.runtime, self.most = runtime, most
+        self.too_large = f"lies in row groups that take more than the {most:,} bytes of GPU memory for decoding at once"
         self.device = runtime.device
         self.cuda = self.device.type == "cuda"
         self.kernels: dict[str, Kernel] = runtime.compile(SOURCE, KERNELS, name="pages")
         self.idle: list[Worker] = []
+        # What is held is allocated on one stream, so that memory goes from call to call. Nothing runs in it when it is let
+        # go: a call waits for its kernels, and the engine for those of a chunk before it drops the chunk's columns.
+        self.common = torch.cuda.Stream(self.device) if self.cuda else None
         self.lock = threading.Lock()
         self.seconds = {"read": 0.0, "lay out": 0.0, "copy and decode": 0.0}
         self.stored_bytes = 0
@@ -97,7 +120,7 @@ class PageDecoder:
     def worker(self) -> Iterator[Worker]:
         with self.lock:
             found = self.idle.pop() if self.idle else None
-        worker = found or Worker(torch.cuda.Stream(self.device) if self.cuda else None)
+        worker = found or Worker(torch.cuda.Stream(self.device) if self.cuda else None, self.device)
         try:
             with torch.cuda.stream(worker.stream) if self.cuda else contextlib.nullcontext():
                 yield worker
@@ -121,24 +144,25 @@ class PageDecoder:
         places, end = [], 0
         for chunks in columns:
             for chunk in chunks:
-                places.append((*chunk, end))
-                end += (max(0, chunk.size) + SPACING - 1) & -SPACING
+                size = max(0, chunk.size)  # a footer may say anything
+                places.append((chunk.start, size, *chunk[2:6], end))
+                end += (size + SPACING - 1) & -SPACING
         if end > self.most:
-            return [f"has more than the {self.most:,} stored bytes that are read at once"] * len(columns)
-        if worker.memory.numel() < end + SLACK:
-            room = end + end // 4 + SLACK
-            worker.memory = torch.empty(room, dtype=torch.uint8, pin_memory=self.cuda)
-        tables = _native.stage_parquet_pages(file, places, worker.memory.numpy())
+            return [self.too_large] * len(columns)
+        memory = worker.reach("memory", end + SLACK)
+        tables = _native.stage_parquet_pages(file, places, memory.numpy())
         read = time.perf_counter()
         plan = _laid_out(columns, tables)
         if plan.bytes > self.most:
-            return [f"takes more than the {self.most:,} bytes that are decoded at once"] * len(columns)
+            return [self.too_large] * len(columns)
         if not len(plan.pages):
             return list(plan.reasons)
-        stored = torch.empty(end + SLACK, dtype=torch.uint8, device=self.device)
-        stored.copy_(worker.memory[: end + SLACK], non_blocking=True)
-        held = torch.empty(plan.held, dtype=torch.uint8, device=self.device)
-        between = torch.empty(plan.between, dtype=torch.uint8, device=self.device)
+        stored = worker.reach("stored", end + SLACK)
+        stored[: end + SLACK].copy_(memory[: end + SLACK], non_blocking=True)
+        between = worker.reach("between", plan.between)
+        with torch.cuda.stream(self.common) if self.cuda else contextlib.nullcontext():
+            room = (plan.held + GRAIN - 1) // GRAIN * GRAIN if self.cuda else plan.held
+            held = torch.empty(room, dtype=torch.uint8, device=self.device)
         results = torch.empty((len(plan.pages), 2), dtype=torch.int32, device=self.device)
         pages, shapes = plan.placed(stored.data_ptr(), held.data_ptr(), between.data_ptr())
         described = torch.from_numpy(
@@ -167,8 +191,9 @@ class PageDecoder:
         return plan.columns(found, pages, shapes, held)
 
     def _launch(self, name: str, pages: int, *arguments: int) -> None:
-        warps = THREADS // 32 if self.runtime.threads > 1 else 1
-        self.kernels[name](((pages + warps - 1) // warps, 1), THREADS if self.runtime.threads > 1 else 1, *arguments)
+        threads = 1 if self.runtime.threads == 1 else 32 if name == "pages_unpack" else THREADS
+        warps = max(1, threads // 32)
+        self.kernels[name](((pages + warps - 1) // warps, 1), threads, *arguments)
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
@@ -233,9 +258,9 @@ class _Plan:
             rows = int(shape["rows"])
             nulls = rows - int(there[k])
             bits = int(shape["bits"]) if nulls else 0
-            given[number] = DeviceColumn(
-                rows, int(shape["width"]), int(shape["values"]), int(shape["text"]), bits, nulls, (held,)
-            )
+            width = int(shape["out_width"]) if shape["width"] else 0
+            places = int(shape["values"]), int(shape["text"]), bits
+            given[number] = DeviceColumn(rows, width, *places, nulls, (held,))
         return given
 
 
@@ -272,11 +297,12 @@ def _laid_out(columns: Sequence[Sequence[Chunk]], tables: Sequence[np.ndarray | 
     shapes = np.zeros(count, PAGE_COLUMN)
     shapes["width"] = [columns[n][0].width for n in numbers]
     shapes["nullable"] = [columns[n][0].nullable for n in numbers]
+    shapes["out_width"] = [columns[n][0].narrow or columns[n][0].width or VIEW_BYTES for n in numbers]
     shapes["rows"] = [sum(chunk.rows for chunk in columns[n]) for n in numbers]
     height = shapes["rows"].astype(np.int64)
-    width = shapes["width"].astype(np.int64)
+    kept = shapes["out_width"].astype(np.int64)
     nullable = shapes["nullable"].astype(np.int64)
-    texts = width == 0
+    texts = shapes["width"] == 0
     words = np.bincount(column, weights=np.where(texts[column], entries, 0), minlength=count).astype(np.int64)
 
     in_held = texts[column] if count else np.empty(0, bool)
@@ -286,7 +312,7 @@ def _laid_out(columns: Sequence[Sequence[Chunk]], tables: Sequence[np.ndarray | 
     at = in_text[-1]
     begin = np.searchsorted(column, np.arange(count))
     shapes["text"] = in_text[:-1][begin] if count else []
-    for name, sizes in (("values", height * np.where(texts, 8, width)), ("bits", nullable * ((height + 7) // 8))):
+    for name, sizes in (("values", height * kept), ("bits", nullable * ((height + 7) // 8))):
         places = at + _ends(sizes)
         shapes[name] = places[:-1]
         at = places[-1]

@@ -44,6 +44,8 @@ class Reading:
         found = self._chunks(footer, tuple(groups), mine)
         chosen = [(leaf, chunks) for leaf, chunks in zip(mine, found, strict=True) if not isinstance(chunks, str)]
         got = self.decoder.decode(raw.fileno(), [chunks for _, chunks in chosen]) if chosen else []
+        if self.decoder.too_large in got:  # reading them twice would cost more than the GPU saves
+            self.names = frozenset()
         rows = sum(footer.rows[group] for group in groups)
         names, arrays = [], []
         for (leaf, _), column in zip(chosen, got, strict=True):

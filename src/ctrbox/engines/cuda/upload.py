@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ctrbox.engines.cuda.pages import DeviceColumn
+from ctrbox.engines.cuda.pages import VIEW_BYTES, DeviceColumn
 from ctrbox.errors import DataError, PlanError
 from ctrbox.views.elsewhere import behind
 
@@ -87,7 +87,6 @@ _OF_ROWS = (0, 1, 2)
 _OF_ELEMENTS = (3, 4, 5)
 _OF_DICTIONARY = (3, 1, 5)
 
-VIEW_BYTES = 8  # of a string whose place is told (native/cuda/raw.h, TextView)
 ALIGNMENT = 128
 SPARE_BYTES = 16
 STRAIGHT_BYTES = 1 << 16  # starting a copy costs what moving as many bytes does; less goes by way of the staging memory
