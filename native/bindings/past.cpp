@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "bindings/bindings.h"
+#include "bindings/embedder.h"
 #include "core/past/state_file.h"
 
 using namespace cb;
@@ -105,10 +106,7 @@ nb::tuple lists(PastState& state, In<uint64_t> key, In<int64_t> time, nb::handle
                 nb::handle feeds, nb::list columns, size_t threads) {
   const Given given(state, key, time, valid, asks, feeds, columns);
   PastLists found;
-  {
-    nb::gil_scoped_release release;
-    found = pass_lists(state, given.in, threads);
-  }
+  with_file("", [&] { found = pass_lists(state, given.in, threads); });
   nb::list words;
   for (size_t w = 0; w < found.words.size(); ++w) {
     if (state.shape().words[w].kind == PastWordKind::kText)
@@ -116,7 +114,7 @@ nb::tuple lists(PastState& state, In<uint64_t> key, In<int64_t> time, nb::handle
     else
       words.append(array_of(std::move(found.words[w])));
   }
-  state.forget_texts();
+  with_file("", [&] { state.forget_texts(); });
   return nb::make_tuple(array_of(std::move(found.offsets)), words, array_of(std::move(found.ages)));
 }
 
@@ -130,14 +128,18 @@ nb::list counters(PastState& state, In<uint64_t> key, In<int64_t> time, nb::hand
     reads.push_back({static_cast<CounterKind>(kind), word, within});
   }
   PastCounts found;
-  {
-    nb::gil_scoped_release release;
-    found = pass_counters(state, given.in, reads, threads);
-  }
+  with_file("", [&] { found = pass_counters(state, given.in, reads, threads); });
   nb::list out;
   for (size_t c = 0; c < reads.size(); ++c)
     out.append(nb::make_tuple(array_of(std::move(found.values[c])), array_of(std::move(found.seen[c]))));
   return out;
+}
+
+// An empty state of the same shape, with the same budget and folder.
+PastState empty_like(const PastState& like) {
+  PastState state(like.shape());
+  if (like.spills()) state.spill_to(like.spill_folder(), like.spill_budget());
+  return state;
 }
 
 int64_t late(PastState& state, In<int64_t> time, nb::handle valid) {
@@ -165,23 +167,40 @@ void bind_past(nb::module_& m) {
            nb::arg("feeds"), nb::arg("columns"), nb::arg("asked"), nb::arg("threads"),
            "Read and feed rows; return for each counter its 64-bit values and whether rows saw an event.")
       .def(
-          "save", [](const PastState& state, const std::string& path) { save_past(state, path, false); },
-          nb::arg("path"), nb::call_guard<nb::gil_scoped_release>())
+          "save",
+          [](const PastState& state, const std::string& path) {
+            with_file(path, [&] { save_past(state, path, false); });
+          },
+          nb::arg("path"))
       .def(
-          "append", [](const PastState& state, const std::string& path) { save_past(state, path, true); },
-          nb::arg("path"), nb::call_guard<nb::gil_scoped_release>(), "Save the state behind what the file holds.")
+          "append",
+          [](const PastState& state, const std::string& path) {
+            with_file(path, [&] { save_past(state, path, true); });
+          },
+          nb::arg("path"), "Save the state behind what the file holds.")
       .def(
-          "loaded", [](const PastState& like, const std::string& path) { return load_past(like.shape(), path); },
-          nb::arg("path"), nb::call_guard<nb::gil_scoped_release>(), "Return the saved state of the same shape.")
+          "loaded",
+          [](const PastState& like, const std::string& path) {
+            return with_file(path, [&] { return load_past(empty_like(like), path); });
+          },
+          nb::arg("path"), "Return the saved state of the same shape.")
       .def(
           "loaded_at",
           [](const PastState& like, const std::string& path, uint64_t begin) {
             uint64_t end = 0;
-            PastState state = load_past(like.shape(), path, begin, &end);
+            PastState state = with_file(path, [&] { return load_past(empty_like(like), path, begin, &end); });
             return std::pair<PastState, uint64_t>(std::move(state), end);
           },
-          nb::arg("path"), nb::arg("begin"), nb::call_guard<nb::gil_scoped_release>(),
+          nb::arg("path"), nb::arg("begin"),
           "Return the state of the same shape that begins at a byte of a file, and the place of the byte behind it.")
+      .def(
+          "spill_to",
+          [](PastState& state, const std::string& folder, size_t budget) {
+            with_file(folder, [&] { state.spill_to(folder, budget); });
+          },
+          nb::arg("folder"), nb::arg("budget"), "Move events to files in a folder where they need more memory.")
+      .def_prop_ro("spill_error", &PastState::spill_error, "The error number of a write that failed, or 0.")
+      .def_prop_ro("spilled_bytes", &PastState::spilled_bytes)
       .def_prop_ro("newest", [](const PastState& state) { return state.newest(); })
       .def_prop_ro("keys", &PastState::keys)
       .def_prop_ro("events", &PastState::events)

@@ -299,6 +299,42 @@ void reads_that_come_later_than_events_find_what_they_would_have_found() {
   CHECK(seen.end >= 2 && seen.ring->at(seen.end - 2, 2)[1] == 167);
 }
 
+void events_on_a_disk_change_neither_reads_nor_files() {
+  const auto folder = std::filesystem::temp_directory_path();
+  const std::string path = folder / ("spilled-" + std::to_string(getpid()) + ".state");
+  Random random(11);
+  for (int round = 0; round < 4; ++round) {
+    PastShape shape{{{PastWordKind::kText, 0}, {PastWordKind::kValue, 0}}, 1, 2, 900, round % 2 ? 0u : 30u, false};
+    PastState inside(shape), spilled(shape);
+    spilled.spill_to(folder, 100'000);
+    for (int64_t t = 0; t < 20'000; ++t) {
+      const uint64_t key = random() % 300, asked = random() % 300;
+      if (t % 7'000 == 0) spilled.share_room();
+      const uint64_t other = random();
+      for (PastState* state : {&inside, &spilled}) {
+        const uint64_t values[] = {state->texts().number("text " + std::to_string(t % 9'000)), other};
+        state->feed(key, t / 3, values);
+        state->forget_texts();
+      }
+      const PastSeen mine = inside.read(asked, t / 3), theirs = spilled.read(asked, t / 3);
+      CHECK(mine.end == theirs.end);
+      for (uint32_t e = 0; e < mine.end; ++e)
+        for (size_t w = 0; w < 3; ++w) CHECK(mine.ring->at(e, 3)[w] == theirs.ring->at(e, 3)[w]);
+    }
+    CHECK(spilled.spilled_bytes() > 0 && spilled.spill_error() == 0);
+    save_past(inside, path);
+    const std::string expected = bytes_of(path);
+    save_past(spilled, path);
+    CHECK(bytes_of(path) == expected);
+    PastState again(shape);
+    again.spill_to(folder, 100'000);
+    again = load_past(std::move(again), path);
+    save_past(again, path);
+    CHECK(bytes_of(path) == expected && again.spilled_bytes() > 0);
+  }
+  std::filesystem::remove(path);
+}
+
 void texts_that_no_event_holds_are_forgotten() {
   PastState state({{{PastWordKind::kText, 0}}, 0, 0, 0, 2, false});
   for (int64_t t = 0; t < 20'000; ++t) {
@@ -323,5 +359,6 @@ int main() {
   a_state_comes_back_from_its_file_and_damage_is_refused();
   several_states_lie_in_one_file();
   reads_that_come_later_than_events_find_what_they_would_have_found();
+  events_on_a_disk_change_neither_reads_nor_files();
   texts_that_no_event_holds_are_forgotten();
 }

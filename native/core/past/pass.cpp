@@ -59,6 +59,7 @@ void each_row(PastShard& shard, const PastRows& in, const Divided& divided, unsi
       values[w] = divided.numbers[w].empty() ? in.columns[w].values[row] : divided.numbers[w][row];
     shard.feed(in.key[row], in.time[row], values.data());
   }
+  shard.keep_room();
 }
 
 double seconds(int64_t from, int64_t to) { return EventRing::elapsed(from, to) / 1e6; }
@@ -97,6 +98,7 @@ PastLists pass_lists(PastState& state, const PastRows& in, size_t threads) {
     if (word.kind != PastWordKind::kValue && word.kind != PastWordKind::kText)
       throw std::invalid_argument("only values can be listed");
   const Divided divided(state, in);
+  state.share_room();
   const size_t words = shape.words.size();
   struct Found {  // by one shard, in the order of its rows
     std::vector<std::vector<uint64_t>> words;
@@ -165,6 +167,7 @@ PastCounts pass_counters(PastState& state, const PastRows& in, const std::vector
     stored.push_back(at);
   }
   const Divided divided(state, in);
+  state.share_room();
   PastCounts out;
   out.values.assign(counters.size(), std::vector<uint64_t>(divided.asking));
   out.seen.assign(counters.size(), std::vector<uint8_t>(divided.asking));

@@ -2,12 +2,17 @@
 //
 // Events of equal time stand in the order in which they came. An event that comes late is put in its place, and the
 // running totals of the events behind it are corrected.
+//
+// The events may lie on a disk instead (core/past/spill.h). The ring then knows their place, their number and the
+// newest time, and only these may be asked for until take() brings the events back.
 #pragma once
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "core/past/shape.h"
 #include "core/past/sums.h"
@@ -16,11 +21,51 @@ namespace cb {
 
 class EventRing {
  public:
+  EventRing() = default;
+  EventRing(EventRing&& other) noexcept { swap(other); }
+  EventRing& operator=(EventRing&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~EventRing() {
+    if (!on_disk_) delete[] events_;
+  }
+
   uint32_t size() const { return count_; }
+  bool on_disk() const { return on_disk_; }
+  uint32_t place() const { return head_; }  // on the disk
+  int64_t newest(size_t stride) const { return on_disk_ ? newest_ : time(count_ - 1, stride); }
+
+  // Whether the ring was used since it was last asked.
+  bool used_lately() { return std::exchange(used_, false); }
+  void use() { used_ = true; }
+
+  void copy_to(uint64_t* words, size_t stride) const {
+    for (uint32_t k = 0; k < count_; ++k) std::memcpy(words + k * stride, at(k, stride), stride * sizeof(uint64_t));
+  }
+  void leave_to_disk(uint32_t place, size_t stride) {
+    const int64_t last = time(count_ - 1, stride);
+    delete[] events_;
+    newest_ = last;
+    head_ = place;
+    capacity_ = 0;
+    on_disk_ = true;
+  }
+  // Makes room in memory for the events of a ring on the disk and lets read(words) fill it, oldest event first.
+  template <class F>
+  void take(size_t stride, F&& read) {
+    const uint32_t wanted = std::bit_ceil(std::max(count_, 2u));
+    auto words = std::make_unique_for_overwrite<uint64_t[]>(size_t{wanted} * stride);
+    read(words.get());
+    events_ = words.release();
+    head_ = 0;
+    capacity_ = wanted;
+    on_disk_ = false;
+  }
   size_t bytes(size_t stride) const { return size_t{capacity_} * stride * sizeof(uint64_t); }
 
   const uint64_t* at(uint32_t k, size_t stride) const {
-    return events_.get() + size_t{(head_ + k) & (capacity_ - 1)} * stride;
+    return events_ + size_t{(head_ + k) & (capacity_ - 1)} * stride;
   }
   int64_t time(uint32_t k, size_t stride) const { return static_cast<int64_t>(*at(k, stride)); }
 
@@ -123,7 +168,7 @@ class EventRing {
   static double decay(double passed, const PastWord& spec) { return std::exp2(-passed / spec.half_life); }
 
  private:
-  uint64_t* entry(uint32_t k, size_t stride) { return events_.get() + size_t{(head_ + k) & (capacity_ - 1)} * stride; }
+  uint64_t* entry(uint32_t k, size_t stride) { return events_ + size_t{(head_ + k) & (capacity_ - 1)} * stride; }
   static void put(uint64_t* words, const TwoFloats& value) {
     words[0] = std::bit_cast<uint64_t>(value.high);
     words[1] = std::bit_cast<uint64_t>(value.low);
@@ -154,13 +199,32 @@ class EventRing {
     auto larger = std::make_unique_for_overwrite<uint64_t[]>(size_t{wanted} * stride);
     for (uint32_t k = 0; k < count_; ++k)
       std::memcpy(larger.get() + size_t{k} * stride, at(k, stride), stride * sizeof(uint64_t));
-    events_ = std::move(larger);
+    delete[] events_;
+    events_ = larger.release();
     capacity_ = wanted;
     head_ = 0;
   }
 
-  std::unique_ptr<uint64_t[]> events_;
-  uint32_t head_ = 0, count_ = 0, capacity_ = 0;
+  void swap(EventRing& other) {
+    char mine[sizeof events_];  // the pointer or the time
+    std::memcpy(mine, &events_, sizeof mine);
+    std::memcpy(&events_, &other.events_, sizeof mine);
+    std::memcpy(&other.events_, mine, sizeof mine);
+    std::swap(head_, other.head_);
+    std::swap(count_, other.count_);
+    std::swap(capacity_, other.capacity_);
+    std::swap(on_disk_, other.on_disk_);
+    std::swap(used_, other.used_);
+  }
+
+  // 24 bytes, so that a key and its ring lie in half a cache line.
+  union {
+    uint64_t* events_ = nullptr;
+    int64_t newest_;  // on the disk
+  };
+  uint32_t head_ = 0;  // the place of the oldest event; on the disk, that of the block
+  uint32_t count_ = 0, capacity_ = 0;
+  bool on_disk_ = false, used_ = false;
 };
 
 }  // namespace cb

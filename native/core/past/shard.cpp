@@ -25,7 +25,7 @@ const EventRing* PastShard::find(uint64_t key) const {
 }
 
 EventRing& PastShard::made(uint64_t key) {
-  if (const EventRing* known = find(key)) return *const_cast<EventRing*>(known);
+  if (EventRing* known = find(key)) return *known;
   if (keys_.size() >= 2 * swept_keys_) sweep();
   if ((keys_.size() + 1) * 2 > slots_.size()) rebuild(slots_.size() * 2);
   if (keys_.size() >= UINT32_MAX - 1) throw std::length_error("more than 4,294,967,294 keys in one shard");
@@ -38,6 +38,7 @@ EventRing& PastShard::made(uint64_t key) {
 }
 
 bool PastShard::add(uint64_t key) {
+  keep_room();
   if (find(key)) return false;
   made(key);
   return true;
@@ -53,7 +54,9 @@ void PastShard::append_stored(const uint64_t* stored) {
 
 void PastShard::feed(uint64_t key, int64_t time, const uint64_t* values) {
   reach(time);
+  keep_room();
   EventRing& ring = made(key);
+  if (spill_) bring(ring);
   trim(ring);
   if (ring.size() == UINT32_MAX / 2) throw std::length_error("more than 2,147,483,647 events of one key");
   ring_bytes_ -= ring.bytes(stride_);
@@ -77,6 +80,42 @@ void PastShard::trim(EventRing& ring) {
   }
 }
 
+// Brings the events of a ring into memory, if they lie on the disk.
+void PastShard::bring(EventRing& ring) {
+  ring.use();
+  if (!ring.on_disk()) return;
+  const uint32_t place = ring.place();
+  const size_t words = ring.size() * stride_;
+  ring.take(stride_, [&](uint64_t* events) { spill_->get(place, events, words); });
+  spill_->free(place, words);
+  ring_bytes_ += ring.bytes(stride_);
+}
+
+// Moves rings to the disk until the shard fits its room with a quarter to spare for rings, so that it goes through the
+// keys only now and then. Rings that were used since the last time around stay (the clock algorithm). Rings get an
+// eighth of the room even if keys and slots take more, so that a room that is too small is not searched at every event.
+void PastShard::make_room() {
+  const size_t index = bytes() - ring_bytes_, allowed = std::max(room_ > index ? room_ - index : 0, room_ / 8);
+  if (ring_bytes_ <= allowed || spill_error_) return;
+  std::vector<uint64_t> words;
+  for (size_t steps = 2 * keys_.size(); steps > 0 && ring_bytes_ > allowed / 4 * 3; --steps) {
+    hand_ = hand_ + 1 < keys_.size() ? hand_ + 1 : 0;
+    EventRing& ring = keys_[hand_].ring;
+    if (ring.on_disk() || !ring.size() || ring.used_lately()) continue;
+    words.resize(ring.size() * stride_);
+    ring.copy_to(words.data(), stride_);
+    uint32_t place = 0;
+    try {
+      place = spill_->put(words.data(), words.size());
+    } catch (const std::system_error& error) {
+      spill_error_ = error.code().value();
+      return;
+    }
+    ring_bytes_ -= ring.bytes(stride_);
+    ring.leave_to_disk(place, stride_);
+  }
+}
+
 // Forgets keys whose events are all too old for any later read. Run when the number of keys has doubled, so that it
 // costs O(1) for each key.
 void PastShard::sweep() {
@@ -84,7 +123,8 @@ void PastShard::sweep() {
     const int64_t old = time_before(time_before(newest_, shape_.lateness + shape_.back), shape_.within);
     auto forgotten = [&](const Held& held) {
       const uint32_t n = held.ring.size();
-      if (n && held.ring.time(n - 1, stride_) >= old) return false;
+      if (n && held.ring.newest(stride_) >= old) return false;
+      if (held.ring.on_disk()) spill_->free(held.ring.place(), n * stride_);
       ring_bytes_ -= held.ring.bytes(stride_);
       events_ -= n;
       return true;

@@ -39,19 +39,44 @@ int64_t PastState::late(const int64_t* times, const uint8_t* valid, size_t rows)
 void PastState::forget_texts() {
   if (texts_.size() < 2 * texts_kept_) return;
   std::vector<bool> held(texts_.size());
-  auto each = [&](auto&& change) {
+  auto each = [&](bool write, auto&& change) {
     size_t word = 0;
     for (const PastWord& spec : shape_.words) {
       if (spec.kind == PastWordKind::kText)
-        for (PastShard& shard : shards_)
-          for (PastShard::Held& key : shard.held()) key.ring.each_word(shard.stride(), word, change);
+        for (PastShard& shard : shards_) shard.each_word(word, write, change);
       word += spec.stored();
     }
   };
-  each([&](uint64_t& number) { held[number] = true; });
+  each(false, [&](uint64_t& number) { held[number] = true; });
   const std::vector<uint64_t> numbers = texts_.keep_only(held);
-  each([&](uint64_t& number) { number = numbers[number]; });
+  each(true, [&](uint64_t& number) { number = numbers[number]; });
   texts_kept_ = std::max<size_t>(4096, texts_.size());
+}
+
+void PastState::spill_to(const std::string& folder, size_t budget) {
+  if (budget < kPastShards) throw std::invalid_argument("a budget of past events out of range");
+  for (PastShard& shard : shards_) shard.spill_to(folder, budget / kPastShards);
+  folder_ = folder;
+  budget_ = budget;
+  share_room();
+}
+
+void PastState::share_room() {
+  if (!spills()) return;
+  const size_t left = budget_ > texts_.bytes() ? budget_ - texts_.bytes() : 0;
+  for (PastShard& shard : shards_) shard.set_room(left / kPastShards);
+}
+
+int PastState::spill_error() const {
+  for (const PastShard& shard : shards_)
+    if (shard.spill_error()) return shard.spill_error();
+  return 0;
+}
+
+uint64_t PastState::spilled_bytes() const {
+  uint64_t n = 0;
+  for (const PastShard& shard : shards_) n += shard.spilled_bytes();
+  return n;
 }
 
 size_t PastState::keys() const {

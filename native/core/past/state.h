@@ -9,8 +9,8 @@
 // whose numbers are given before shards run, so threads may work on different shards at once and their number changes
 // no result. Whoever reads and feeds at the same time holds a lock for each shard.
 //
-// Memory: bytes() counts rings, keys, slots and texts. The state itself sets no limit; whoever feeds it compares
-// bytes() with a budget. A key holds at most `last` events that every later read may see, those of the last
+// Memory: bytes() counts rings, keys, slots and texts. Without spill_to() the state sets no limit; whoever feeds it
+// compares bytes() with a budget. A key holds at most `last` events that every later read may see, those of the last
 // gap + lateness + back, and, where there is a longest age, only events of that age and one before them.
 //
 // Failure: a row whose time lies more than `lateness` before the newest time is not taken (late()); running out of
@@ -18,6 +18,7 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/past/shard.h"
@@ -45,7 +46,7 @@ class PastState {
     reach(time);
     shards_[shard_of(key)].feed(key, time, values);
   }
-  PastSeen read(uint64_t key, int64_t time) const { return shards_[shard_of(key)].read(key, time); }
+  PastSeen read(uint64_t key, int64_t time) { return shards_[shard_of(key)].read(key, time); }
 
   // The newest time that was reached; none before the first.
   std::optional<int64_t> newest() const { return newest_; }
@@ -59,6 +60,17 @@ class PastState {
   // Forgets texts that no event holds, where their number has doubled since the last time.
   void forget_texts();
 
+  // From now on, events are moved to files in a folder where the state would take more than `budget` bytes of memory.
+  // Keys, slots and texts stay in memory, about 50 bytes a key; what they leave of the budget is divided among the
+  // shards. std::system_error if no file can be made there.
+  void spill_to(const std::string& folder, size_t budget);
+  bool spills() const { return budget_ > 0; }
+  const std::string& spill_folder() const { return folder_; }
+  size_t spill_budget() const { return budget_; }
+  int spill_error() const;         // of the last write that failed, else 0
+  uint64_t spilled_bytes() const;  // of the files
+  void share_room();               // gives each shard its part of what texts leave of the budget
+
   size_t keys() const;
   uint64_t events() const;
   size_t bytes() const;
@@ -69,6 +81,8 @@ class PastState {
   TextPool texts_;
   std::optional<int64_t> newest_;
   size_t texts_kept_ = 4096;
+  std::string folder_;
+  size_t budget_ = 0;  // 0: nothing is moved to a disk
 };
 
 }  // namespace cb

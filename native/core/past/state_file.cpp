@@ -109,6 +109,7 @@ void save_past(const PastState& state, const std::string& path, bool append) {
     file.put(text.data(), text.size());
   }
   file.seal();
+  std::vector<uint64_t> events;
   for (unsigned s = 0; s < kPastShards; ++s) {
     const PastShard& shard = state.shard(s);
     file.put(shard.newest());
@@ -117,8 +118,8 @@ void save_past(const PastState& state, const std::string& path, bool append) {
     for (const PastShard::Held& held : shard.held()) {
       file.put(held.key);
       file.put(uint64_t{held.ring.size()});
-      for (uint32_t e = 0; e < held.ring.size(); ++e)
-        file.put(held.ring.at(e, shard.stride()), shard.stride() * sizeof(uint64_t));
+      shard.events_of(held, events);
+      file.put(events.data(), events.size() * sizeof(uint64_t));
     }
     file.seal();
   }
@@ -129,6 +130,10 @@ void save_past(const PastState& state, const std::string& path, bool append) {
 }
 
 PastState load_past(const PastShape& shape, const std::string& path, uint64_t begin, uint64_t* behind) {
+  return load_past(PastState(shape), path, begin, behind);
+}
+
+PastState load_past(PastState state, const std::string& path, uint64_t begin, uint64_t* behind) {
   CheckedReader file(path, begin);
   char magic[8];
   if (file.left() < sizeof magic) throw DamagedFile("it is no saved state of past events: it is too short");
@@ -143,9 +148,9 @@ PastState load_past(const PastShape& shape, const std::string& path, uint64_t be
   const bool reached = file.get<uint32_t>() != 0;
   const int64_t newest = file.get<int64_t>();
   file.check_seal("its head");
-  if (met != shape) throw std::invalid_argument("it holds the past of other features: its shape differs");
-  PastState state(shape);
+  if (met != state.shape()) throw std::invalid_argument("it holds the past of other features: its shape differs");
   get_texts(file, state.texts());
+  state.share_room();
   for (unsigned s = 0; s < kPastShards; ++s) get_shard(file, state, s);
   char end[8];
   file.get(end, sizeof end);

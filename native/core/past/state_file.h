@@ -22,4 +22,7 @@ void save_past(const PastState& state, const std::string& path, bool append = fa
 // state must be the last of its file. It must have been saved with the same shape; std::invalid_argument otherwise.
 PastState load_past(const PastShape& shape, const std::string& path, uint64_t begin = 0, uint64_t* end = nullptr);
 
+// Loads into an empty state, which may move events to a disk while it is filled.
+PastState load_past(PastState empty, const std::string& path, uint64_t begin = 0, uint64_t* end = nullptr);
+
 }  // namespace cb

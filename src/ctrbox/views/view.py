@@ -311,6 +311,7 @@ class View:
         gap: str = "0s",
         lateness: str = "0s",
         budget: str | int = "4GB",
+        spill: bool | str | os.PathLike[str] = False,
     ) -> Any:
         """Describe the past of the rows of another view, with the rows of this view as events; otherwise like ``cb.past``.
 
@@ -318,7 +319,7 @@ class View:
         or expressions that are read from both views; ``where`` and the values are read from this view. Both views must be in
         order of time, except for rows that are late by at most ``lateness``.
         """
-        return _language().past_of(self, by, time, where, gap, lateness, budget)
+        return _language().past_of(self, by, time, where, gap, lateness, budget, spill)
 
     def history(
         self,
@@ -331,12 +332,13 @@ class View:
         gap: str = "0s",
         lateness: str = "0s",
         budget: str | int = "4GB",
+        spill: bool | str | os.PathLike[str] = False,
     ) -> Any:
         """Describe a list of values of earlier rows of this view, for the rows of another view; otherwise like ``cb.history``.
 
         ``log.with_history(clicked=clicks.history("ad_id", by="user_id", time="ts", last=50))``. See ``View.past``.
         """
-        described = _language().past_of(self, by, time, where, gap, lateness, budget)
+        described = _language().past_of(self, by, time, where, gap, lateness, budget, spill)
         return described.history(*values, last=last, within=within)
 
     def fill(self, **values: Any) -> View:
@@ -405,7 +407,7 @@ class View:
                 f"on={list(keys)}"
             )
         times = None if as_of is None else _two_times(as_of, view)
-        return self._with(Join(view, keys, how, prefix, times, checked_bytes("budget", budget), _folder_of(spill)))
+        return self._with(Join(view, keys, how, prefix, times, checked_bytes("budget", budget), folder_of(spill)))
 
     @named_parameters
     def merge(
@@ -425,7 +427,7 @@ class View:
             raise PlanError(f"merge needs a View, got {type(view).__name__}; wrap it: cb.View(data, key=…)")
         if len(self.key) != 1 or len(view.key) != 1:
             raise PlanError("merge matches rows by id, so both views need one key column: View(…, key='instance_id')")
-        return self._with(Merge(view, ordered, checked_bytes("budget", budget), _folder_of(spill)))
+        return self._with(Merge(view, ordered, checked_bytes("budget", budget), folder_of(spill)))
 
 
 def views_of(step: Step) -> list[View]:
@@ -474,14 +476,14 @@ def _names(names: Any, what: str) -> tuple[str, ...]:
     return found
 
 
-def _folder_of(spill: Any) -> str | None:
-    """Return the folder for a view that is larger than its budget: "" is the system's, None means that it is refused."""
+def folder_of(spill: Any) -> str | None:
+    """Return the folder for what is larger than its budget: "" is the system's, None means that it is refused."""
     if spill is False or spill is None:
         return None
     if spill is True:
         return ""
     if isinstance(spill, str | os.PathLike) and isinstance(folder := os.fspath(spill), str) and folder:
-        refuse_url(folder, "a folder for joined views")
+        refuse_url(folder, "a folder for what does not fit into memory")
         return folder
     raise PlanError(f"spill must be True or a folder on a local disk, such as spill='/mnt/ssd', got {spill!r}")
 

@@ -7,6 +7,8 @@ what it promises.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +19,7 @@ import pyarrow as pa
 from ctrbox import _native
 from ctrbox.columns.kind import arrow_type
 from ctrbox.engines.past.inputs import Column, Resolved
-from ctrbox.errors import DataError, SourceError
+from ctrbox.errors import DataError, SourceError, WriteError
 
 VALUE, TEXT, TOTAL, FLOAT_TOTAL, DECAYED_WORD, WIDE_TOTAL = 1, 2, 3, 4, 5, 6  # PastWordKind
 COUNT, SUM, DECAYED, SINCE, WIDE_SUM = 1, 2, 3, 4, 5  # CounterKind
@@ -41,13 +43,25 @@ class Rows:
 
 
 class State:
-    """One native state and the features that are read from it."""
+    """One native state and the features that are read from it. ``folder``: where events lie that need more than the budget."""
+
+    folder = ""
 
     def __init__(self, features: Sequence[Resolved], native: Any) -> None:
         self.features = features
         self.first = features[0]
         self.native = native
         self.budget = min(f.feature.past.budget for f in features)
+        folders = [f.feature.past.spill for f in features if f.feature.past.spill is not None]
+        if folders:
+            self.folder = folders[0] or tempfile.gettempdir()
+            try:
+                native.spill_to(self.folder, self.budget)
+            except OSError as error:
+                raise WriteError(
+                    f"cannot make a file in {self.folder} for the past events of {self.first.name!r}: {error.strerror}; name "
+                    "a folder on a local disk that can be written: spill='/a/folder'"
+                ) from error
         self._newest_at = ""
 
     @property
@@ -145,13 +159,38 @@ class State:
             row = int(np.flatnonzero(known)[times[known].argmax()])
             self._newest_at = rows.where(row)
 
+    def read_and_feed(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the native state, which may read events from the disk."""
+        try:
+            return call(*arguments)
+        except _native.DamagedFile as error:
+            raise SourceError(
+                f"the file in {self.folder} with past events of {self.first.name!r} is damaged: {error}"
+            ) from error
+        except OSError as error:
+            told = f"cannot read past events of {self.first.name!r} from {self.folder}: {os.strerror(error.errno or 0)}"
+            raise SourceError(told) from error
+
     def check_budget(self) -> None:
         used = self.native.bytes
-        if used > self.budget:
-            raise DataError(
-                f"the past events of {self.first.name!r} take {used:,} bytes ({self.native.events:,} events of "
-                f"{self.native.keys:,} keys), more than budget={self.budget:,}; raise budget=, or shorten last=, within= or gap="
+        if used <= self.budget:
+            return
+        if failed := self.native.spill_error:
+            raise WriteError(
+                f"cannot write past events of {self.first.name!r} to {self.folder}, where they have "
+                f"{self.native.spilled_bytes:,} bytes already: {os.strerror(failed)}; free some space, or name a folder on "
+                "another disk: spill='/a/folder'"
             )
+        remedy = (
+            f"their keys and texts alone, which stay in memory, need more than budget={self.budget:,}; raise budget="
+            if self.folder
+            else f"more than budget={self.budget:,}; raise budget=, shorten last=, within= or gap=, or let them lie on a local "
+            "disk: spill=True, or spill='/a/folder'"
+        )
+        raise DataError(
+            f"the past events of {self.first.name!r} take {used:,} bytes ({self.native.events:,} events of "
+            f"{self.native.keys:,} keys), {remedy}"
+        )
 
 
 class ListState(State):
@@ -176,7 +215,7 @@ class ListState(State):
 
     def passed(self, given: Given, threads: int) -> dict[str, pa.Array]:
         """Return what each row that asks has seen, as one list for each value, and one of ages."""
-        offsets, words, ages = self.native.lists(*given, threads)
+        offsets, words, ages = self.read_and_feed(self.native.lists, *given, threads)
         names = self.first.feature.columns(self.first.name)
         kinds = [n.kind for n in self.first.values]
         children = [_values(kind, word) for kind, word in zip(kinds, words, strict=True)]
@@ -278,7 +317,7 @@ class CounterState(State):
 
     def passed(self, given: Given, threads: int) -> dict[str, pa.Array]:
         """Return the counters of each row that asks."""
-        found = self.native.counters(*given, self.layout.reads, threads)
+        found = self.read_and_feed(self.native.counters, *given, self.layout.reads, threads)
         return {f.name: maker(found) for f, maker in zip(self.features, self.makers, strict=True)}
 
 

@@ -161,7 +161,7 @@ class Writer:
                 return ["merge", self.view(view), ordered, budget, *([] if step.spill is None else [True])]
             case WithHistory(features):
                 written = [[name, *self._past(feature)] for name, feature in features]
-                return ["with_history", written, [feature.past.budget for _, feature in features]]
+                return ["with_history", written, [_memory_of_past(feature.past) for _, feature in features]]
 
     def _past(self, feature: PastFeature) -> list[Any]:
         past = feature.past
@@ -188,6 +188,11 @@ class Writer:
 
 def malformed(what: str) -> PlanError:
     return PlanError(f"the saved plan is malformed: {what}")
+
+
+def _memory_of_past(past: Past) -> Any:
+    """Return the budget of a past, with true if events may lie on a disk; the folder belongs to this machine."""
+    return past.budget if past.spill is None else [past.budget, True]
 
 
 def memory_of(step: Join) -> list[dict[str, Any]]:
@@ -387,7 +392,11 @@ class Reader:
         )
         several = [tuple(self.at(e) for e in a_list(places, "columns of a history")) for places in (values, by)]
         events = self._view(place[0], views) if place else None
-        past = Past(several[1], self.at(time), condition, gap, lateness, a_number(budget, "a budget"), events)
+        budget, spills = (
+            a_list(budget, "the memory of a history", length=2) if isinstance(budget, list) else (budget, False)
+        )
+        spill = "" if a_flag(spills, "spill") else None  # a file from somebody else does not choose the folder
+        past = Past(several[1], self.at(time), condition, gap, lateness, a_number(budget, "a budget"), events, spill)
         feature = PastFeature(past, a_text(what, "a history column"), several[0], last, within, half_life)
         if not several[1] or (len(several[0]) > 1 and any(e.op != "column" for e in several[0])):
             raise malformed("a history column without a key, or of several expressions")

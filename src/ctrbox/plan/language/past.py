@@ -14,6 +14,7 @@ These classes only describe; `ctrbox.engines.past` computes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +26,7 @@ from ctrbox.errors import PlanError
 from ctrbox.plan.language import checks
 from ctrbox.plan.language.expr import Expr, column
 from ctrbox.plan.language.features import span
-from ctrbox.views.view import View
+from ctrbox.views.view import View, folder_of
 
 MOST_SPAN = 2**60  # microseconds; the native state adds two of them in 64 bits
 MOST_LAST = 100_000
@@ -44,6 +45,7 @@ class Past:
     lateness: int
     budget: int  # bytes
     events: View | None = None  # the view of the events; None: the log itself
+    spill: str | None = None  # folder of events beyond the budget, "" for the system's; None: they are an error
 
     def history(self, *values: Any, last: int = 100, within: str | None = None) -> PastFeature:
         """Return the values of the last events as a list, newest last; see ``cb.history``."""
@@ -116,7 +118,14 @@ class PastFeature:
 
 @named_parameters
 def past(
-    *, by: Any, time: Any, where: Any = None, gap: str = "0s", lateness: str = "0s", budget: str | int = BUDGET
+    *,
+    by: Any,
+    time: Any,
+    where: Any = None,
+    gap: str = "0s",
+    lateness: str = "0s",
+    budget: str | int = BUDGET,
+    spill: bool | str | os.PathLike[str] = False,
 ) -> Past:
     """Describe which earlier events of the log a row looks back at, for windowed counts and histories.
 
@@ -124,7 +133,9 @@ def past(
     time. ``where``: the condition that makes a row an event (default: every row). ``gap``: a row sees only events that are older
     than this by more than zero, such as "10m" where clicks arrive in the log up to ten minutes late; default "0s". ``lateness``:
     how much earlier than the newest time before it a row may be; with the default "0s" a log that is not in order of time is an
-    error that names the row. ``budget``: memory that the events of this past may take, default "4GB"; more is an error.
+    error that names the row. ``budget``: memory that the events of this past may take, default "4GB"; more is an error, unless
+    ``spill`` stores events of keys that were not met lately on a local disk: ``spill=True`` in the system's folder for temporary
+    files, ``spill="/mnt/ssd"`` in that folder. The features are the same.
     """
     members = tuple(by) if isinstance(by, Sequence) and not isinstance(by, str) else (by,)
     if not members:
@@ -138,12 +149,16 @@ def past(
         _span("gap", gap),
         _span("lateness", lateness),
         checked_bytes("budget", budget),
+        spill=folder_of(spill),
     )
 
 
-def past_of(events: View, by: Any, time: Any, where: Any, gap: str, lateness: str, budget: str | int) -> Past:
+def past_of(
+    events: View, by: Any, time: Any, where: Any, gap: str, lateness: str, budget: str | int, spill: Any
+) -> Past:
     """Describe the past of a row among the events of another view; see ``View.past``."""
-    return replace(past(by=by, time=time, where=where, gap=gap, lateness=lateness, budget=budget), events=events)
+    described = past(by=by, time=time, where=where, gap=gap, lateness=lateness, budget=budget, spill=spill)
+    return replace(described, events=events)
 
 
 @named_parameters
@@ -157,15 +172,17 @@ def history(
     gap: str = "0s",
     lateness: str = "0s",
     budget: str | int = BUDGET,
+    spill: bool | str | os.PathLike[str] = False,
 ) -> PastFeature:
     """Return the values of earlier events of the same key as a list, newest last, for ``View.with_history``.
 
     ``values``: one or several columns. A feature named ``clicks`` of one column is the column ``clicks``; of several columns
     it is one column each, such as ``clicks_ad_id``. ``clicks_age`` holds the seconds from each event to the row. ``last``: most
     events, from 1 to 100,000, default 100. ``within``: greatest age, such as "14d"; default: any. Events with a null among their
-    values are left out. For ``by``, ``time``, ``where``, ``gap``, ``lateness`` and ``budget`` see ``cb.past``.
+    values are left out. For ``by``, ``time``, ``where``, ``gap``, ``lateness``, ``budget`` and ``spill`` see
+    ``cb.past``.
     """
-    described = past(by=by, time=time, where=where, gap=gap, lateness=lateness, budget=budget)
+    described = past(by=by, time=time, where=where, gap=gap, lateness=lateness, budget=budget, spill=spill)
     return described.history(*values, last=last, within=within)
 
 

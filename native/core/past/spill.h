@@ -1,0 +1,115 @@
+// Events of keys that have not been met for a while, on a local disk, for a shard whose events need more than its room.
+//
+// Layout: a file of cells of 64 bytes. The events of a key lie in a block of a power of two of cells: their 64-bit
+// words, oldest event first, and a checksum that begins with the block's place. Freed blocks are used again, those of
+// each size by themselves, so the file has at most the size of all events that were ever on the disk at once, rounded
+// up.
+//
+// The file has no name: the system removes it when the process ends, even if it is killed. It is never read by another
+// process; what outlives a process is a saved state (core/past/state_file.h). Failure: std::system_error; DamagedFile
+// for words that are not those that were written. One thread at a time.
+#pragma once
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "core/system/checked_file.h"
+#include "operators/hash.h"
+
+namespace cb {
+
+class PastSpill {
+ public:
+  explicit PastSpill(const std::string& folder) {
+    std::string name = folder + "/.past-XXXXXX";
+    file_ = ::mkostemp(name.data(), O_CLOEXEC);
+    if (file_ < 0) throw std::system_error(errno, std::generic_category());
+    ::unlink(name.c_str());
+  }
+  PastSpill(const PastSpill&) = delete;
+  PastSpill& operator=(const PastSpill&) = delete;
+  ~PastSpill() { ::close(file_); }
+
+  // Writes words and returns their place. Nothing changes if it fails.
+  uint32_t put(const uint64_t* words, size_t count) {
+    const unsigned size = size_of(count);
+    std::vector<uint32_t>& free = free_[size];
+    const uint64_t place = free.empty() ? cells_ : free.back();
+    if (place + (uint64_t{1} << size) > UINT32_MAX) throw std::system_error(EFBIG, std::generic_category());
+    write(static_cast<uint32_t>(place), words, count);
+    if (free.empty())
+      cells_ += uint64_t{1} << size;
+    else
+      free.pop_back();
+    return static_cast<uint32_t>(place);
+  }
+
+  // Writes as many words as are there already.
+  void write(uint32_t place, const uint64_t* words, size_t count) {
+    buffer_.assign(words, words + count);
+    buffer_.push_back(checksum(place, words, count));
+    move(place, [&](char* at, size_t bytes, off_t where) { return ::pwrite(file_, at, bytes, where); });
+  }
+
+  void get(uint32_t place, uint64_t* words, size_t count) {
+    buffer_.resize(count + 1);
+    move(place, [&](char* at, size_t bytes, off_t where) { return ::pread(file_, at, bytes, where); });
+    std::memcpy(words, buffer_.data(), count * sizeof(uint64_t));
+    if (buffer_.back() != checksum(place, words, count))
+      throw DamagedFile("events of the past that lay on the disk are not those that were written");
+  }
+
+  void free(uint32_t place, size_t count) { free_[size_of(count)].push_back(place); }
+
+  // Says that words are read soon.
+  void will_need(uint32_t place, size_t count) const {
+    ::posix_fadvise(file_, static_cast<off_t>(place) * kCell, static_cast<off_t>((count + 1) * sizeof(uint64_t)),
+                    POSIX_FADV_WILLNEED);
+  }
+
+  uint64_t file_bytes() const { return cells_ * kCell; }
+
+ private:
+  static constexpr unsigned kCell = 64;
+
+  static unsigned size_of(size_t count) {
+    const size_t cells = ((count + 1) * sizeof(uint64_t) + kCell - 1) / kCell;
+    return static_cast<unsigned>(std::bit_width(cells - 1));
+  }
+  static uint64_t checksum(uint32_t place, const uint64_t* words, size_t count) {
+    uint64_t sum = finish(place ^ 0x9e3779b97f4a7c15ull);
+    for (size_t k = 0; k < count; ++k) sum = fold(sum, words[k]);
+    return sum;
+  }
+
+  template <class F>
+  void move(uint32_t place, F&& call) {
+    char* at = reinterpret_cast<char*>(buffer_.data());
+    size_t bytes = buffer_.size() * sizeof(uint64_t);
+    off_t where = static_cast<off_t>(place) * kCell;
+    while (bytes > 0) {
+      const ssize_t moved = call(at, bytes, where);
+      if (moved < 0 && errno == EINTR) continue;
+      if (moved < 0) throw std::system_error(errno, std::generic_category());
+      if (moved == 0) throw DamagedFile("a file of past events ends too early");
+      at += moved;
+      where += moved;
+      bytes -= static_cast<size_t>(moved);
+    }
+  }
+
+  int file_;
+  uint64_t cells_ = 0;
+  std::array<std::vector<uint32_t>, 33> free_;  // places of free blocks by the logarithm of their size
+  std::vector<uint64_t> buffer_;
+};
+
+}  // namespace cb
