@@ -118,6 +118,12 @@ nb::tuple lists(PastState& state, In<uint64_t> key, In<int64_t> time, nb::handle
   return nb::make_tuple(array_of(std::move(found.offsets)), words, array_of(std::move(found.ages)));
 }
 
+nb::object distinct(PastState& state, In<uint64_t> key, In<int64_t> time, nb::handle valid, nb::handle asks,
+                    nb::handle feeds, nb::list columns, size_t threads) {
+  const Given given(state, key, time, valid, asks, feeds, columns);
+  return array_of(with_file("", [&] { return pass_distinct(state, given.in, threads); }));
+}
+
 nb::list counters(PastState& state, In<uint64_t> key, In<int64_t> time, nb::handle valid, nb::handle asks,
                   nb::handle feeds, nb::list columns, const std::vector<std::tuple<uint32_t, size_t, int64_t>>& asked,
                   size_t threads) {
@@ -163,6 +169,9 @@ void bind_past(nb::module_& m) {
       .def("lists", &lists, nb::arg("key"), nb::arg("time"), nb::arg("valid").none(), nb::arg("asks").none(),
            nb::arg("feeds"), nb::arg("columns"), nb::arg("threads"),
            "Read and feed rows; return the offsets, the values of each word and the ages of what rows saw.")
+      .def("distinct", &distinct, nb::arg("key"), nb::arg("time"), nb::arg("valid").none(), nb::arg("asks").none(),
+           nb::arg("feeds"), nb::arg("columns"), nb::arg("threads"),
+           "Read and feed rows; return how many different values each row that asks saw.")
       .def("counters", &counters, nb::arg("key"), nb::arg("time"), nb::arg("valid").none(), nb::arg("asks").none(),
            nb::arg("feeds"), nb::arg("columns"), nb::arg("asked"), nb::arg("threads"),
            "Read and feed rows; return for each counter its 64-bit values and whether rows saw an event.")

@@ -69,6 +69,12 @@ uint32_t first_within(const PastSeen& seen, uint32_t begin, int64_t time, int64_
   return within ? seen.ring->before(time_before(time, within), stride, begin, seen.end) : begin;
 }
 
+// The first event that a read lists: of those that are not too old, the newest `last`.
+uint32_t first_listed(const PastShape& shape, const PastSeen& seen, int64_t time, size_t stride) {
+  const uint32_t begin = first_within(seen, 0, time, shape.within, stride);
+  return shape.last && seen.end - begin > shape.last ? seen.end - static_cast<uint32_t>(shape.last) : begin;
+}
+
 // The difference of two totals, rounded once. `before`: null for 0.
 double difference(const uint64_t* total, const uint64_t* before) {
   const TwoFloats end = EventRing::two_floats(total), begin = before ? EventRing::two_floats(before) : TwoFloats{};
@@ -114,8 +120,7 @@ PastLists pass_lists(PastState& state, const PastRows& in, size_t threads) {
     mine.words.resize(words);
     each_row(shard, in, divided, static_cast<unsigned>(k), [&](uint32_t row, uint32_t place, const PastSeen& seen) {
       if (!seen.end) return;
-      uint32_t begin = first_within(seen, 0, in.time[row], shape.within, stride);
-      if (shape.last && seen.end - begin > shape.last) begin = seen.end - static_cast<uint32_t>(shape.last);
+      const uint32_t begin = first_listed(shape, seen, in.time[row], stride);
       out.offsets[place + 1] = seen.end - begin;
       for (uint32_t e = begin; e < seen.end; ++e) {
         const uint64_t* event = seen.ring->at(e, stride);
@@ -139,6 +144,42 @@ PastLists pass_lists(PastState& state, const PastRows& in, size_t threads) {
       for (size_t w = 0; w < words; ++w) std::copy_n(found[k].words[w].data() + at, count, out.words[w].data() + begin);
       at += count;
     }
+  });
+  return out;
+}
+
+std::vector<int64_t> pass_distinct(PastState& state, const PastRows& in, size_t threads) {
+  const PastShape& shape = state.shape();
+  if (shape.words.size() != 1 || shape.words[0].kind != PastWordKind::kValue || !shape.last)
+    throw std::invalid_argument("only a bounded number of values can be told apart");
+  const Divided divided(state, in);
+  state.share_room();
+  std::vector<int64_t> out(divided.asking);
+  parallel_for(threads, kPastShards, [&](size_t k) {
+    PastShard& shard = state.shard(static_cast<unsigned>(k));
+    const size_t stride = shard.stride();
+    std::vector<uint64_t> met(64), turn(64);  // a set of values; an entry counts if its turn is that of the row
+    uint64_t row_turn = 0;
+    each_row(shard, in, divided, static_cast<unsigned>(k), [&](uint32_t row, uint32_t place, const PastSeen& seen) {
+      if (!seen.end) return;
+      const uint32_t begin = first_listed(shape, seen, in.time[row], stride);
+      if (const size_t room = std::bit_ceil(size_t{2} * (seen.end - begin) + 1); room > met.size()) {
+        met.assign(room, 0);
+        turn.assign(room, 0);
+      }
+      ++row_turn;
+      int64_t count = 0;
+      const size_t mask = met.size() - 1;
+      for (uint32_t e = begin; e < seen.end; ++e) {
+        const uint64_t value = seen.ring->at(e, stride)[1];
+        size_t slot = finish(value) & mask;
+        while (turn[slot] == row_turn && met[slot] != value) slot = (slot + 1) & mask;
+        count += turn[slot] != row_turn;
+        met[slot] = value;
+        turn[slot] = row_turn;
+      }
+      out[place] = count;
+    });
   });
   return out;
 }

@@ -49,6 +49,9 @@ struct PastCounts {
   std::vector<std::vector<uint8_t>> seen;
 };
 
+// For each row that asks: how many different values the events have that pass_lists would list. One word, kValue.
+std::vector<int64_t> pass_distinct(PastState& state, const PastRows& rows, size_t threads);
+
 PastLists pass_lists(PastState& state, const PastRows& rows, size_t threads);
 PastCounts pass_counters(PastState& state, const PastRows& rows, const std::vector<PastCounter>& counters,
                          size_t threads);

@@ -249,7 +249,7 @@ def test_spans_are_kept_in_microseconds_and_nothing_is_set_by_default() -> None:
         ("count", 1, "count takes 0 columns of values, got 1"),
         ("since", 0, ""),
         ("decayed", 2, "decayed takes 0 to 1 columns of values, got 2"),
-        ("median", 1, "a history column is one of history, count, sum, mean, decayed, since, got 'median'"),
+        ("median", 1, "a history column is one of history, count, sum, mean, decayed, since, distinct, got 'median'"),
     ],
 )
 def test_a_feature_takes_as_many_columns_as_it_can_use(what: str, values: int, message: str) -> None:
@@ -277,7 +277,7 @@ def test_the_columns_of_a_history_are_named_after_it() -> None:
     assert cb.history("ad", "city", by="user", time="ts").columns("h") == ["h_ad", "h_city", "h_age"]
     assert cb.past(by="user", time="ts").count().columns("n") == ["n"]
     assert cb.history(col("ad") + 1, by="user", time="ts").columns("h") == ["h", "h_age"]
-    with pytest.raises(PlanError, match="takes different names of columns"):
+    with pytest.raises(PlanError, match="must be columns of different names"):
         cb.history("ad", "ad", by="user", time="ts")
 
 

@@ -7,7 +7,7 @@ plan's own operators, so equal expressions give equal bits here and in a feature
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from ctrbox.views.view import View, WithHistory
 
 LISTED = ("i", "f", "s", "b", "t")  # kinds of values that a history can hold
 COUNTED = ("i", "f", "b")
+DISTINCT = ("i", "s", "b", "t")
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,26 @@ class Expressions:
         """Return the condition and the values of a feature's events, as nodes of this view."""
         where = None if feature.past.where is None else self.builder.condition(feature.past.where, self.scope)
         values = tuple(resolve(e, self.scope) for e in feature.values)
+        if feature.what == "distinct":
+            for value in values:
+                self._check_kind(name, feature, value, DISTINCT)
+            values = (self.builder.single_key(self.scope, values),)
+            self._wanted += [*([where] if where else []), *values]
+            return where, values
         allowed = LISTED if feature.what == "history" else COUNTED
         for value in values:
-            if value.kind not in allowed:
-                expected = ", ".join(name_of(kind) for kind in allowed)
-                raise PlanError(
-                    f"{name!r}: {feature.what} takes values of the types {expected}, but {origin(value).name!r} is "
-                    f"{name_of(value.kind)}"
-                )
+            self._check_kind(name, feature, value, allowed)
         self._wanted += [*([where] if where else []), *values]
         return where, values
+
+    @staticmethod
+    def _check_kind(name: str, feature: PastFeature, value: Node, allowed: Sequence[str]) -> None:
+        if value.kind not in allowed:
+            expected = ", ".join(name_of(kind) for kind in allowed)
+            raise PlanError(
+                f"{name!r}: {feature.what} takes values of the types {expected}, but {origin(value).name!r} is "
+                f"{name_of(value.kind)}"
+            )
 
     def settle(self, *, filtered: bool = True) -> None:
         """Build the graph of all expressions that `key_and_time` and `event` were called for.

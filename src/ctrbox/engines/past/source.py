@@ -33,6 +33,7 @@ from ctrbox.views.recorded import opened
 from ctrbox.views.view import View, WithHistory
 
 NULLABLE = ("mean", "since")
+COUNTS = ("count", "distinct")  # whole numbers
 
 
 def add_histories(view: View, features: Mapping[str, Any]) -> View:
@@ -262,4 +263,4 @@ def _fields(resolved: Any) -> list[pa.Field]:
     if what == "history":
         types = [*(arrow_type("*" + n.kind) for n in resolved.values), arrow_type("*f")]
         return [pa.field(name, type_, False) for name, type_ in zip(names, types, strict=True)]
-    return [pa.field(names[0], arrow_type("i" if what == "count" else "f"), what in NULLABLE)]
+    return [pa.field(names[0], arrow_type("i" if what in COUNTS else "f"), what in NULLABLE)]

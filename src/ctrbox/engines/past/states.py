@@ -223,6 +223,14 @@ class ListState(State):
         return dict(zip(names, lists, strict=True))
 
 
+class DistinctState(ListState):
+    """The state of a number of different values: the list of their hashes, of which the native code counts the different ones."""
+
+    def passed(self, given: Given, threads: int) -> dict[str, pa.Array]:
+        """Return how many different values each row that asks has seen."""
+        return {self.first.name: pa.array(self.read_and_feed(self.native.distinct, *given, threads))}
+
+
 @dataclass
 class Layout:
     """The words of a state of counters, and what each feature reads of them."""
@@ -321,13 +329,16 @@ class CounterState(State):
         return {f.name: maker(found) for f, maker in zip(self.features, self.makers, strict=True)}
 
 
+LISTS: dict[str, type[ListState]] = {"history": ListState, "distinct": DistinctState}
+
+
 def states_of(features: Sequence[Resolved]) -> list[ListState | CounterState]:
-    """Return fresh states for these features: one for each history, one for each group of counters."""
+    """Return fresh states: one for each history and each number of different values, one for each group of counters."""
     groups: dict[tuple[Any, ...], list[Resolved]] = {}
     for resolved in features:
-        if resolved.feature.what != "history":
+        if resolved.feature.what not in LISTS:
             groups.setdefault(resolved.group, []).append(resolved)
-    lists = [ListState(resolved) for resolved in features if resolved.feature.what == "history"]
+    lists = [LISTS[resolved.feature.what](resolved) for resolved in features if resolved.feature.what in LISTS]
     return [*lists, *(CounterState(group) for group in groups.values())]
 
 

@@ -112,7 +112,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ),
     (
         "past",
-        "count, sum, mean, decayed sum of earlier events of the same key, or seconds since the last one, in sliding windows",
+        "count, sum, mean, decayed sum or distinct values of earlier events of the same key, or seconds since the last",
         "a null key or time sees nothing and is not an event; null, NaN and infinite values are not summed",
         "without events: 0, and null for mean and since",
         _BYTES,

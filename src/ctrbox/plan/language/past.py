@@ -31,7 +31,7 @@ from ctrbox.views.view import View, folder_of
 MOST_SPAN = 2**60  # microseconds; the native state adds two of them in 64 bits
 MOST_LAST = 100_000
 BUDGET = "4GB"
-KINDS = ("history", "count", "sum", "mean", "decayed", "since")
+KINDS = ("history", "count", "sum", "mean", "decayed", "since", "distinct")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +71,14 @@ class Past:
         values = () if value is None else _columns((value,))
         return PastFeature(self, "decayed", values, half_life=_window("half_life", half_life))
 
+    def distinct(self, *values: Any, within: str | None = None, last: int = 1000) -> PastFeature:
+        """Count the different values of the last ``last`` events, from 1 to 100,000, of the last ``within``.
+
+        ``values``: a column or expression, or several columns, whose combinations are counted. Events with a null among them
+        are left out. The number is exact for keys with at most ``last`` events in the window, and never larger than ``last``.
+        """
+        return PastFeature(self, "distinct", _columns(values), last=last, within=_window("within", within))
+
     def since(self, within: str | None = None) -> PastFeature:
         """Return the seconds since the last event, null where there is none (in the last ``within``)."""
         return PastFeature(self, "since", within=_window("within", within))
@@ -90,10 +98,12 @@ class PastFeature:
     def __post_init__(self) -> None:
         if self.what not in KINDS:
             raise PlanError(f"a history column is one of {', '.join(KINDS)}, got {checks.shown(self.what)}")
-        wanted = {"history": range(1, 65), "sum": (1,), "mean": (1,), "decayed": (0, 1)}.get(self.what, (0,))
+        wanted = {"history": range(1, 65), "distinct": range(1, 65), "sum": (1,), "mean": (1,), "decayed": (0, 1)}.get(
+            self.what, (0,)
+        )
         if len(self.values) not in wanted:
             raise PlanError(f"{self.what} takes {_number(wanted)} columns of values, got {len(self.values)}")
-        low = 1 if self.what == "history" else 0
+        low = 1 if self.what in ("history", "distinct") else 0
         object.__setattr__(self, "last", whole("last", self.last, low, MOST_LAST))  # NumPy's numbers become ints
         if self.within and self.within <= self.past.gap:
             raise PlanError(
@@ -192,8 +202,7 @@ def _columns(values: Sequence[Any]) -> tuple[Expr, ...]:
         names = [dict(e.params)["name"] if e.op == "column" else None for e in found]
         if None in names or len(set(names)) < len(names):
             raise PlanError(
-                "a history of several columns takes different names of columns, by which its lists are named; name "
-                "expressions first: .with_columns(name=…)"
+                "several values must be columns of different names; name expressions first: .with_columns(name=…)"
             )
     return found
 
