@@ -1,9 +1,9 @@
 """Does `ctrbox serve` keep answering for long, while patches and new rows of joined views come and workers are killed?
 
-python -m benchmarks.serve_soak [--minutes 10] [--workers N] [--quick]
+python -m benchmarks.serve_soak [--minutes 10] [--workers N] [--share 0.7] [--quick]
 
-A Deep FFM over the demo's plan is served by several workers on loopback. An open-loop client asks at 70 % of what the same server
-answered just before, for --minutes. Meanwhile
+A Deep FFM over the demo's plan is served by several workers on loopback. An open-loop client asks at 70 % (--share) of what the
+same server answered just before, for --minutes. Meanwhile
     patches     a learner publishes a version every 5 s
     views       the users and the ads are written anew every 10 s, in turn; the server looks at their files every 2 s
     kills       a worker at random is killed (SIGKILL), about every 20 s; it is stopped first, to note its connections
@@ -42,7 +42,6 @@ from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.served import open_served
 from ctrbox.serve.workers import memory_of
 
-SHARE = 0.7  # of the requests that the server answered before
 PATCH_SECONDS, VIEW_SECONDS, KILL_SECONDS = 5.0, 10.0, 20.0
 FLAT = 1.1
 KEPT = 64  # versions of answers to one request that are remembered
@@ -210,6 +209,7 @@ def memory(server: int) -> float:
 def main() -> None:
     parser = report.options(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--share", type=float, default=0.7, help="of the requests that the server answered before")
     parser.add_argument("--workers", type=int, default=max(2, len(os.sched_getaffinity(0))))
     parser.add_argument(
         "--quick", action="store_true", help="a small model, and one minute unless --minutes says otherwise"
@@ -238,9 +238,9 @@ def main() -> None:
             compared, most = check_scores(url, plan, model, made[:50])
             print(f"{compared:,} rows: the largest difference from training's scores is {most:.2g}")
             alone = report.fresh("benchmarks.serve_load", str(port), str(bodies), "0", "5")
-            rate = SHARE * alone["answers"]["200"]["count"] / 5
+            rate = asked.share * alone["answers"]["200"]["count"] / 5
             print(
-                f"{rate / SHARE:,.0f} requests/s of 8 connections; asking for {rate:,.0f}/s during {minutes:g} minutes"
+                f"{rate / asked.share:,.0f} requests/s of 8 connections; asking for {rate:,.0f}/s during {minutes:g} minutes"
             )
             killer, views, samples = Killer(port, seed=1), Views(place / "data"), []
             arguments = ["--client", str(port), str(bodies), str(rate), str(60 * minutes)]
@@ -255,7 +255,7 @@ def main() -> None:
             time.sleep(5)
             live = killer.live()
             checked = check_newest(url, model, made[:50])
-        report_all(found, killer, learner.published, written.times, samples, live, checked, rate, minutes)
+        report_all(found, killer, learner.published, written.times, samples, live, checked, rate, minutes, asked.share)
 
 
 def check_newest(url: str, model: ModelFolder, made: list[tuple[dict[str, Any], pa.Table]]) -> int:
@@ -283,6 +283,7 @@ def report_all(
     checked: int,
     rate: float,
     minutes: float,
+    share: float,
 ) -> None:
     killed = [port for _, port in found["broken"] if any(port in ports for _, ports in killer.kills)]
     others = found["failed"] - len(killed)
@@ -313,7 +314,7 @@ def report_all(
     report.finish(
         good["count"] / (60 * minutes),
         {},
-        f"requests/s at {SHARE:.0%} load for {minutes:g} minutes with patches, view refreshes and kills",
+        f"requests/s at {share:.0%} load for {minutes:g} minutes with patches, view refreshes and kills",
         failed=others + refused,
         failed_in_killed=len(killed),
         kills=len(killer.kills),

@@ -108,6 +108,30 @@ def test_a_state_that_a_stream_feeds_is_that_of_calls(place: Path, state: Path, 
         EventStream(again.past, broker.where.replace("EVENTS", "OTHER"))
 
 
+def test_a_message_that_breaks_the_code_is_left_out_and_a_broken_state_is_fed_no_more(
+    place: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past = served_of(place, "ffm", state).past
+    stream = EventStream(past, "nats://nowhere/EVENTS")
+
+    def fails(*_: Any) -> None:
+        raise KeyError("a mistake of the program")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(past, "take", fails)
+        stream._take(1, b"")
+    assert (stream.refused, stream.told()["message"]) == (1, 1)
+    stream._take(2, message(table().slice(HALF, 1)))
+    assert past.histories.taken == HALF + 1
+    with monkeypatch.context() as patched:
+        patched.setattr(past.histories, "_feed", fails)
+        with pytest.raises(KeyError):
+            stream._take(3, message(table().slice(HALF + 1, 1)))
+    with pytest.raises(PlanError, match="cannot be used any more"):
+        stream._take(3, message(table().slice(HALF + 1, 1)))
+    assert (stream.refused, stream.told()["message"]) == (1, 2)  # a restart feeds message 3 to the saved state
+
+
 def test_streams_that_cannot_feed_a_state_are_refused(place: Path, state: Path, broker: Broker, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"allow_views": [str(place)], "state": state}
     with pytest.raises(SourceError, match="there is no stream 'NONE'"):

@@ -10,7 +10,8 @@ workers differ by what has reached them, a few milliseconds.
 A stream must keep its messages for all readers: limits retention. A message that is not what POST /v1/events takes is logged and
 counted, and the stream goes on behind it. When the server of the stream is away, the state stays as it is, requests are answered
 from it, and the connection is tried again after 0.5 s, 1 s and so on up to 30 s. If the memory of the state is full, the message
-waits.
+waits. If a message failed after a part of it was fed, the state is broken: nothing more is fed before a restart, which begins
+with the saved state.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import threading
 import time
 from typing import Any
 
-from ctrbox.errors import CtrboxError, PlanError, SourceError
+from ctrbox.errors import PlanError, SourceError
 from ctrbox.files.nats_address import nats_address
 from ctrbox.serve.past import ServedPast
 from ctrbox.serve.refused import Refused
@@ -215,8 +216,9 @@ class EventStream:
         position = json.dumps({"stream": self.stream, "created": self._created, "seq": number})
         try:
             self.past.take(body, position)
-        except CtrboxError as error:
-            if isinstance(error, Refused) and error.status == 503:  # no memory for it now
+        except Exception as error:
+            full = isinstance(error, MemoryError) or (isinstance(error, Refused) and error.status == 503)
+            if full or self.past.histories.broken:  # it waits, or nothing can be fed before a restart
                 raise
             self.refused += 1
             self.past.pass_over(position)

@@ -62,7 +62,9 @@ class ServedPast:
         self.read_file = version_of(file)
         self.stale = ""  # why a renewed file could not be read; "": it was
         self.refused = 0  # renewed files that could not be read
-        self._load = lambda: plan.histories(file)
+        bare = plan._like()
+        vars(bare)["_dimensions"] = None  # joined views that the server replaces are not kept alive by this
+        self._load = lambda: bare.histories(file)
         self._state = self._load(), 0  # replaced together, so that a request reads both of one file
         self.schema: pa.Schema = plan.log.source.schema
         made = self.histories.made

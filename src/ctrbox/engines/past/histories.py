@@ -198,6 +198,11 @@ class Histories:
         return sum(state.native.bytes for state in self.states)
 
     @property
+    def broken(self) -> str:
+        """Why a call failed after a part of its rows was fed, so that the state cannot be used any more; "" where none did."""
+        return self._broken
+
+    @property
     def newest(self) -> int | None:
         """The newest time that was fed, in microseconds since 1970; None before the first."""
         times = [state.native.newest for state in self.states]
