@@ -1,6 +1,11 @@
-"""Settings of all tests: cuts their ids to a length that fits one line of a terminal."""
+"""What all tests share: ids that fit one line of a terminal, and fixtures that several folders ask for by name."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
 
 MOST_LETTERS = 48  # of one parameter in the id of a test
 
@@ -14,3 +19,12 @@ def pytest_make_parametrize_id(config: object, val: object, argname: str) -> str
     else:
         return None
     return f"{shown[: MOST_LETTERS - 3]}..." if len(shown) > MOST_LETTERS else None
+
+
+@pytest.fixture
+def no_thread_left() -> Iterator[None]:
+    """Fail if a thread of CTRBox outlives the test."""
+    before = set(threading.enumerate())
+    yield
+    left = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("ctrbox")]
+    assert not left

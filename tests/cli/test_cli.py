@@ -302,6 +302,26 @@ def test_output_folder_that_cannot_be_made_is_named(job: Path) -> None:
     assert "cannot write job.py/a.parquet" in done.stderr
 
 
+def extract_until_the_signal(job: Path, options: tuple[str, ...], sent: signal.Signals, code: int) -> str:
+    """Send the signal once the job has made the file `started`; return what the process wrote to stderr."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ctrbox", "extract", "job.py", *options],
+        cwd=job.parent,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A runner that ignores Ctrl-C would hand that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 60
+    while not (job.parent / "started").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(sent)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == code, stderr
+    assert "Traceback" not in stderr
+    return stderr
+
+
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_cleanly(job: Path, sent: signal.Signals, code: int) -> None:
     # An operator that says when it runs, then waits: the signal arrives in the middle of extraction.
@@ -320,19 +340,7 @@ def test_a_signal_stops_cleanly(job: Path, sent: signal.Signals, code: int) -> N
             "plan = Slow()\n",
         )
     )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ctrbox", "extract", "job.py", "-o", "a.parquet", "--batch-size", "500"],
-        cwd=job.parent,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 60
-    while not (job.parent / "started").exists() and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.05)
-    process.send_signal(sent)
-    _, stderr = process.communicate(timeout=30)
-    assert process.returncode == code, stderr
-    assert "Traceback" not in stderr
+    extract_until_the_signal(job, ("-o", "a.parquet", "--batch-size", "500"), sent, code)
     assert sorted(p.name for p in job.parent.iterdir() if "a.parquet" in p.name or "partial" in p.name) == []
 
 
@@ -343,19 +351,7 @@ def test_a_signal_while_the_job_loads(job: Path, sent: signal.Signals, code: int
     # Modules in C are known to turn an interrupt into an ImportError.
     wait += "try: time.sleep(60)\nexcept BaseException: raise ImportError\n" if swallowed else "time.sleep(60)\n"
     job.write_text(wait)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ctrbox", "extract", "job.py", "--count"],
-        cwd=job.parent,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 60
-    while not (job.parent / "started").exists() and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.02)
-    process.send_signal(sent)
-    _, stderr = process.communicate(timeout=30)
-    assert process.returncode == code, stderr
-    assert "Traceback" not in stderr
+    stderr = extract_until_the_signal(job, ("--count",), sent, code)
     assert "called exit" not in stderr
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import hypothesis.strategies as st
@@ -18,16 +16,10 @@ from ctrbox import col
 from ctrbox.engines.fit import Counts, FitOrder
 from ctrbox.engines.sketch import Moments, QuantileSketch
 
+pytestmark = pytest.mark.usefixtures("no_thread_left")
+
 HOUR = 3_600_000_000
 DAY = 24 * HOUR
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_outlives_its_test() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    left = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("ctrbox")]
-    assert not left
 
 
 def dense(view: cb.View, rows: int = 7, **features: Any) -> dict[str, list[float]]:

@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,16 +22,10 @@ from ctrbox import col
 from ctrbox.errors import WriteError
 from ctrbox.files import atomic as aside
 
+pytestmark = pytest.mark.usefixtures("no_thread_left")
+
 ROWS = 1000
 VECTORS = cb.Dictionary(["red", "blue"], np.array([[1.5, 2.5, 3.5], [4.0, 5.0, 6.0]]))
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_outlives_its_test() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    left = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("ctrbox")]
-    assert not left
 
 
 def log(rows: int = ROWS, **columns: Any) -> cb.View:

@@ -22,18 +22,7 @@ from ctrbox.ranks.training import Followed
 from tests.ranks.threads import DRAWING, fit, in_ranks, model
 from tests.train.worlds import Small, on_disk, table, weights
 
-
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> cb.Plan:
-    return on_disk(tmp_path_factory.mktemp("log"), 4000).using(threads=1)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def losses(run: Path) -> list[float]:

@@ -18,22 +18,12 @@ from ctrbox.errors import SourceError
 from ctrbox.models.inputs import Inputs, Reads
 from tests.ranks.threads import DRAWING, Plain, in_ranks
 from tests.train.test_several_labels import world
-from tests.train.worlds import features, on_disk, weights
+from tests.train.worlds import features, weights
 
 LABELS = {"click": col("clicked"), "convert": col("converted"), "value": cb.Label("revenue", "regression")}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> cb.Plan:
-    return on_disk(tmp_path_factory.mktemp("log"), 4000).using(threads=1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Run:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.views.allowed import VARIABLE
 from tests.serve.running import Running, running
 from tests.serve.worlds import World, make_world
@@ -13,6 +16,14 @@ from tests.serve.worlds import World, make_world
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp("serve"))
+
+
+@pytest.fixture
+def folder(world: World, tmp_path: Path) -> ModelFolder:
+    """A copy of the world's model, for a test that changes it."""
+    place = tmp_path / "model"
+    shutil.copytree(world.folder, place)
+    return ModelFolder.open(place)
 
 
 @pytest.fixture(scope="session")

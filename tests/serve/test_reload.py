@@ -7,7 +7,6 @@ import math
 import os
 import re
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,13 +32,6 @@ from ctrbox.serve.service import Limits, Service
 from tests.serve.running import Running, running
 from tests.serve.test_scoring import body_of
 from tests.serve.worlds import World
-
-
-@pytest.fixture
-def folder(world: World, tmp_path: Path) -> ModelFolder:
-    place = tmp_path / "model"
-    shutil.copytree(world.folder, place)
-    return ModelFolder.open(place)
 
 
 @pytest.fixture

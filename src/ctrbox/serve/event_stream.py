@@ -26,6 +26,7 @@ from typing import Any
 
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.files.nats_address import nats_address
+from ctrbox.files.nats_connection import nats_connection
 from ctrbox.serve.past import ServedPast
 from ctrbox.serve.refused import Refused
 
@@ -74,7 +75,7 @@ class EventStream:
         """SourceError unless the stream can be read now."""
 
         async def once() -> None:
-            client = await self._connected()
+            client = await nats_connection(self.server, self.name, "ctrbox-serve")
             try:
                 await self._info(client)
             finally:
@@ -120,31 +121,6 @@ class EventStream:
             pause = FIRST_PAUSE_S if self._seq != before else min(2 * pause, MOST_PAUSE_S)
             self._stop.wait(pause)
 
-    async def _connected(self) -> Any:
-        try:
-            import nats
-            from nats.errors import Error
-        except ImportError as error:
-            raise SourceError(f"{self.name} needs the NATS client: pip install 'ctrbox[serve]'") from error
-        met: list[Exception] = []
-
-        async def note(error: Exception) -> None:  # the client would print each
-            met[:] = [error]
-
-        try:
-            return await nats.connect(
-                self.server,
-                allow_reconnect=False,
-                max_reconnect_attempts=1,
-                reconnect_time_wait=0.2,
-                connect_timeout=5,
-                error_cb=note,
-                name="ctrbox-serve",
-            )
-        except (Error, OSError, ValueError) as error:
-            cause = met[0] if met else error
-            raise SourceError(f"cannot reach {self.name}: {str(cause) or type(cause).__name__}") from error
-
     async def _info(self, client: Any) -> Any:
         from nats.js.api import RetentionPolicy
         from nats.js.errors import NotFoundError
@@ -172,7 +148,7 @@ class EventStream:
         from nats.errors import TimeoutError as NothingThere
         from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-        client = await self._connected()
+        client = await nats_connection(self.server, self.name, "ctrbox-serve")
         try:
             info = await self._info(client)
             gone = info.state.first_seq - self._seq - 1

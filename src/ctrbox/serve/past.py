@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -204,27 +203,17 @@ class ServedPast:
             }
 
 
-class StateWriter:
+class StateWriter(Watcher):
     """Saves the state every ``seconds``, if it changed, and when it is closed. A save that fails is logged and tried again."""
 
     def __init__(self, past: ServedPast, seconds: float) -> None:
-        self.past, self.seconds = past, seconds
+        super().__init__(self.save, seconds, "ctrbox-state")
+        self.past = past
         self._saved = past.histories.changes
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="ctrbox-state", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def close(self) -> None:
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        super().close()
         self.save()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(self.seconds):
-            self.save()
 
     def save(self) -> None:
         with self.past.histories.locked():

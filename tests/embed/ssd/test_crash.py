@@ -25,20 +25,10 @@ from tests.embed.ssd.power_cut import (
     WRITE,
     Disk,
     Entry,
-    NoShim,
-    compile_shim,
     read_log,
     shim,
 )
 from tests.embed.ssd.trainee import Replay, opened
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        return compile_shim(tmp_path_factory.mktemp("shim"))
-    except NoShim as why:
-        pytest.skip(str(why))
 
 
 def test_a_killed_table_is_its_last_checkpoint(tmp_path: Path) -> None:

@@ -10,15 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.embed.ssd.power_cut import EVERYTHING, MODES, NOTHING, Disk, NoShim, compile_shim, files_of, read_log, shim
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        return compile_shim(tmp_path_factory.mktemp("shim"))
-    except NoShim as why:
-        pytest.skip(str(why))
+from tests.embed.ssd.power_cut import EVERYTHING, MODES, NOTHING, Disk, files_of, read_log, shim
 
 
 def ran(library: Path, folder: Path, code: str, *arguments: str) -> tuple[list, str]:
