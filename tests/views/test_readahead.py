@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import pytest
+
 from ctrbox.views.readahead import readahead
 
 
@@ -41,3 +43,19 @@ def test_closing_joins_threads_that_were_started_later() -> None:
     assert next(results) == 0
     results.close()  # type: ignore[attr-defined]
     assert readers() == 0
+
+
+def test_eager_threads_all_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctrbox.views.readahead.PATIENCE_S", 60.0)  # others would begin one by one after this time
+    gone = threading.Event()
+    results = readahead(iter([lambda: gone.wait(60)] * 8), threads=8, ahead=0, eager=True)
+    first = threading.Thread(target=next, args=(results,))
+    first.start()
+    deadline = time.monotonic() + 20
+    while readers() < 8 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    begun = readers()
+    gone.set()
+    first.join()
+    assert begun == 8
+    assert list(results) == [True] * 7

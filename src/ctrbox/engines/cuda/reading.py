@@ -19,7 +19,9 @@ from ctrbox.views.indexed import Footer
 from ctrbox.views.simple import Leaf
 from ctrbox.views.stored import Chunk, chunks_of
 
-SHARE = 64  # a call of the decoder may take this part of the plan's GPU memory; about thirty results are under way
+SHARE = (
+    256  # a call of the decoder may take this part of the plan's GPU memory; up to sixty such parts are held at a time
+)
 MOST_KNOWN = 4096  # row groups whose place in the file is remembered
 
 
