@@ -395,33 +395,6 @@ def test_models_of_a_search_fit_the_memory_together(monkeypatch: pytest.MonkeyPa
 # ---- NATS
 
 
-@pytest.mark.parametrize(
-    ("url", "found"),
-    [
-        ("nats://h:1/S", ("nats://h:1", "S", "", "nats://h:1/S")),
-        ("nats://h/S/", ("nats://h", "S", "", "nats://h:4222/S")),
-        ("nats://u:p@h/S?subject=a.*", ("nats://u:p@h", "S", "a.*", "nats://h:4222/S")),
-    ],
-)
-def test_an_address_names_server_stream_and_subject(url: str, found: tuple[str, ...]) -> None:
-    assert nats._parsed(url) == found
-
-
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("nats://h", "a server and a stream are needed"),
-        ("nats:///S", "a server and a stream are needed"),
-        ("nats://h/S/T", "a server and a stream are needed"),
-        ("nats://h/S?subjct=a", "'subjct' is not an option"),
-        ("nats://h:x/S", "is not the address of a NATS server"),
-    ],
-)
-def test_an_address_that_is_none_is_refused(url: str, says: str) -> None:
-    with pytest.raises(PlanError, match=says):
-        nats._parsed(url)
-
-
 def test_a_position_behind_a_piece_is_a_message_and_a_row() -> None:
     stream = nats.NatsStream.__new__(nats.NatsStream)
     stream.seq, stream.rows = 4, 0

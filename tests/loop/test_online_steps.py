@@ -45,6 +45,7 @@ class Steps(OnlineLoop):
         self._next_publish = self._next_checkpoint = self._next_status = 0.0
         self._number, self._changed, self._owed, self._before = 1, False, False, None
         self.publish_at_end, self.checkpoint_s, self.checkpoint_share, self.checkpoint_took_s = False, 30.0, 0.05, 0.0
+        self.state_s, self._next_state = None, 0.0
         vars(self).update(facts)
 
 
@@ -64,6 +65,9 @@ class Noted(Steps):
         self.did.append("publish")
         if "publish" not in self.fails:
             self.published_learned = self.engine.learned
+
+    def _publish_state(self, every: float) -> None:
+        self.did.append(f"state every {every:g} s")
 
     def _write_status(self) -> None:
         self.did.append("status")
@@ -104,6 +108,9 @@ def test_a_version_is_due(clock: Clock, facts: dict[str, Any], expected: bool) -
         ({"_changed": True, "_next_checkpoint": 1000.5}, True, ["status"]),
         ({"_changed": True, "published_learned": 9, "_published_s": 0.0}, True, ["publish", "status"]),
         ({"_changed": True, "published_learned": 9, "_published_s": 0.0}, False, ["checkpoint", "status"]),
+        ({"_changed": True, "state_s": 5.0}, True, ["checkpoint", "state every 5 s", "status"]),
+        ({"state_s": 5.0, "_next_state": 1000.0}, True, ["state every 5 s", "status"]),
+        ({"state_s": 5.0, "_next_state": 1000.5}, True, ["status"]),
     ],
 )
 def test_between_two_batches_what_is_due_is_done(
@@ -127,6 +134,7 @@ def test_between_two_batches_what_is_due_is_done(
         ({"publish_at_end": True, "published_learned": 9}, (), ["publish", "status"], None),
         ({"_owed": True, "published_learned": 9}, (), ["publish", "status"], None),
         ({"published_learned": 9}, (), ["status"], None),
+        ({"_changed": True, "state_s": 5.0}, (), ["checkpoint", "state every 5 s", "status"], None),
         (
             {"_changed": True, "publish_at_end": True, "published_learned": 9},
             ("checkpoint",),
