@@ -367,7 +367,8 @@ def test_the_culprit_is_a_killed_rank_then_one_with_an_error_then_any(clock: Clo
     assert blamed(1, 0, -9) == 2
     assert blamed(1, 3, 0) == 0
     assert blamed(LOST, LOST, 4) == 2
-    assert blamed(0, LOST, LOST) == 1
+    assert blamed(0, LOST, LOST) == 0  # it ended without a word, and the others lost it
+    assert blamed(LOST, LOST) == 0
     assert blamed(LOST, -15, -9) == 1
 
 

@@ -285,7 +285,7 @@ def test_operators_of_a_plan_are_allowed_with_those_that_were_named(world: World
 
 
 def test_a_loaded_table_may_grow_to_four_times_its_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctrbox.predict import run_folder as run_module
+    from ctrbox.embed import sharded
 
     size = (world.folder / "model" / "table-0.ctrtable").stat().st_size
     original, budgets = cb.MemoryTable.load, []
@@ -294,9 +294,9 @@ def test_a_loaded_table_may_grow_to_four_times_its_file(world: World, monkeypatc
         budgets.append(budget)
         return original(path, budget=1 << 30)  # a table of few rows takes more than four times its file
 
-    monkeypatch.setattr(run_module.MemoryTable, "load", load)
+    monkeypatch.setattr(sharded.MemoryTable, "load", load)
     for least in (1 << 33, 1):
-        monkeypatch.setattr(run_module, "BUDGET", least)
+        monkeypatch.setattr(sharded, "BUDGET", least)
         servers = servers_of(world.folder, {"image": world.file.path})
         cb.Run.load(world.folder, views={"memory": log()}, servers=servers)
     assert budgets == [1 << 33, 4 * size]
@@ -363,7 +363,7 @@ def test_rows_are_predicted_wherever_they_come_from(world: World) -> None:
 
 def test_a_run_is_printed_with_its_auc_and_folder(world: World) -> None:
     assert repr(world.run) == f"Run(EmbeddingMLP, auc={world.run.metrics['auc']:.4f}, {str(world.folder)!r})"
-    bare = cb.Run(world.run.plan, world.run.learner, {}, None)
+    bare = cb.Run(world.run.plan, world.run.learner, {"model": "EmbeddingMLP"}, None)
     assert repr(bare) == "Run(EmbeddingMLP, auc=nan)"
     with pytest.raises(PlanError, match="this run held back no rows for validation; pass"):
         bare.evaluate()

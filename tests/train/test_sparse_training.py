@@ -107,10 +107,10 @@ def test_a_run_is_loaded_within_the_memory_it_is_given(tmp_path: Path, plan: cb.
 
 def test_the_hint_about_a_dim_can_be_followed(tmp_path: Path, plan: cb.Plan) -> None:
     with sparse(tmp_path / "t") as mine:
-        with pytest.raises(PlanError, match=r"dim=4; build the model with dim=4 or the table with dim=8"):
+        with pytest.raises(PlanError, match=r"dim=4; build the model with dim=4, or build the table with dim=8"):
             cb.Trainer(Small(plan.schema, dim=8), mine).fit(plan, **FAST)
         fitted(plan, mine)
-        many = f"dim=4 and holds {len(mine):,} rows; build the model with dim=4 or use a new, empty one of dim=8"
+        many = f"dim=4 and holds {len(mine):,} rows; build the model with dim=4, or use a new, empty table of dim=8"
         with pytest.raises(PlanError, match=many):
             cb.Trainer(Small(plan.schema, dim=8), mine).fit(plan, **FAST)
 
