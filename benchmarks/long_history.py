@@ -119,7 +119,7 @@ def trained(name: str, log: pa.Table, seed: int, stop: int, epochs: int) -> tupl
     )
     learned = (time.process_time() - began) / (stop * epochs)
     began = time.process_time()
-    found = [run.click_model.predict(batch) for batch in plan.batches(1024, start=cb.Position(stop))]
+    found = [run.click_model.predict(batch) for batch in plan.batches(1024, start=cb.types.Position(stop))]
     return np.concatenate(found), 1e6 * learned, 1e6 * (time.process_time() - began) / (log.num_rows - stop)
 
 

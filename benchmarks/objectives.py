@@ -79,7 +79,7 @@ def trained(name: str, log: Any, seed: int, stop: int) -> np.ndarray:
     )
     whole = cb.compile(view(log, clicked=False), cb.FeatureSet(sparse=SPARSE), device="cpu")
     found = []
-    for batch in whole.batches(16_384, start=cb.Position(stop)):
+    for batch in whole.batches(16_384, start=cb.types.Position(stop)):
         p = run.click_model.predict(batch)
         found.append(p if single else p[:, 1])
     return np.concatenate(found)

@@ -161,19 +161,19 @@ def frequent(path: Path, column: str, least: int) -> cb.Dictionary:
     return cb.Dictionary(words, words.to_numpy())
 
 
-def log_square(name: str) -> cb.Expr:
+def log_square(name: str) -> cb.types.Expr:
     """Criteo's usual bucket of a count: floor(log(x)²) above 2, the count itself below; missing is its own bucket."""
     count = col(name).fill(MISSING)
     log = (cb.max_(count, 2) - 1.0).log1p()
     return cb.when(count > 2).then((log * log).floor().cast("int").fill(0)).otherwise(count)
 
 
-def past(*by: Any, order: str, label: str, prior: float, every: str) -> cb.Expr:
+def past(*by: Any, order: str, label: str, prior: float, every: str) -> cb.types.Expr:
     """The click rate of values among earlier rows; `order` numbers the rows, one a second."""
     return cb.rate(*by, time=second(order), label=col(label), every=every, prior=prior, weight=50.0)
 
 
-def second(order: str) -> cb.Expr:
+def second(order: str) -> cb.types.Expr:
     return col(order).cast("time", unit="s").fill(0)
 
 
@@ -181,7 +181,7 @@ def criteo(log: cb.View, *, least: int = 4, rates: bool = False) -> cb.Plan:
     """`least`: hashed values that are rarer than that in the training part are one value, "rare"; `rates`: past clicks in
     a thousand shows, and past shows, of each of the 39 values as dense features, learned from blocks of 600 rows before."""
     values = {**{name: col(name) for name in WORDS}, **{name: log_square(name) for name in COUNTS}}
-    counted: dict[str, cb.Expr] = {}
+    counted: dict[str, cb.types.Expr] = {}
     for name, value in values.items() if rates else ():
         clicked = past(value, order="row", label="label", prior=0.032, every="10m")
         counted[f"rate_{name}"] = clicked * 1000.0

@@ -10,13 +10,13 @@ import pytest
 
 import ctrbox as cb
 
-SPACES = ["callbacks", "datasets", "errors", "ffm", "loop", "models", "optim", "publish", "serve", "tables"]
+SPACES = ["callbacks", "datasets", "errors", "ffm", "loop", "models", "optim", "publish", "serve", "tables", "types"]
 ROOT_NAMES = [name for name in dir(cb) if name not in SPACES and not name.startswith("_")]
 
 
 def test_the_root_has_about_thirty_names_and_the_namespaces() -> None:
     assert set(SPACES) <= set(dir(cb))
-    assert 25 <= len(ROOT_NAMES) <= 35
+    assert 25 <= len(ROOT_NAMES) <= 31
     documented = {
         "View",
         "col",
@@ -65,6 +65,7 @@ def test_a_name_at_the_root_is_the_object_of_its_namespace() -> None:
         ("PlanError", "cb.errors.PlanError"),
         ("Adam", "cb.optim.Adam"),
         ("grid", "cb.ffm.grid"),
+        ("Device", "cb.types.Device"),
         ("cros", "cb.cross"),
         ("SparceTable", "cb.SparseTable"),
         ("Featureset", "cb.FeatureSet"),

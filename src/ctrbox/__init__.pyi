@@ -15,18 +15,16 @@ from ctrbox import optim as optim
 from ctrbox import publish as publish
 from ctrbox import serve as serve
 from ctrbox import tables as tables
+from ctrbox import types as types
 from ctrbox.cluster.launch import Cluster as Cluster
 from ctrbox.columns.batch import Batch as Batch
-from ctrbox.columns.batch import Schema as Schema
 from ctrbox.embed.memory.table import MemoryTable as MemoryTable
 from ctrbox.embed.optimizers import Adagrad as Adagrad
 from ctrbox.embed.ssd.table import SparseTable as SparseTable
 from ctrbox.engines.computing import compute as compute
 from ctrbox.engines.plan import Plan as Plan
 from ctrbox.engines.plan import compile as compile
-from ctrbox.engines.stream import Position as Position
 from ctrbox.ffm.engine import DeepFFM as DeepFFM
-from ctrbox.plan.language.expr import Expr as Expr
 from ctrbox.plan.language.expr import col as col
 from ctrbox.plan.language.expr import concat as concat
 from ctrbox.plan.language.expr import cross as cross
@@ -44,7 +42,6 @@ from ctrbox.plan.language.past import history as history
 from ctrbox.plan.language.past import past as past
 from ctrbox.plan.language.tables import Dictionary as Dictionary
 from ctrbox.plan.language.user import operator as operator
-from ctrbox.plan.placement.placement import Device as Device
 from ctrbox.sklearn.classifier import Classifier as Classifier
 from ctrbox.train.run import Run as Run
 from ctrbox.train.trainer import Trainer as Trainer

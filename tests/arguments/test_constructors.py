@@ -33,7 +33,7 @@ RATES: dict[str, Callable[[Any], Any]] = {
     "adaptive_l2": lambda x: Settings(adaptive_l2=x).adaptive_l2,
     "init": lambda x: cb.MemoryTable(dim=2, init=x).init,
     "calibrate": lambda x: Settings(calibrate=x).calibrate,
-    "pcie": lambda x: cb.Device("cpu", pcie=x).pcie,
+    "pcie": lambda x: cb.types.Device("cpu", pcie=x).pcie,
     "span": lambda x: seconds(x),
     "cadence": lambda x: Cadence.of(x).seconds,
 }
@@ -81,7 +81,7 @@ def test_a_misspelt_argument_of_a_function_is_answered_with_the_nearest_one() ->
 @pytest.mark.parametrize("value", [-1, HUGE, True, 2.5, "-1GB", "much"])
 def test_the_memory_of_a_device_is_a_size(value: Any) -> None:
     with pytest.raises(PlanError, match="memory of a device"):
-        cb.Device("cuda", memory=value)
+        cb.types.Device("cuda", memory=value)
 
 
 MISSPELT: dict[str, tuple[Callable[[], Any], str, str]] = {

@@ -49,7 +49,7 @@ def test_settings_with_numbers_of_numpy_can_be_written_as_json() -> None:
 
 
 def test_a_model_with_numbers_of_numpy_can_be_written_as_json() -> None:
-    schema = cb.Schema((Field("user", "user", ragged=False),), (), label=True, group=False, weight=False)
+    schema = cb.types.Schema((Field("user", "user", ragged=False),), (), label=True, group=False, weight=False)
     assert json.loads(json.dumps(cb.models.FM(schema, dim=np.int64(4)).config))["dim"] == 4
 
 

@@ -22,7 +22,7 @@ class Paused(cb.models.DeepFM):
 
     Steps are counted anew behind a recovery. Each stop is made once."""
 
-    def __init__(self, schema: cb.Schema, folder: Path, stops: list[int]) -> None:
+    def __init__(self, schema: cb.types.Schema, folder: Path, stops: list[int]) -> None:
         super().__init__(schema, dim=4)
         self.folder, self.stops, self.steps = folder, stops, 0
 

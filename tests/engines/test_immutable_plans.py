@@ -88,18 +88,18 @@ def test_two_streams_of_a_plan_have_positions_of_their_own() -> None:
     plan = plan_of()
     first, second = plan.batches(10), plan.batches(30)
     next(first), next(first), next(second)
-    assert (first.position, second.position) == (cb.Position(20), cb.Position(30))
+    assert (first.position, second.position) == (cb.types.Position(20), cb.types.Position(30))
     assert sum(batch.rows for batch in first) == 80
-    assert (first.position, second.position) == (cb.Position(100), cb.Position(30))
+    assert (first.position, second.position) == (cb.types.Position(100), cb.types.Position(30))
     going_on = plan.batches(10, start=second.position)
-    assert going_on.position == cb.Position(30)
+    assert going_on.position == cb.types.Position(30)
     assert next(going_on).rows == 10
 
 
 @pytest.mark.parametrize("given", [{"row": float("nan")}, {"row": -1}, {"skip": True}, {"window": "3"}, {"seed": 1.0}])
 def test_a_position_holds_whole_numbers(given: dict[str, Any]) -> None:
     with pytest.raises(PlanError, match=rf"Position\({next(iter(given))}=\) must be a whole number from 0 to"):
-        cb.Position(**given)
+        cb.types.Position(**given)
 
 
 @pytest.mark.parametrize("given", [{"rows": 0}, {"rows": 3.0}, {"start": -1}, {"stop": 2.5}])

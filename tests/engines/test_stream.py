@@ -139,14 +139,14 @@ def test_resume_from_files_starts_inside_a_file(tmp_path: Path) -> None:
 
 def test_position_is_plain_data() -> None:
     stream = plan_of("plain").batches(10)
-    assert stream.position == cb.Position(0, 0, 0)
+    assert stream.position == cb.types.Position(0, 0, 0)
     next(stream)
-    assert stream.position == cb.Position(10)
+    assert stream.position == cb.types.Position(10)
 
 
 def test_a_position_inside_a_shuffle_window_needs_the_shuffle() -> None:
     with pytest.raises(cb.errors.PlanError, match="this position lies inside a shuffle window"):
-        next(plan_of("plain").batches(10, start=cb.Position(0, 3)))
+        next(plan_of("plain").batches(10, start=cb.types.Position(0, 3)))
 
 
 # ---- shuffling ---------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_keyboard_interrupt_in_the_consumer_ends_cleanly_and_resumes() -> None:
     before = set(threading.enumerate())
     plan = plan_of("filtered", threads=3)
     seen: list[int] = []
-    positions: list[cb.Position] = []
+    positions: list[cb.types.Position] = []
 
     def interrupted() -> None:
         stream = plan.batches(7)
@@ -373,7 +373,7 @@ def test_ids_out_of_order_are_met_after_the_batches_before_them(side: str, threa
     with pytest.raises(cb.errors.DataError, match=r"70 .*comes after 71 at memory row 71"):
         got.extend(stream)
     assert [x for batch in got for x in batch.dense[:, 0].tolist()] == list(range(70))
-    assert stream.position == cb.Position(70)
+    assert stream.position == cb.types.Position(70)
 
 
 def test_ids_that_repeat_across_morsels_are_out_of_order() -> None:
@@ -602,7 +602,7 @@ def test_ten_million_rows_of_a_trivial_plan() -> None:
         keys ^= int(np.bitwise_xor.reduce(batch.sparse["id"].values))
         at += batch.rows
     assert at == rows
-    assert stream.position == cb.Position(rows)
+    assert stream.position == cb.types.Position(rows)
     again = 0
     for batch in plan.batches(100_003):
         again ^= int(np.bitwise_xor.reduce(batch.sparse["id"].values))

@@ -538,7 +538,7 @@ def test_a_gpu_runs_those_that_have_a_body_and_no_others() -> None:
         cb.View(TABLE).filter(damped("n", "n") > 0), cb.FeatureSet(dense={"a": damped("n", "n"), "b": plus("n", "n")})
     )
     users = {n.param("function").name: n for n in plan.graph.nodes(plan.graph.frames[0]) if n.op == "user"}
-    found = place(plan.graph, cb.Device("cuda", memory="8GB"))
+    found = place(plan.graph, cb.types.Device("cuda", memory="8GB"))
     assert (found.operators[users["plus"].id].device, found.operators[users["plus"].id].reason) == (
         "cpu",
         "a Python function",

@@ -70,7 +70,7 @@ def plain(column: pa.ChunkedArray) -> list[Any]:
     return column.cast(pa.large_list(target) if pa.types.is_large_list(kind) else target).to_pylist()
 
 
-def run(expr: cb.Expr, **columns: pa.Array) -> list[Any]:
+def run(expr: cb.types.Expr, **columns: pa.Array) -> list[Any]:
     table = pa.table(columns)
     result = plain(cb.compute({"out": expr}, table)["out"])
     assert bits(plain(cb.compute({"out": expr}, table, chunk_rows=3)["out"])) == bits(result)

@@ -45,12 +45,12 @@ def rows(*values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[tuple[Any, .
 
 
 Pairs = list[
-    tuple[cb.Expr, Callable[..., Any]]
+    tuple[cb.types.Expr, Callable[..., Any]]
 ]  # an expression over columns a, b, … and its twin over the values of a row
 
 
 def check(
-    expr: cb.Expr, types: str, data: list[tuple[Any, ...]], slow: Callable[..., Any], chunk_rows: int = 1024
+    expr: cb.types.Expr, types: str, data: list[tuple[Any, ...]], slow: Callable[..., Any], chunk_rows: int = 1024
 ) -> None:
     """``expr`` over columns a, b, … equals ``slow`` row by row; ``slow`` is given nulls too."""
     check_columns([(expr, slow)], types, data, chunk_rows)

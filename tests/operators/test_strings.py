@@ -73,7 +73,7 @@ def as_bytes(column: pa.ChunkedArray) -> list[Any]:
     return column.to_pylist()
 
 
-def run(expr: cb.Expr, **values: list[bytes | None]) -> list[Any]:
+def run(expr: cb.types.Expr, **values: list[bytes | None]) -> list[Any]:
     table = pa.table({name: strings(column) for name, column in values.items()})
     result = as_bytes(cb.compute({"out": expr}, table)["out"])
     # Five rows a chunk: pools are reset and reused between chunks.
@@ -89,7 +89,7 @@ def both(values: list[tuple[bytes | None, bytes | None]], body: Any) -> list[Any
     return [None if a is None or b is None else body(a, b) for a, b in values]
 
 
-def of_pairs(expr: cb.Expr, values: list[tuple[bytes | None, bytes | None]]) -> list[Any]:
+def of_pairs(expr: cb.types.Expr, values: list[tuple[bytes | None, bytes | None]]) -> list[Any]:
     return run(expr, x=[a for a, _ in values], y=[b for _, b in values])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 import ctrbox as cb
-from ctrbox import Expr, col
+from ctrbox import col
 from tests.oracle_suite.random_columns import integer
 from tests.oracle_suite.random_files import Difference, bits, plain
 from tests.twins import numbers, times
@@ -57,7 +57,7 @@ def real(rng: random.Random) -> float:
 
 
 # Written, of which column, and the same in plain Python.
-CASTS: list[tuple[str, Expr, str, Callable[[Any], Any]]] = [
+CASTS: list[tuple[str, cb.types.Expr, str, Callable[[Any], Any]]] = [
     ("text as int", col("s").cast("int"), "s", numbers.str_to_int),
     ("text as float", col("s").cast("float"), "s", numbers.str_to_float),
     ("text as time", col("s").cast("time"), "s", times.parse),

@@ -157,7 +157,7 @@ def test_every_stream_row_is_in_one_batch_and_has_one_reader(
     """Three ranks, which hold what no batch has taken; the slow twin shuffles the windows of the whole stream at once."""
     total = sum(map(sum, rounds))
     batching = Batching(Position(), size, windows * size, seed)
-    held = [Held(cb.Schema((), (), False, False, False)) for _ in range(3)]
+    held = [Held(cb.types.Schema((), (), False, False, False)) for _ in range(3)]
     met: list[list[int]] = []
     for k, counts in enumerate(rounds):
         for rank, one in enumerate(held):

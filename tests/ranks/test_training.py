@@ -213,7 +213,7 @@ def test_what_ranks_cannot_train_is_refused_before_anything_is_written(
 class WithDice(torch.nn.Module):
     """A model with the activation that DIN has unless another is chosen."""
 
-    def __init__(self, schema: cb.Schema) -> None:
+    def __init__(self, schema: cb.types.Schema) -> None:
         super().__init__()
         self.reads = Reads(schema, 4)
         self.tower = torch.nn.Sequential(torch.nn.Linear(self.reads.width, 2), Dice(2), torch.nn.Linear(2, 1))

@@ -54,14 +54,14 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in lines if line["kind"] == "train"]
 
 
-def deepfm(schema: cb.Schema) -> Any:
+def deepfm(schema: cb.types.Schema) -> Any:
     return cb.models.DeepFM(schema, dim=4, hidden=(8,), dropout=0.0)
 
 
 def stopping(last: int | None) -> Any:
     """A model that fails in its step ``last``, counted from the start of this training."""
 
-    def made(schema: cb.Schema) -> Any:
+    def made(schema: cb.types.Schema) -> Any:
         net = Plain(schema)
         net.stop_at = last
         return net
@@ -239,7 +239,7 @@ def test_common_features_of_din_are_those_of_one_process(tmp_path: Path) -> None
 
 
 class Pictured(torch.nn.Module):
-    def __init__(self, schema: cb.Schema) -> None:
+    def __init__(self, schema: cb.types.Schema) -> None:
         super().__init__()
         self.reads = Reads(schema, 4)
         self.tower = torch.nn.Linear(self.reads.width, 1)

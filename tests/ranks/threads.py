@@ -48,7 +48,7 @@ def in_ranks(size: int, work: Callable[[Ranks], Any], timeout: float = 60.0) -> 
 class Plain(cb.models.DeepFM):
     """A DeepFM that a test can stop: ``stop_at`` is the step, counted from the start of this process, that fails."""
 
-    def __init__(self, schema: cb.Schema) -> None:
+    def __init__(self, schema: cb.types.Schema) -> None:
         super().__init__(schema, dim=4, hidden=(8,), dropout=0.0)
         self.stop_at: int | None = None
         self.steps = 0

@@ -307,7 +307,7 @@ def test_the_watched_figure_is_lower_where_it_is_better() -> None:
 
 
 def batch(labels: list[float], weights: list[float] | None = None) -> cb.Batch:
-    schema = cb.Schema((), (), True, False, weights is not None)
+    schema = cb.types.Schema((), (), True, False, weights is not None)
     dense = np.zeros((len(labels), 0), np.float32)
     weight = None if weights is None else np.array(weights, np.float32)
     return cb.Batch(schema, len(labels), np.array(labels, np.float32), dense, {}, None, weight)

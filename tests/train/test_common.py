@@ -70,7 +70,7 @@ def log(rows: int = 1200) -> pa.Table:
 
 
 class Past(torch.nn.Module):
-    def __init__(self, schema: cb.Schema) -> None:
+    def __init__(self, schema: cb.types.Schema) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.reads = Reads(schema, 4, linear=True, pooling={"history": "none", "tags": "sum"})

@@ -40,7 +40,7 @@ def planned(weighted: bool = False, **columns: Any) -> cb.Plan:
 class Sum(nn.Module):
     """The sum of the numbers of a row's keys, and a bias."""
 
-    def __init__(self, schema: cb.Schema, bias: float = 0.0) -> None:
+    def __init__(self, schema: cb.types.Schema, bias: float = 0.0) -> None:
         super().__init__()
         self.reads = Reads(schema, 1)
         self.bias = nn.Parameter(torch.full((1,), bias))

@@ -24,7 +24,7 @@ from tests.train.test_model_server_training import FAST, ITEMS, WIDTH, Visual, r
 from tests.train.test_model_server_training import plan as plan
 
 
-def file_of(path: Path, keys: Any, of: str | cb.Expr, count: int = ITEMS) -> cb.tables.VectorFile:
+def file_of(path: Path, keys: Any, of: str | cb.types.Expr, count: int = ITEMS) -> cb.tables.VectorFile:
     vectors = rows()[1]
     return cb.tables.write_vectors(path, {"ad": keys[:count], "v": vectors[:count]}, key=of, vector="v")
 

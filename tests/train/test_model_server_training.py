@@ -60,7 +60,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> cb.tables.VectorFile:
 
 
 class Visual(torch.nn.Module):
-    def __init__(self, schema: cb.Schema, seed: int = 0) -> None:
+    def __init__(self, schema: cb.types.Schema, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.reads = Reads(schema, DIM, pooling={"seen": "none"})

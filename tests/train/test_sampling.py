@@ -10,7 +10,7 @@ from ctrbox.train.sampling import Labels
 
 
 def batch(*labels: float) -> cb.Batch:
-    schema = cb.Schema((), (), True, False, False)
+    schema = cb.types.Schema((), (), True, False, False)
     dense = np.zeros((len(labels), 0), np.float32)
     return cb.Batch(schema, len(labels), np.array(labels, np.float32), dense, {}, None)
 

@@ -125,7 +125,7 @@ def test_a_label_that_was_never_observed_is_refused_and_moves_no_weight_of_its_t
 class Mine(nn.Module):
     """A module of one's own with named outputs."""
 
-    def __init__(self, schema: cb.Schema) -> None:
+    def __init__(self, schema: cb.types.Schema) -> None:
         super().__init__()
         self.reads = cb.models.Reads(schema, dim=4)
         self.towers = nn.ModuleDict({t.name: nn.Linear(self.reads.width + 1, 1) for t in schema.tasks})

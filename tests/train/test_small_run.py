@@ -509,7 +509,7 @@ def test_a_batch_that_waits_on_disk_comes_back_as_it_was(world: World, tmp_path:
     waiting = Foresight(learner, 4)
     assert waiting.folder == table.path
     (batch,) = plan.batches(30, limit=30)
-    handed = Handed(batch, cb.Position(30), 30, 7, 3)
+    handed = Handed(batch, cb.types.Position(30), 30, 7, 3)
     kept, arrays, keys = waiting.pack(handed)
     assert [k.tolist() for k in keys] == [k.tolist() for k in learner.keys(batch)]
     assert sum(map(len, keys)) > 0

@@ -20,7 +20,7 @@ from ctrbox.embed.optimizers import SGD
 from ctrbox.train.learner import Learner
 from tests.train.worlds import FAST, checkerboard, plan_of, weights
 
-Make = Callable[[cb.Schema], torch.nn.Module]
+Make = Callable[[cb.types.Schema], torch.nn.Module]
 
 MODELS: dict[str, Make] = {
     "LR": lambda s: cb.models.LR(s, pooling="sum"),
@@ -47,7 +47,7 @@ def plan(rows: int, seed: int = 0, **more: Any) -> cb.Plan:
     return plan_of(log(rows, seed), sparse=sparse, dense={"twice": col("price") * 2e6, "one": col("price") * 0}, **more)
 
 
-def learner(model: torch.nn.Module, schema: cb.Schema, threads: int = 1, native: bool = True) -> Learner:
+def learner(model: torch.nn.Module, schema: cb.types.Schema, threads: int = 1, native: bool = True) -> Learner:
     dim = 0 if isinstance(model, cb.models.LR) else model.reads.dim  # type: ignore[union-attr]
     table = cb.MemoryTable(dim, optimizer=SGD(lr=0.5), init=0.3)
     found = Learner(model, schema, table, dense_optimizer(SGD(lr=0.5)), threads=threads)

@@ -180,7 +180,7 @@ class Plan:
     @overload
     def explain(self, device: Any = None, *, json: Literal[True]) -> dict[str, Any]: ...
     def explain(self, device: Any = None, *, json: bool = False) -> str | dict[str, Any]:
-        """Layers, placement and its reasons, rows and bytes, in words or as plain data; for another ``cb.Device`` if given.
+        """Layers, placement and its reasons, rows and bytes, in words or as plain data; for another ``cb.types.Device`` if given.
         For a GPU, behind ``measure()``, with the times it found beside the estimates."""
         from ctrbox.plan.drawing.explain import explain, explain_json
 
@@ -487,7 +487,7 @@ def compile(
     threads: int | None = None,
     chunk_rows: int = CHUNK_ROWS,
 ) -> Plan:
-    """The plan of a job. ``device``: "cpu", "cuda", "cuda:32GB", a ``cb.Device``, or "auto": a GPU where one can be used.
+    """The plan of a job. ``device``: "cpu", "cuda", "cuda:32GB", a ``cb.types.Device``, or "auto": a GPU where one can be used.
     ``threads``: number of threads that extract, from 1 to 1,024; default: the cores that this process may use.
     Warns about features that read a column that the label reads."""
     if not isinstance(log, View):

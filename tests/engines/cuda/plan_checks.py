@@ -418,7 +418,7 @@ def test_a_row_is_warned_of_once_where_both_sides_compute_an_operator(runtime: R
 @pytest.mark.parametrize("filtered", [False, True])
 def test_tables_beyond_the_memory_budget_stay_on_the_cpu(runtime: Runtime, filtered: bool) -> None:
     plan = shared_plan(filtered)
-    sizes = [cb.Device("cuda", memory=f"{size}MB") for size in range(1, 30)]
+    sizes = [cb.types.Device("cuda", memory=f"{size}MB") for size in range(1, 30)]
     small = next(device for device in sizes if place(plan.graph, device).carried)  # the first that a chunk fits in
     made = agree(plan, runtime, (50, 1000), device=small)
     assert {n.op for n in made.host} == {"dictionary_id"}

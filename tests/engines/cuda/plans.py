@@ -18,7 +18,7 @@ from ctrbox.plan.placement.placement import place
 from tests.engines.cuda import registers
 
 Stream = list[tuple[Batch, int]]
-ROOMY = cb.Device("cuda", memory="80GB")
+ROOMY = cb.types.Device("cuda", memory="80GB")
 
 
 def on_cpu(plan: cb.Plan) -> Extractor:
@@ -26,7 +26,7 @@ def on_cpu(plan: cb.Plan) -> Extractor:
     return Extractor(plan.graph, plan.fitted, schema=plan.schema, chunk_rows=plan.chunk_rows, threads=2)
 
 
-def on_device(plan: cb.Plan, runtime: Runtime, device: cb.Device = ROOMY, **options: Any) -> CudaExtractor:
+def on_device(plan: cb.Plan, runtime: Runtime, device: cb.types.Device = ROOMY, **options: Any) -> CudaExtractor:
     """The plan as it is placed on a GPU of this size, with chunks of a few rows; ``host``: what the CPU computes instead."""
     plan.fit()
     placement = place(plan.graph, device)

@@ -32,10 +32,10 @@ def test_a_device_that_is_none_is_refused_when_it_is_named(device: object) -> No
 @pytest.mark.parametrize(
     "made",
     [
-        lambda: cb.Device(3),  # type: ignore[arg-type]
-        lambda: cb.Device("cuda", "infGB"),
-        lambda: cb.Device("cuda", "1GB", pcie=10**400),
-        lambda: cb.Device("cuda", "1GB", pcie=5e-324),
+        lambda: cb.types.Device(3),  # type: ignore[arg-type]
+        lambda: cb.types.Device("cuda", "infGB"),
+        lambda: cb.types.Device("cuda", "1GB", pcie=10**400),
+        lambda: cb.types.Device("cuda", "1GB", pcie=5e-324),
     ],
 )
 def test_a_device_of_no_size_is_refused(made: object) -> None:
@@ -53,8 +53,8 @@ def test_a_plan_for_the_cpu_alone_stays_so_when_it_is_saved(tmp_path: Path) -> N
     log = cb.View(pa.table({"a": [1]}), name="log")
     for device, kept in (
         ("cpu", "cpu"),
-        (cb.Device("cpu"), "cpu"),
-        (cb.Device("cuda", "1GB"), "auto"),
+        (cb.types.Device("cpu"), "cpu"),
+        (cb.types.Device("cuda", "1GB"), "auto"),
         ("auto", "auto"),
     ):
         plan = cb.compile(log, cb.FeatureSet(dense={"a": col("a")}), device=device)
@@ -65,7 +65,7 @@ def test_a_plan_for_the_cpu_alone_stays_so_when_it_is_saved(tmp_path: Path) -> N
 def test_a_plan_for_a_gpu_answers_requests_on_the_cpu() -> None:
     log = cb.View(pa.table({"a": [1, 2]}))
     wanted = cb.FeatureSet(dense={"a": col("a")})
-    plan = cb.compile(log, wanted, device=cb.Device("cuda", "1GB"))
+    plan = cb.compile(log, wanted, device=cb.types.Device("cuda", "1GB"))
     same = cb.compile(log, wanted, device="cpu")
     rows = pa.table({"a": [7]})
     assert plan.run(rows).dense.tolist() == same.run(rows).dense.tolist() == [[7.0]]

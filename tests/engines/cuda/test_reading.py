@@ -15,7 +15,7 @@ from tests.engines.cuda.reading_checks import plan, write
 def test_explain_says_which_columns_the_cpu_decodes_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = write(tmp_path, "log", [60], 25, 1.0, compression={"n": "zstd", "x": "lz4"})
     made = plan(log, write(tmp_path, "basic", [60], 25, 0.9))
-    gpu = cb.Device("cuda", memory="80GB")
+    gpu = cb.types.Device("cuda", memory="80GB")
     monkeypatch.delenv(PARQUET_SWITCH, raising=False)
     assert "decoded by the GPU" not in made.explain(device=gpu)
     monkeypatch.setenv(PARQUET_SWITCH, "1")

@@ -147,7 +147,7 @@ def test_without_numba_one_sentence_says_what_to_install(monkeypatch: pytest.Mon
 
     monkeypatch.setitem(sys.modules, "numba", None)
     plan = cb.compile(cb.View(log()), features(a=twice("n")))
-    planned = plan.explain(device=cb.Device("cuda", memory="8GB"), json=True)
+    planned = plan.explain(device=cb.types.Device("cuda", memory="8GB"), json=True)
     assert [n["device"] for n in planned["frames"][0]["layers"][1]] == ["cuda"]  # it is planned without numba
     for run in (lambda: next(plan.batches(9)), lambda: device_code(twice, "f", "sm_90")):
         with pytest.raises(

@@ -62,7 +62,7 @@ def test_facts_are_plain_data_and_agree_with_the_graph() -> None:
 
 # ---- a GPU that is not here -------------------------------------------------------------------------------
 
-GPU = cb.Device("cuda", memory="32GB")
+GPU = cb.types.Device("cuda", memory="32GB")
 
 
 @cb.operator(args=["float"], result="float", arrays="numpy")
@@ -73,7 +73,7 @@ def doubled(x: Any) -> Any:
 def test_a_plan_is_explained_for_a_gpu_on_a_machine_without_one() -> None:
     page = world.plan().explain(device=GPU)
     assert "Device     cuda with 32.0 GB, beside 16 cores; 54 GB/s between them" in page
-    alone = world.plan().explain(device=cb.Device("cuda", memory="32GB", cores=1))
+    alone = world.plan().explain(device=cb.types.Device("cuda", memory="32GB", cores=1))
     assert "beside 1 core; 54 GB/s" in alone
     assert re.search(r"Kernels    \d+ meta-kernels a chunk for \d+ operators", page)
     assert re.search(r"Expected   [\d.]+ million rows/s, bound by the (copy|kernels)", page)
@@ -179,7 +179,7 @@ def test_a_budget_that_is_too_small_is_said_to_be_so() -> None:
     assert re.search(r"H2D .* 520\.0 B a row  %\d+ = dictionary_vector", page)
     assert "CPU share  3 operators on 16 cores" not in page  # hash and look-up
     assert "CPU share  2 operators on 16 cores" in page
-    nothing = explain(graph, cb.Device("cuda", 5000))
+    nothing = explain(graph, cb.types.Device("cuda", 5000))
     assert "Kernels    none: nothing fits on this GPU" in nothing
     assert "the GPU has 4.9 KB" in nothing
 
@@ -187,10 +187,10 @@ def test_a_budget_that_is_too_small_is_said_to_be_so() -> None:
 def test_what_bounds_a_plan_follows_the_device() -> None:
     plan, measured = with_everything()
 
-    def bound(device: cb.Device, **times: dict[str, float]) -> str:
+    def bound(device: cb.types.Device, **times: dict[str, float]) -> str:
         return str(explain_json(plan.graph, device, measured=measured | times)["expected"]["bottleneck"])
 
-    assert bound(cb.Device("cuda", "32GB", pcie=1.0)) == "copy"
+    assert bound(cb.types.Device("cuda", "32GB", pcie=1.0)) == "copy"
     assert bound(GPU) == "CPU share"  # 30 ns of Python, one row after the other
     assert bound(GPU, cuda={"layer_1": 500.0}) == "kernels"
 

@@ -49,10 +49,10 @@ WHOLE: dict[str, Callable[[], str]] = {
     "shop_on_a_gpu.txt": lambda: explain(shop.plan().graph, "cuda:32GB"),
     "shop_without_python.txt": lambda: explain(shop.plan(python=False).graph, "cuda:32GB"),
     "shop_on_a_small_gpu.txt": lambda: explain(
-        shop.plan(python=False).graph, cb.Device("cuda", 9_800_000, cores=2, pcie=3)
+        shop.plan(python=False).graph, cb.types.Device("cuda", 9_800_000, cores=2, pcie=3)
     ),
     "shop_on_a_slow_bus.txt": lambda: explain(
-        shop.plan(python=False).graph, cb.Device("cuda", "32GB", cores=64, pcie=0.2)
+        shop.plan(python=False).graph, cb.types.Device("cuda", "32GB", cores=64, pcie=0.2)
     ),
     "world_on_a_gpu.svg": lambda: svg_lines(picture(own().graph, "cuda:32GB")),
     "shop.svg": lambda: svg_lines(picture(shop.plan().graph, "cuda:32GB")),

@@ -102,4 +102,4 @@ def test_what_is_fitted_is_refused_where_nothing_is_fitted() -> None:
 def test_a_position_that_no_stream_has_is_refused() -> None:
     plan = cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"number": col("number")}))
     with pytest.raises(PlanError, match="is not a position in a stream with shuffle=4"):
-        next(plan.batches(1, start=cb.Position(0, 4, 0), shuffle=4))
+        next(plan.batches(1, start=cb.types.Position(0, 4, 0), shuffle=4))

@@ -41,7 +41,7 @@ def test_cuda_of_unknown_size_asks_for_it(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "0000:01:00.0").mkdir()
     monkeypatch.setattr(devices, "GPUS", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(PlanError, match=r'cb\.Device\("cuda", memory="80GB"\)'):
+    with pytest.raises(PlanError, match=r'cb\.types\.Device\("cuda", memory="80GB"\)'):
         device_named("cuda")
     assert device_named("cuda", gpu_bytes=80 << 30).budget == 80 << 30
     with pytest.raises(PlanError, match="memory"):

@@ -114,7 +114,7 @@ def test_a_salt_is_shown_with_a_sign() -> None:
     [
         ({"kind": "gpu"}, "the kind of a device must be 'cpu' or 'cuda', got 'gpu'"),
         ({"kind": 3}, "the kind of a device must be 'cpu' or 'cuda', got 3"),
-        ({"kind": "cuda"}, 'the memory of a GPU must be given: cb.Device("cuda", memory="80GB")'),
+        ({"kind": "cuda"}, 'the memory of a GPU must be given: cb.types.Device("cuda", memory="80GB")'),
         ({"kind": "cpu", "cores": 0}, "cores of a device must be a whole number from 1 to 1,000,000, got 0"),
         ({"kind": "cpu", "cores": True}, "cores of a device must be a whole number from 1 to 1,000,000, got True"),
         ({"kind": "cpu", "cores": 1.0}, "cores of a device must be a whole number from 1 to 1,000,000, got 1.0"),
@@ -174,7 +174,7 @@ def test_a_device_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
             "'cuda:0' selects a GPU by number, which is not supported; write 'cuda', or give its memory: 'cuda:32GB'",
         ),
         ("cdua", "'cdua' is not a device; expected one of cpu, cuda, cuda:32GB, auto; nearest: 'cuda'"),
-        (3, "a device is 'cpu', 'cuda', 'cuda:32GB', 'auto' or a cb.Device, got 3"),
+        (3, "a device is 'cpu', 'cuda', 'cuda:32GB', 'auto' or a cb.types.Device, got 3"),
     ):
         with pytest.raises(PlanError) as caught:
             device_named(wrong)

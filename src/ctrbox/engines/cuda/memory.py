@@ -95,7 +95,7 @@ class Device:
         except (torch.cuda.OutOfMemoryError, MemoryError) as error:
             raise DeviceError(
                 f"{what} ({n >> 20:,} MB for chunks of {self.capacity:,} rows) does not fit into the GPU's memory; use a "
-                "smaller batch or chunk, or give the plan a memory budget: cb.Device('cuda', memory='…')"
+                "smaller batch or chunk, or give the plan a memory budget: cb.types.Device('cuda', memory='…')"
             ) from error
 
     def copied_tables(self) -> torch.Tensor:

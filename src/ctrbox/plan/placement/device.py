@@ -40,7 +40,7 @@ class Device:
             near = nearest(self.kind, ["cpu", "cuda"]) if isinstance(self.kind, str) else ""
             raise PlanError(f"the kind of a device must be 'cpu' or 'cuda', got {self.kind!r}{near}")
         if self.kind == "cuda" and self.budget == 0:
-            raise PlanError('the memory of a GPU must be given: cb.Device("cuda", memory="80GB")')
+            raise PlanError('the memory of a GPU must be given: cb.types.Device("cuda", memory="80GB")')
         object.__setattr__(self, "cores", whole("cores of a device", self.cores, 1, 1_000_000))
         if not is_number(self.pcie) or not 1e-3 <= float(self.pcie) <= 1e6:
             raise PlanError(
@@ -66,7 +66,7 @@ def device_named(device: Any, *, gpu_bytes: int | None = None) -> Device:
     if isinstance(device, Device):
         return device
     if not isinstance(device, str):
-        raise PlanError(f"a device is 'cpu', 'cuda', 'cuda:32GB', 'auto' or a cb.Device, got {device!r}")
+        raise PlanError(f"a device is 'cpu', 'cuda', 'cuda:32GB', 'auto' or a cb.types.Device, got {device!r}")
     kind, colon, size = device.partition(":")
     if colon and kind == "cuda":
         if size.isdigit():
@@ -80,10 +80,10 @@ def device_named(device: Any, *, gpu_bytes: int | None = None) -> Device:
     if device in ("auto", "cuda") and gpu_bytes is not None:
         return Device("cuda", gpu_bytes)
     if device == "cuda" and gpu_here():
-        raise PlanError('the memory size of the GPU is not known; give it: cb.Device("cuda", memory="80GB")')
+        raise PlanError('the memory size of the GPU is not known; give it: cb.types.Device("cuda", memory="80GB")')
     if device in ("auto", "cuda"):
         why = "has no GPU" if not gpu_here() else "has no GPU of known size"
-        note = f'{device}: this machine {why}; for a GPU\'s placement: cb.Device("cuda", memory="80GB")'
+        note = f'{device}: this machine {why}; for a GPU\'s placement: cb.types.Device("cuda", memory="80GB")'
         return Device("cpu", note=note)
     known = ["cpu", "cuda", "cuda:32GB", "auto"]
     raise PlanError(f"{device!r} is not a device; expected one of {', '.join(known)}{nearest(device, known)}")
