@@ -64,7 +64,7 @@ def measure(root: Path, threads: int) -> list[tuple[str, float, Any]]:
 
     learner = fresh(job, threads)
     began = time.perf_counter()
-    for batch, _ in job.walk(BATCH):
+    for batch in job.batches(BATCH):
         learner.keyed(batch)
     found.append(("extract", time.perf_counter() - began, None))
 
@@ -87,7 +87,7 @@ def measure(root: Path, threads: int) -> list[tuple[str, float, Any]]:
 
 
 def run(job: Any, learner: Any, overlap: bool, batch: int = BATCH) -> dict[str, Any]:
-    """One pass; the clocks of the stages."""
+    """Read the log once and return the clocks of the stages."""
     from ctrbox.train.pipeline import Clock, Stage, run_stages
 
     clocks = {name: Clock(name) for name in ("extract", "lookup", "learn")}
@@ -99,12 +99,12 @@ def run(job: Any, learner: Any, overlap: bool, batch: int = BATCH) -> dict[str, 
 
 def keyed(job: Any, learner: Any, batch: int) -> Generator[Any, None, None]:
     """What the first stage hands on: batches with their unique keys."""
-    walk = job.walk(batch)
+    stream = job.batches(batch)
     try:
-        for one, _ in walk:
+        for one in stream:
             yield learner.keyed(one)
     finally:
-        walk.close()
+        stream.close()
 
 
 def deep_fm(schema: Any) -> Any:

@@ -168,17 +168,17 @@ def alone(job: Any, network: Any, threads: int, batch: int, folder: Path, ram: i
 
 
 def counted(job: Any, table: Any, stats: list[dict[str, int]], every: int) -> Any:
-    """The plan, whose walk writes down what the table did so far, now and then."""
+    """Return the plan with a stream of batches that writes down every `every` batches what the table has done."""
 
-    def walk(batch: int) -> Any:
+    def batches(rows: int) -> Any:
         stats.clear()
-        for seen, item in enumerate(job.walk(batch)):
+        for seen, batch in enumerate(job.batches(rows)):
             if seen % every == 0:
                 stats.append(table.stats())
-            yield item
+            yield batch
         stats.append(table.stats())
 
-    return SimpleNamespace(walk=walk)
+    return SimpleNamespace(batches=batches)
 
 
 def show(stats: list[dict[str, int]]) -> None:

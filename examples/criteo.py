@@ -51,7 +51,7 @@ def make_up(path: Path, rows: int, seed: int = 1) -> None:
 
 
 def as_parquet(source: Path, out: Path) -> None:
-    """Once, a block at a time: text is parsed at every pass, and `ctrbox evaluate` finds files again, not streams."""
+    """Write the log as Parquet, block by block. Text would be parsed anew in every epoch, and `ctrbox evaluate` needs a file."""
     lines = cb.datasets.criteo(source)
     aside = out.with_suffix(".part")
     with pq.ParquetWriter(aside, lines.schema) as writer:

@@ -1,4 +1,4 @@
-#include "core/past/pass.h"
+#include "core/past/rows.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -106,7 +106,7 @@ nb::tuple lists(PastState& state, In<uint64_t> key, In<int64_t> time, nb::handle
                 nb::handle feeds, nb::list columns, size_t threads) {
   const Given given(state, key, time, valid, asks, feeds, columns);
   PastLists found;
-  with_file("", [&] { found = pass_lists(state, given.in, threads); });
+  with_file("", [&] { found = past_lists(state, given.in, threads); });
   nb::list words;
   for (size_t w = 0; w < found.words.size(); ++w) {
     if (state.shape().words[w].kind == PastWordKind::kText)
@@ -121,7 +121,7 @@ nb::tuple lists(PastState& state, In<uint64_t> key, In<int64_t> time, nb::handle
 nb::object distinct(PastState& state, In<uint64_t> key, In<int64_t> time, nb::handle valid, nb::handle asks,
                     nb::handle feeds, nb::list columns, size_t threads) {
   const Given given(state, key, time, valid, asks, feeds, columns);
-  return array_of(with_file("", [&] { return pass_distinct(state, given.in, threads); }));
+  return array_of(with_file("", [&] { return past_distinct(state, given.in, threads); }));
 }
 
 nb::list counters(PastState& state, In<uint64_t> key, In<int64_t> time, nb::handle valid, nb::handle asks,
@@ -134,7 +134,7 @@ nb::list counters(PastState& state, In<uint64_t> key, In<int64_t> time, nb::hand
     reads.push_back({static_cast<CounterKind>(kind), word, within});
   }
   PastCounts found;
-  with_file("", [&] { found = pass_counters(state, given.in, reads, threads); });
+  with_file("", [&] { found = past_counts(state, given.in, reads, threads); });
   nb::list out;
   for (size_t c = 0; c < reads.size(); ++c)
     out.append(nb::make_tuple(array_of(std::move(found.values[c])), array_of(std::move(found.seen[c]))));

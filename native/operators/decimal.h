@@ -432,21 +432,16 @@ struct BoolToStr {
   }
 };
 // Elements that are no number are left out.
-struct StrsToInts {
+template <class One, class T>
+struct StrsTo {
   CB_BODY static uint32_t bound(const Params&, List<Str> s) { return s.n; }
-  CB_BODY static uint32_t write(const Params&, int64_t* out, List<Str> s) {
+  CB_BODY static uint32_t write(const Params& q, T* out, List<Str> s) {
     uint32_t n = 0;
-    for (uint32_t k = 0; k < s.n; ++k) n += parse_int(s.p[k], out + n);
+    for (uint32_t k = 0; k < s.n; ++k) n += One::apply(q, out + n, s.p[k]);
     return n;
   }
 };
-struct StrsToFloats {
-  CB_BODY static uint32_t bound(const Params&, List<Str> s) { return s.n; }
-  CB_BODY static uint32_t write(const Params&, double* out, List<Str> s) {
-    uint32_t n = 0;
-    for (uint32_t k = 0; k < s.n; ++k) n += parse_float(s.p[k], out + n);
-    return n;
-  }
-};
+using StrsToInts = StrsTo<StrToInt, int64_t>;
+using StrsToFloats = StrsTo<StrToFloat, double>;
 
 }  // namespace cb

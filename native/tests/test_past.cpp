@@ -12,7 +12,7 @@
 
 #include <unistd.h>
 
-#include "core/past/pass.h"
+#include "core/past/rows.h"
 #include "core/past/state_file.h"
 #include "core/system/checked_file.h"
 #include "tests/check.h"
@@ -91,7 +91,7 @@ void lists_are_what_a_search_of_all_rows_finds() {
       const size_t end = std::min(log.size(), begin + 1 + random() % 80);
       const Columns part(log, begin, end);
       CHECK(state.late(part.time.data(), nullptr, part.time.size()) == -1);
-      const PastLists found = pass_lists(state, part.rows(1), 1 + random() % 3);
+      const PastLists found = past_lists(state, part.rows(1), 1 + random() % 3);
       for (size_t row = begin; row < end; ++row) {
         const std::vector<Row> expected = seen_by(log, row, shape);
         const size_t at = static_cast<size_t>(found.offsets[row - begin]);
@@ -123,7 +123,7 @@ void counters_are_what_a_search_of_all_rows_finds() {
     const std::vector<PastCounter> asked = {{CounterKind::kFloatTotal, 1, 10}, {CounterKind::kFloatTotal, 1, 30},
                                             {CounterKind::kFloatTotal, 1, 0},  {CounterKind::kDecayed, 2, 0},
                                             {CounterKind::kSince, 0, 0},       {CounterKind::kTotal, 0, 10}};
-    const PastCounts found = pass_counters(state, all.rows(3), asked, 2);
+    const PastCounts found = past_counts(state, all.rows(3), asked, 2);
     for (size_t row = 0; row < log.size(); ++row) {
       for (size_t c = 0; c < asked.size(); ++c) {
         PastShape window = shape;
@@ -166,7 +166,7 @@ void a_float_window_keeps_its_digits_after_many_events() {
   for (int64_t t = 0; t < 1000; ++t) log.push_back({1, t, true, std::bit_cast<uint64_t>(t < 900 ? 1e15 / 3 : 0.1)});
   log.push_back({1, 1000, false, 0});
   const Columns all(log, 0, log.size());
-  const PastCounts found = pass_counters(state, all.rows(1), {{CounterKind::kWideTotal, 0, 10}}, 1);
+  const PastCounts found = past_counts(state, all.rows(1), {{CounterKind::kWideTotal, 0, 10}}, 1);
   CHECK(std::abs(std::bit_cast<double>(found.values[0].back()) - 1.0) < 1e-12);
 }
 
@@ -184,7 +184,7 @@ void a_window_of_floats_is_exact_whatever_came_before_and_beside() {
       row.value = std::bit_cast<uint64_t>(value);
     }
     const Columns all(log, 0, log.size());
-    const PastCounts found = pass_counters(state, all.rows(1), {{CounterKind::kWideTotal, 0, within}}, 2);
+    const PastCounts found = past_counts(state, all.rows(1), {{CounterKind::kWideTotal, 0, within}}, 2);
     for (size_t row = 0; row < log.size(); ++row) {
       long double approximate = 0, size = 0;
       double met = std::bit_cast<double>(found.values[0][row]);

@@ -47,7 +47,7 @@ def test_parts_of_all_workers_are_the_batch(of: int, shuffle: int) -> None:
     log = cb.View(checkerboard(700), key="id").fill(tags=[]).filter(col("device") == "web")
     plan = cb.compile(log, features(), threads=2)
     options = {"shuffle": shuffle, "seed": 3}
-    whole = list(plan.walk(200, **options))
+    whole = list(plan.batches(200, **options).positioned())
     parts = [list(plan.parts(200, k, of, **options)) for k in range(min(of, 4))]
     assert all(len(part) == len(whole) for part in parts)
     for k, (batch, position) in enumerate(whole):

@@ -8,7 +8,6 @@ import torch
 
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.gpu.batch import References
-from ctrbox.embed.gpu.pooling import Reading
 from ctrbox.embed.gpu.table import GpuTable
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.optimizers import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad
@@ -90,7 +89,7 @@ def test_memory_is_given_back(runtime: Runtime) -> None:
     batch = batch_of_keys({"a": rng.integers(1, 50_000, 100_000)}, 100_000)
     held = []
     for _ in range(6):
-        reading = Reading(table, References.of(batch, ["a"], table.device), ["a"], ["sum"])
+        reading = table.read(References.of(batch, ["a"], table.device), ["a"], ["sum"])
         reading.vectors.sum().backward()
         reading.push(1.0)
         del reading

@@ -9,10 +9,16 @@
 
 namespace cb {
 
-size_t Table::image_bytes() const {
+// The size of the image that `put` writes. A writer without a place to write to only counts.
+template <class Put>
+static size_t bytes_of(Put put) {
   ImageWriter measure;
-  put_image(measure);
+  put(measure);
   return measure.bytes();
+}
+
+size_t Table::image_bytes() const {
+  return bytes_of([this](ImageWriter& to) { put_image(to); });
 }
 
 void Table::image(char* out, uint64_t device_base) const {
@@ -133,9 +139,7 @@ void Records::put_image(ImageWriter& to) const {
 }
 
 size_t Records::image_bytes() const {
-  ImageWriter measure;
-  put_image(measure);
-  return measure.bytes();
+  return bytes_of([this](ImageWriter& to) { put_image(to); });
 }
 
 void Records::image(char* out, uint64_t device_base) const {

@@ -1,7 +1,7 @@
 // The state behind history columns: for each key a bounded ring of earlier events, and running totals of them.
 //
-// The state knows nothing of batches or of Python: feed(event) and read(key, time) are all. A pass over a log
-// (core/past/pass.h) calls read and then feed for each row. The online loop can feed the same state from its stream, a
+// The state knows nothing of batches or of Python: feed(event) and read(key, time) are all. Reading a log
+// (core/past/rows.h) calls read and then feed for each row. The online loop can feed the same state from its stream, a
 // server can read it for a request, and a checkpoint can hold it (core/past/state_file.h): equal sequences of calls
 // give equal bits.
 //

@@ -228,14 +228,20 @@ int Program::lookup_as_of(std::shared_ptr<AsOfIndex> index, int hash, int time, 
 std::vector<int> Program::gather(std::shared_ptr<Records> records, int row, const std::vector<int>& fields) {
   Instruction k{};
   k.what = Do::Gather;
+  const std::vector<RecordField>& kinds = records->fields();
+  k.records = std::move(records);
+  return gather(std::move(k), kinds, row, fields);
+}
+
+std::vector<int> Program::gather(Instruction k, const std::vector<RecordField>& kinds, int row,
+                                 const std::vector<int>& fields) {
   k.name = "gather";
   k.in = {row};
   for (int f : fields) {
-    const RecordField& field = records->fields()[static_cast<size_t>(f)];
+    const RecordField& field = kinds.at(static_cast<size_t>(f));
     k.out.push_back(new_register(field.kind, field.nullable));
   }
   k.fields = fields;
-  k.records = std::move(records);
   std::vector<int> out = k.out;
   code_.push_back(std::move(k));
   return out;
@@ -274,17 +280,9 @@ std::vector<int> Program::gather(std::shared_ptr<SpilledView> view, int row, con
   if (!looked_up) throw std::invalid_argument("the row of a view on disk must be looked up in the same program");
   Instruction k{};
   k.what = Do::GatherOnDisk;
-  k.name = "gather";
-  k.in = {row};
-  for (int f : fields) {
-    const RecordField& field = view->shape().fields.at(static_cast<size_t>(f));
-    k.out.push_back(new_register(field.kind, field.nullable));
-  }
-  k.fields = fields;
+  const std::vector<RecordField>& kinds = view->shape().fields;
   k.spilled = std::move(view);
-  std::vector<int> out = k.out;
-  code_.push_back(std::move(k));
-  return out;
+  return gather(std::move(k), kinds, row, fields);
 }
 
 void Program::emit(int slot, int reg) {

@@ -136,6 +136,9 @@ class Program {
   struct Worker;
 
   int new_register(const std::string& kind, bool nullable);
+  // `kinds`: all fields of what is gathered from, which `k` keeps alive.
+  std::vector<int> gather(Instruction k, const std::vector<RecordField>& kinds, int row,
+                          const std::vector<int>& fields);
   int lookup_on_disk(std::shared_ptr<SpilledView> view, std::vector<int> in, int64_t missing);
   const std::string* own(const std::string& s);
   std::unique_ptr<Worker> take_worker() const;

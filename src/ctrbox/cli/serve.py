@@ -218,7 +218,7 @@ def serve(
             max=86_400,
             metavar="SECONDS",
             help="Time in seconds between two looks at the files of joined views; a view whose files changed is read again while "
-            "the old rows answer. Default: 0, which reads them again only on a call of /v1/views/refresh.",
+            "the old rows answer. 0: views are read again only on a call of /v1/views/refresh.",
         ),
     ] = 0.0,
     workers: Annotated[

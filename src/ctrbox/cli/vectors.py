@@ -58,7 +58,8 @@ def encode(
         str,
         typer.Option(
             metavar="COLUMN",
-            help="Column of the ids. In a folder, the column name is the file's name without its ending.",
+            help="Column of the ids in a Parquet file. The images of a folder have one column, name: the file's name without its "
+            "ending.",
         ),
     ] = "name",
     column: Annotated[
@@ -145,8 +146,8 @@ def prerank(
         str,
         typer.Option(
             metavar="COLUMN,…",
-            help="More columns of the view to keep, such as those that a ranking model reads of a candidate. Default: only the "
-            "columns that the ad tower reads.",
+            help="Columns of the view to keep besides those that the ad tower reads, separated by commas, such as the columns "
+            "that a ranking model needs. Default: no others.",
         ),
     ] = "",
     index: Annotated[
@@ -163,7 +164,7 @@ def prerank(
             min=1,
             max=100_000,
             metavar="K",
-            help="Number of best ads of which the recall of an index counts how many it finds.",
+            help="Number of best ads for which the recall of an approximate index is measured: the share of them that it finds.",
         ),
     ] = 400,
     view: OtherViews = None,

@@ -65,7 +65,7 @@ class TextLog:
     """A text log that speaks Arrow: ``cb.View(cb.datasets.criteo("day_0.gz"), key="row")``.
 
     Each call of `__arrow_c_stream__` or `batches` reads the files anew. `row` counts the rows kept, from 0,
-    over all files. `skipped` is the number of bad lines that the latest complete or partial pass left out. A file that
+    over all files. `skipped` is the number of bad lines that the latest complete or partial reading left out. A file that
     changed after the log was opened is an error (`files.version` says what is compared).
     """
 

@@ -1,7 +1,7 @@
 """Fits the values that a plan learns from its log before extraction: quantiles, means and deviations, click histories.
 
 The log is streamed through the plan's own operators, filters and joins. Fits that need no other fit share
-one pass; a fit whose input is made with another one comes in a later pass. A filter that is itself made with
+one scan of the log; a fit whose input is made with another one needs a later scan. A filter that is itself made with
 a fit cannot choose the rows that fit is learned from: a fit sees the rows that pass the filters written
 before the first one that needs it.
 
@@ -29,7 +29,7 @@ FIT_ROWS = 65_536  # rows handed to the learners at a time; no state depends on 
 NO_BATCH = Schema((), (), False, False, False)
 
 State = dict[str, np.ndarray]
-Progress = Callable[[int], None]  # called with rows seen so far, pass by pass
+Progress = Callable[[int], None]  # called with rows seen so far in each scan
 
 
 def fit_plan(plan: Any, progress: Progress | None = None) -> dict[int, State]:
@@ -67,7 +67,7 @@ def covers(dimensions: dict[int, Any], roots: list[Node]) -> bool:
 class FitOrder:
     """The order in which operators can be fitted, and the rows that each is fitted on.
 
-    There is always a next pass: a node is made from older nodes, and of two fits that filters make depend on
+    There is always a fit that can come next: a node is made from older nodes, and of two fits that filters make depend on
     each other the one whose filter was written first does not see the other's.
     """
 
@@ -108,7 +108,7 @@ class FitOrder:
         return part
 
 
-# ---- a pass over the log -----------------------------------------------------------------------------------
+# ---- one scan of the log -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Learner(Protocol):
 def learn(
     extractor: Extractor, fits: dict[int, FitSpec], nodes: list[Node], progress: Progress | None
 ) -> dict[int, State]:
-    """One pass. ``nodes``: the outputs of the extractor."""
+    """Scan the log once and return what each fit learned. ``nodes``: the outputs of the extractor."""
     learners = {k: LEARNERS[spec.how](spec) for k, spec in fits.items()}
     position = {n.id: at for at, n in enumerate(nodes)}
     rows = 0

@@ -285,21 +285,8 @@ class Plan:
         ``shuffle``: rows within which the order is drawn at random (from ``seed``), at least a batch. ``start``: go on from the
         ``position`` of an earlier stream. ``limit``: stop after so many rows. ``stop``: read no row of the log from this one on.
         """
-        walk = self.walk(batch_size, shuffle=shuffle, seed=seed, start=start, limit=limit, stop=stop)
+        walk = walking.walk(self.extractor, batch_size, shuffle, seed, start, limit, stop)
         return BatchStream(walk, start)
-
-    def walk(
-        self,
-        batch_size: int = 65_536,
-        *,
-        shuffle: int = 0,
-        seed: int = 0,
-        start: Position | None = None,
-        limit: int | None = None,
-        stop: int | None = None,
-    ) -> Generator[tuple[Batch, Position], None, None]:
-        """Yield what ``batches`` yields, each batch with the position after it."""
-        return walking.walk(self.extractor, batch_size, shuffle, seed, start, limit, stop)
 
     def parts(
         self,

@@ -47,6 +47,10 @@ class BatchStream(Iterator[Batch]):
         batch, self.position = next(self._walk)
         return batch
 
+    def positioned(self) -> Generator[tuple[Batch, Position], None, None]:
+        """Return the remaining batches, each with the position after it. Read these or the stream itself, not both."""
+        return self._walk
+
     def close(self) -> None:
         """End the stream and its threads; they also end when the stream is exhausted or dropped."""
         self._walk.close()

@@ -1,7 +1,7 @@
 """Defines ``DeepFFM``: logistic regression, a field-aware factorization machine and a small network over both, on the CPU.
 
     engine = cb.DeepFFM(plan.schema, k=4, bits=22, hidden=(24, 24))
-    engine.learn(plan.batches(65_536))       # one pass, one example at a time
+    engine.learn(plan.batches(65_536))       # one epoch, one example at a time
     engine.predict(batch)
     engine.save("model.ffm"); cb.DeepFFM.load("model.ffm")
 

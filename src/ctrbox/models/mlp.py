@@ -148,9 +148,9 @@ class Body(nn.Module):
         inputs: int,
         widths: Sequence[int],
         *,
+        dropout: float,
+        batch_norm: bool,
         activation: str = "relu",
-        dropout: float = 0.0,
-        batch_norm: bool = False,
     ) -> None:
         super().__init__()
         found = sizes("the widths of an expert", widths, empty=False)

@@ -36,7 +36,7 @@ def dots(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 class _Sums(torch.autograd.Function):
-    """Σ v and Σ |v|² over fields, floats also of bfloat16. One pass over the vectors is their gradient; autograd makes four."""
+    """Σ v and Σ |v|² over fields, floats also of bfloat16. The gradient reads the vectors once, autograd's four times."""
 
     @staticmethod
     def forward(ctx: Any, vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,7 +111,7 @@ class CrossNetwork(nn.Module):
 
 
 class _LowRank(torch.autograd.Function):
-    """All layers of `LowRankCross`, in the type of x₀, with the gradient of x₀ added up in one pass a layer.
+    """All layers of `LowRankCross`, in the type of x₀, with the gradient of x₀ added up once per layer.
 
     Autograd would make a product and a sum of each: on an H200 a layer of 65,536 × 3,456 then moves twice the bytes.
     """

@@ -46,7 +46,7 @@ Into: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # memory for pooled 
 
 @dataclass(frozen=True)
 class Looked:
-    """A batch and its keys, ready to be learned or scored. ``number``: of the batch in its pass, from 0."""
+    """A batch and its keys, ready to be learned or scored. ``number``: of the batch in its epoch, from 0."""
 
     batch: Batch
     lookups: tuple[Lookup | References, ...]  # a table on a GPU makes keys unique itself

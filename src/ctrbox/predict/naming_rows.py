@@ -90,7 +90,7 @@ def place_of(plan: Plan, sought: Sought, start: int = 0, stop: int | None = None
 
 def _span(plan: Plan, sought: Sought, start: int, stop: int | None) -> tuple[int, int] | None:
     """Return the rows of the log that the first batch with such a value was made of."""
-    walk = plan.walk(SEARCH_ROWS, start=Position(start), stop=stop)
+    walk = plan.batches(SEARCH_ROWS, start=Position(start), stop=stop).positioned()
     try:
         for batch, after in walk:
             if sought.found(batch):

@@ -7,7 +7,6 @@ sees one version of each from its beginning to its end. The plan's graph and the
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -33,6 +32,7 @@ from ctrbox.serve.known_keys import KnownKeys
 from ctrbox.serve.model_folder import RUN, ModelFolder
 from ctrbox.serve.past import ServedPast, past_of
 from ctrbox.serve.request import Request, RequestReader
+from ctrbox.serve.split_model import SplitModel
 from ctrbox.serve.view_versions import SplitViews, joins_together, told_of
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class CachedContext:
     part: ContextPart | None = None  # the features of the context, only if ``prepared`` is None
 
 
-class ServedFfm:
+class ServedFfm(SplitModel[Live]):
     kind = DEEP_FFM
     tasks: tuple[Task, ...] = ()
 
@@ -138,59 +138,29 @@ class ServedFfm:
         most_candidates: int,
         past: ServedPast | None = None,
     ) -> None:
-        self.past = past
-        self.context = context
-        self._changing = threading.Lock()  # held by whoever replaces ``live``
-        self._parts = SplitViews.of(JoinedViews(plan), context)
-        self.live = self.checked(live)
-        self.cache = ContextCache(cache_bytes)
+        super().__init__(plan, context, cache_bytes, past)
+        self.live = self.over(live, self._parts)
         self.known = KnownKeys()
         self.reader = reader_of(plan, self.split, context, most_candidates, past)
 
-    @property
-    def version(self) -> int:
-        return self.live.version
-
-    @property
-    def split(self) -> Split:
-        return self._parts.split
-
-    @property
-    def views(self) -> JoinedViews:
-        return self._parts.views
-
-    def checked(self, live: Live) -> Live:
-        """DataError unless the engine's fields are features of the plan."""
-        known = [*(f.name for f in self.split.schema.sparse), *self.split.schema.dense_names]
+    def over(self, live: Live, parts: SplitViews) -> Live:
+        """Return a version that reads these joined views. DataError unless the engine's fields are features of the plan."""
+        split = parts.split
+        known = [*(f.name for f in split.schema.sparse), *split.schema.dense_names]
         for name in live.engine.fields:
             if name not in known:
                 raise DataError(f"the model's field {name!r} is not a feature of its plan{nearest(name, known)}")
-        return replace(live, scorer=Scorer(live.engine, self.split), parts=self._parts)
+        return replace(live, scorer=Scorer(live.engine, split), parts=parts)
 
     def take(self, weights: str | os.PathLike[str], version: int, *, shared: bool = False) -> None:
         """Serve another version from the next request on."""
         engine = DeepFFM._mapped(weights) if shared else DeepFFM.load(weights, learns=False)
         with self._changing:
-            self.live = self.checked(Live(engine, version))
+            self.live = self.over(Live(engine, version), self._parts)
         self.cache.clear()
-
-    def take_views(self, views: JoinedViews) -> None:
-        """Read other joined views from the next request on; contexts that read none of the changed ones stay in the cache."""
-        parts = self._parts.changed(views, self.context)
-        with self._changing:
-            before, self._parts = self._parts, parts
-            self.live = self.checked(self.live)
-        if before.of_context != parts.of_context:
-            self.cache.clear()
 
     def objects(self) -> dict[str, int]:
         return {}
-
-    def joins(self) -> list[JoinCount]:
-        return self._parts.joins()
-
-    def score(self, request: Request) -> tuple[Scores, int]:
-        return self.answer(request)[:2]
 
     def answer(self, request: Request) -> Scored:
         no_objects(request)

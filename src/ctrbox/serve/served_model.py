@@ -14,21 +14,19 @@ from torch import nn
 
 from ctrbox.columns.batch import Schema
 from ctrbox.embed.known_keys import Asked
-from ctrbox.engines.missed_keys import JoinCount
 from ctrbox.engines.plan import Plan
-from ctrbox.engines.refreshed_views import JoinedViews
-from ctrbox.engines.split import ContextPart, Split
+from ctrbox.engines.split import ContextPart
 from ctrbox.predict.click_model import ClickModel
 from ctrbox.predict.published import click_model_of
 from ctrbox.publish.sources import CLICK_MODEL
 from ctrbox.publish.weights import read_weights
-from ctrbox.serve.cache import ContextCache
 from ctrbox.serve.known_keys import KnownKeys
 from ctrbox.serve.model_scorer import Found, ModelScorer
 from ctrbox.serve.objects import ObjectKeys
 from ctrbox.serve.past import ServedPast
 from ctrbox.serve.request import Request
-from ctrbox.serve.served import OBJECTS, Scored, Scores, no_scores, reader_of, spread
+from ctrbox.serve.served import OBJECTS, Scored, no_scores, reader_of, spread
+from ctrbox.serve.split_model import SplitModel
 from ctrbox.serve.view_versions import SplitViews
 
 NOTHING: dict[int, dict[int, np.ndarray]] = {}
@@ -51,7 +49,7 @@ class CachedContext:
     counted: int = -1  # of what the model keeps of it, so many are in the bytes that the cache knows of
 
 
-class ServedModel:
+class ServedModel(SplitModel[LiveModel]):
     kind = CLICK_MODEL
 
     def __init__(
@@ -67,23 +65,15 @@ class ServedModel:
         past: ServedPast | None = None,
     ) -> None:
         self.own = own  # a model of the user's own class, into copies of which versions are read
-        self.past = past
-        self.context = context
-        self._changing = threading.Lock()  # held by whoever replaces ``live``
-        self._parts = SplitViews.of(JoinedViews(plan), context)
+        super().__init__(plan, context, cache_bytes, past)
         self.schema: Schema = plan.schema
         self.tasks = self.schema.tasks
         self.keys = ObjectKeys(plan)
         self.live = self.read(weights, version)
-        self.cache = ContextCache(cache_bytes)
         self.known = KnownKeys(name for source in self.live.click_model.sources for name in source.fields)
         self.missing = self.embedded = 0
         self._counting = threading.Lock()
         self.reader = reader_of(plan, self.split, context, most_candidates, past)
-
-    @property
-    def version(self) -> int:
-        return self.live.version
 
     def read(self, weights: str | os.PathLike[str], version: int) -> LiveModel:
         model = click_model_of(read_weights(weights), self.schema, str(weights), self.own)
@@ -94,32 +84,12 @@ class ServedModel:
         """Serve another version from the next request on; tables are copied into memory of this process in any case."""
         live = self.read(weights, version)
         with self._changing:
-            self.live = live if live.parts is self._parts else self._over(live, self._parts)
+            self.live = live if live.parts is self._parts else self.over(live, self._parts)
         self.known.restart()
         self.cache.clear()
 
-    def _over(self, live: LiveModel, parts: SplitViews) -> LiveModel:
+    def over(self, live: LiveModel, parts: SplitViews) -> LiveModel:
         return replace(live, scorer=ModelScorer(live.click_model, parts.split, self.keys), parts=parts)
-
-    def take_views(self, views: JoinedViews) -> None:
-        """Read other joined views from the next request on; contexts that read none of the changed ones stay in the cache."""
-        parts = self._parts.changed(views, self.context)
-        with self._changing:
-            before, self._parts = self._parts, parts
-            self.live = self._over(self.live, parts)
-        if before.of_context != parts.of_context:
-            self.cache.clear()
-
-    @property
-    def split(self) -> Split:
-        return self._parts.split
-
-    @property
-    def views(self) -> JoinedViews:
-        return self._parts.views
-
-    def score(self, request: Request) -> tuple[Scores, int]:
-        return self.answer(request)[:2]
 
     def answer(self, request: Request) -> Scored:
         live = self.live
@@ -148,9 +118,6 @@ class ServedModel:
                 self.missing += missing
                 self.embedded += ran
         return Scored(spread(scores, batch, request.rows), live.version, parts.told)
-
-    def joins(self) -> list[JoinCount]:
-        return self._parts.joins()
 
     def objects(self) -> dict[str, int]:
         """Counts of objects: without a vector, embedded on request, and remembered of those."""

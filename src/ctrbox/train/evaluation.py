@@ -92,7 +92,7 @@ def uncalibrated(
     learner: Learner, plan: Plan, batch_size: int, start: int = 0, stop: int | None = None, overlap: bool = True
 ) -> Generator[tuple[Batch, np.ndarray], None, None]:
     """Yield batches of a plan with the logit of each row before its calibration; see `scored`."""
-    walk = plan.walk(batch_size, start=Position(start), stop=stop)
+    walk = plan.batches(batch_size, start=Position(start), stop=stop).positioned()
 
     def look(item: tuple[Batch, Position]) -> Looked:
         return learner.look(item[0], prefetch=False)

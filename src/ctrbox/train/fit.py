@@ -1,7 +1,7 @@
 """Runs one call of ``Trainer.fit``: extraction, lookup and learning as one pipeline, with checkpoints from which it
 resumes exactly.
 
-    plan.walk ──► thin, look (unique keys, prefetch) ──► learn ──► every so often: evaluate, checkpoint
+    plan.parts ──► thin, look (unique keys, prefetch) ──► learn ──► every so often: evaluate, checkpoint
 
 Threads: one feeds from the plan (which has workers of its own), one looks keys up, the caller's learns. Weights
 change in the caller's thread only, between two checks for Ctrl-C. A checkpoint is taken between two steps and holds
@@ -296,7 +296,7 @@ class Fit:
             self.metrics = evaluate(self.learner, split, self.batch_size, self.overlap).result()
         return {"metrics": self.metrics}
 
-    # ---- passes over the log
+    # ---- epochs
     def _epoch(self, epoch: int, asked: Asked) -> None:
         state, learn, every = self.state, self.clocks["learn"], self.settings.evaluate_every
         stages = self._looked(epoch)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-WARM_UP = 2  # passes before recording: libraries choose kernels and take their memory
+UNRECORDED = 2  # steps before the recording, in which libraries choose kernels and allocate their memory
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class Graphed:
         quiet = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
         if quiet is not None:
             quiet(False)
-        kept = [b.clone() for b in model.buffers()]  # running means and the like: passes to warm up are none of theirs
+        kept = [b.clone() for b in model.buffers()]  # running means must not count the steps before the recording
         self.fed = fed.copied()
         self.shapes = fed.shapes
         drawn = torch.cuda.get_rng_state(fed.dense.device)
         side = torch.cuda.Stream(fed.dense.device)
         side.wait_stream(torch.cuda.current_stream(fed.dense.device))
         with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
+            for _ in range(UNRECORDED):
                 clear()
                 self._forget()
                 step(self.fed).backward()

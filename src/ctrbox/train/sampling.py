@@ -22,7 +22,7 @@ from ctrbox.views.view import Filter, Join, Step
 
 
 def thin(batch: Batch, first: int, share: float, seed: int, epoch: int) -> Batch:
-    """All clicks and about ``share`` of the others. ``first``: number of the batch's first row in its pass.
+    """All clicks and about ``share`` of the others. ``first``: number of the batch's first row in its epoch.
 
     With several labels, all rows with an event (`eventful`) and about ``share`` of the others, which count 1 / share times.
     """

@@ -51,7 +51,8 @@ class Warmup:
 @named_arguments
 @dataclass(frozen=True)
 class Cosine:
-    """A learning-rate schedule: a warm-up, then half a cosine down to ``floor`` at step ``steps``, then ``floor``."""
+    """A learning-rate schedule: a linear rise in ``warmup`` steps, half a cosine down to ``floor`` at step ``steps``, then
+    ``floor``."""
 
     steps: int
     warmup: int = 0

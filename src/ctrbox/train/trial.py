@@ -401,7 +401,7 @@ def _tables(
     return like(table)
 
 
-# ---- one pass for all ----
+# ---- all learners read the log together ----
 
 
 def _learn(plan: Plan, arms: list[_Arm], settings: Settings, split: Split, overlap: bool, watch: Watcher) -> int:
@@ -460,7 +460,8 @@ def _walk(
     plan: Plan, s: Settings, split: Split, epoch: int, labels: Labels | TaskLabels, number: int
 ) -> Generator[tuple[int, Batch, int], None, None]:
     """Number of the step, batch with some of the rows without a click left out, and where the log stands."""
-    walk = plan.walk(s.batch_size or 1, shuffle=s.shuffle, seed=s.seed + epoch, stop=split.train_stop)
+    stream = plan.batches(s.batch_size or 1, shuffle=s.shuffle, seed=s.seed + epoch, stop=split.train_stop)
+    walk = stream.positioned()
     try:
         for batch, position in walk:
             first = labels.rows
@@ -489,7 +490,7 @@ def _score(
         batch = item[0]
         return batch, [arm.learners[0].look(batch.select(arm.schema), prefetch=False) for arm in arms]
 
-    walk = plan.walk(batch_size, start=Position(split.start), stop=split.stop)
+    walk = plan.batches(batch_size, start=Position(split.start), stop=split.stop).positioned()
     stages = run_stages(walk, Clock("extract"), [Stage(Clock("lookup"), look)], overlap=overlap)
     try:
         for batch, looked in stages:

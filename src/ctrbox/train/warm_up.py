@@ -2,7 +2,7 @@
 
     none      nothing: new weights
     partial   all but the embeddings of ids: the click model's own weights and the sub-models of Model Servers. Embeddings of ids
-              overfit in one pass over the days they saw, sub-models and towers need more than one
+              overfit in one epoch over the days they saw; sub-models and towers need more than one epoch
     full      the tables, too, with the states of their optimizers
     continue  everything that the next step depends on: the optimizers of the click model and of sub-models and the random state,
               too. A second day's training, as if the first had not ended (docs/training.md)

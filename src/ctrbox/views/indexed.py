@@ -77,6 +77,16 @@ class Wanted:
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """What a scan takes from every file: the leaves that it yields, the text among them that comes dictionary-encoded
+    (``coded``), and who decodes columns ``elsewhere``."""
+
+    leaves: Sequence[Leaf]
+    coded: Sequence[str]
+    elsewhere: Elsewhere | None
+
+
+@dataclass(frozen=True)
 class Prune:
     """A condition on rows, by which row groups are left out: ``wanted`` is true for the rows that are read. ``promise``: what the
     path of a file says about all of its rows, as an expression of the columns ``fields``."""
@@ -223,10 +233,11 @@ class IndexedFiles(ColumnSource):
         theirs = self._theirs(footers, stored)
         pieces = self._pieces(footers, asked.start, asked.rows, asked.prune, asked.stop)
         coded = [leaf.name for leaf in stored if leaf.name in asked.dictionary]
+        every = Chosen(chosen, coded, asked.elsewhere)
 
         def task(piece: Piece) -> Callable[[], tuple[Piece, list[pa.RecordBatch]]]:
             file = piece.file
-            return lambda: (piece, self._decode(piece, footers[file], chosen, theirs[file], coded, asked.elsewhere))
+            return lambda: (piece, self._decode(piece, footers[file], every, theirs[file]))
 
         # One piece needs no thread: starting one costs more than it hides.
         first = list(itertools.islice(pieces, max(asked.threads, 2)))
@@ -297,20 +308,12 @@ class IndexedFiles(ColumnSource):
         asked = Prune(prune, self._partitions.guarantee(file), self._partitions.fields)
         return found.store.attempt(found.shown, lambda: self._format.survivors(found, footer, asked))
 
-    def _decode(
-        self,
-        piece: Piece,
-        footer: Footer,
-        chosen: Sequence[Leaf],
-        theirs: Sequence[Leaf],
-        coded: Sequence[str],
-        elsewhere: Elsewhere | None,
-    ) -> list[pa.RecordBatch]:
-        """Read a piece and bring it to simple types; runs in a reader thread."""
+    def _decode(self, piece: Piece, footer: Footer, chosen: Chosen, theirs: Sequence[Leaf]) -> list[pa.RecordBatch]:
+        """Read a piece and bring it to simple types; runs in a reader thread. ``theirs``: the leaves as the file stores them."""
         file = self._files[piece.file]
         batches: list[Any] = [piece.rows]
         if theirs:
-            wanted = Wanted(piece.groups, theirs, coded, elsewhere)
+            wanted = Wanted(piece.groups, theirs, chosen.coded, chosen.elsewhere)
             batches = self._read(file, footer, wanted)
             size = self._format.size(footer, wanted)
             if size is None:
@@ -321,7 +324,7 @@ class IndexedFiles(ColumnSource):
         made, row = [], piece.row
         for batch in batches:
             paths = {leaf.name: leaf.path for leaf in theirs}
-            made.append(self._columns.assemble(batch, chosen, paths, piece.file, Origin(file.shown, row)))
+            made.append(self._columns.assemble(batch, chosen.leaves, paths, piece.file, Origin(file.shown, row)))
             row += made[-1].num_rows
         return made
 

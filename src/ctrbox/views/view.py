@@ -295,7 +295,7 @@ class View:
     def with_history(self, **features: Any) -> View:
         """Add columns computed from earlier rows: ``cb.history`` and the features of ``cb.past``.
 
-        They are computed in one pass over the log, which must be in order of time, before rows are filtered by later steps:
+        They are computed while the log is read, once and in order of time, before rows are filtered by later steps:
         ``.with_history(…).filter(…)`` keeps the history of rows that the filter drops. Steps before it decide which rows are
         events. If the events are the rows of another view, use ``View.history`` and ``View.past`` of that view. A plan keeps
         these columns as columns of its log: a request must contain them, unless a server keeps their state.

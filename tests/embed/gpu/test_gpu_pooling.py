@@ -96,7 +96,7 @@ def read_and_push(
     scale: float,
     used: str = "both",
 ) -> Reading:
-    reading = Reading(table, References.of(batch, fields, table.device), fields, kinds)
+    reading = table.read(References.of(batch, fields, table.device), fields, kinds)
     linear = int(table.row.linear)
     outputs = []
     if used != "weights":
@@ -145,7 +145,7 @@ def test_a_step_over_a_batch_equals_lookup_pooling_and_push(
     np.testing.assert_array_equal(bits(shown(reading)), bits(forward.astype(np.float32)))
     expected_push(slow, batch, fields, kinds, gradient, 3.0)
     assert_same(table, slow)
-    look = Reading(table, References.of(batch, fields, table.device), fields, kinds, train=False)
+    look = table.read(References.of(batch, fields, table.device), fields, kinds, train=False)
     np.testing.assert_array_equal(
         bits(shown(look)), bits(twin.pool(slow.pull(keys), found.lists, kinds) if fields else shown(look))
     )
@@ -235,7 +235,7 @@ def test_sequences_and_their_gradient_equal_those_of_the_table_in_memory(
     cut = data.draw(st.integers(0, len(names) - 1))
     pooled, sequences = names[:cut], names[cut:]
     references = References.of(batch, names, table.device, sequences)
-    reading = Reading(table, references, pooled, ["sum"] * cut, sequences, longest=longest)
+    reading = table.read(references, pooled, ["sum"] * cut, sequences, longest=longest)
     lookup = Lookup.of(batch, names)
     rows = torch.from_numpy(slow.pull(lookup.keys)).requires_grad_()
     outputs, given_back, slow_outputs = [], [], []
@@ -260,7 +260,7 @@ def test_sequences_and_their_gradient_equal_those_of_the_table_in_memory(
 def test_what_the_loss_does_not_depend_on_is_not_pushed(runtime: Runtime) -> None:
     table, _ = plain(runtime)
     batch = batch_of_keys({"a": np.arange(1, 5)}, 4)
-    reading = Reading(table, References.of(batch, ["a"], table.device), ["a"], ["sum"])
+    reading = table.read(References.of(batch, ["a"], table.device), ["a"], ["sum"])
     before = table.export()
     reading.push(1.0)
     for mine, theirs in zip(table.export(), before, strict=True):
@@ -305,8 +305,8 @@ def test_a_batch_of_tensors_reads_as_its_arrays_do(runtime: Runtime, batch: Batc
     kinds = [data.draw(st.sampled_from(KINDS)) for _ in names]
     table, _ = plain(runtime)
     if batch.rows:
-        mine = shown(Reading(table, References.of(there, names, table.device), names, kinds))
-        other = shown(Reading(table, References.of(batch, names, table.device), names, kinds))
+        mine = shown(table.read(References.of(there, names, table.device), names, kinds))
+        other = shown(table.read(References.of(batch, names, table.device), names, kinds))
         np.testing.assert_array_equal(bits(mine), bits(other))
         rows = np.array(data.draw(st.lists(st.integers(0, batch.rows - 1))), np.int64)
         taken, expected = there.take(rows).cpu(), batch.take(rows)
@@ -320,9 +320,9 @@ def test_a_batch_of_tensors_reads_as_its_arrays_do(runtime: Runtime, batch: Batc
 def test_wrong_offsets_of_tensors_read_nothing_outside_their_field(runtime: Runtime) -> None:
     table, _ = plain(runtime)
     batch = as_tensors(batch_of_keys({"a": np.arange(1, 9), "b": np.arange(11, 19)}, 4, ragged=True), runtime.device)
-    before = shown(Reading(table, References.of(batch, ["a", "b"], table.device), ["a", "b"], ["sum", "sum"]))
+    before = shown(table.read(References.of(batch, ["a", "b"], table.device), ["a", "b"], ["sum", "sum"]))
     batch.sparse["a"].offsets[:] = torch.tensor([-5, 3, 2**62, 7, -(2**62)], device=runtime.device)
-    odd = shown(Reading(table, References.of(batch, ["a", "b"], table.device), ["a", "b"], ["sum", "sum"]))
+    odd = shown(table.read(References.of(batch, ["a", "b"], table.device), ["a", "b"], ["sum", "sum"]))
     np.testing.assert_array_equal(odd[:, 1], before[:, 1])
     np.testing.assert_array_equal(bits(odd[0, 0]), bits(table.pull(np.arange(1, 4)).cumsum(0, np.float32)[-1]))
 
@@ -362,7 +362,7 @@ def test_batches_that_do_not_fit_are_refused(runtime: Runtime) -> None:
             with pytest.raises(DataError, match=words):
                 References.of(one, ["a"], runtime.device)
     with pytest.raises(PlanError, match="pooling must be one of"):
-        Reading(plain(runtime)[0], References.of(good, ["a"], runtime.device), ["a"], ["none"])
+        plain(runtime)[0].read(References.of(good, ["a"], runtime.device), ["a"], ["none"])
 
 
 # ---- in bfloat16 ----------------------------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ def test_vectors_in_bfloat16_are_the_rounded_ones_and_their_gradients_count_as_f
         table = pair(runtime, *shape)[0]
         table.push(keys, first)
         where = torch.device(table.device)
-        reading = Reading(table, References.of(batch, fields, where), fields, kinds, bf16=bf16)
+        reading = table.read(References.of(batch, fields, where), fields, kinds, bf16=bf16)
         assert reading.vectors.dtype == (torch.bfloat16 if bf16 else torch.float32)
         outputs, given_back = [reading.vectors], [(rounded if bf16 else rounded.float()).to(where)]
         if reading.weights is not None:
@@ -416,6 +416,6 @@ def test_numbers_that_bfloat16_rounds_in_either_direction_or_not_at_all(runtime:
         {"a": Ragged(np.array([1, 2]), offsets)},
         None,
     )
-    reading = Reading(table, References.of(batch, ["a"], table.device), ["a"], ["sum"], train=False, bf16=True)
+    reading = table.read(References.of(batch, ["a"], table.device), ["a"], ["sum"], train=False, bf16=True)
     expected = torch.from_numpy(np.asarray(table.pull(np.array([1, 2])))).to(torch.bfloat16)
     assert torch.equal(reading.vectors[:, 0].cpu().view(torch.int16), expected.view(torch.int16))

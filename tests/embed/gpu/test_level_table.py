@@ -20,7 +20,6 @@ from ctrbox.embed.embedder import Embedder, Row
 from ctrbox.embed.gpu import levels as gpu_levels
 from ctrbox.embed.gpu.batch import References
 from ctrbox.embed.gpu.levels import LevelTable
-from ctrbox.embed.gpu.pooling import Reading
 from ctrbox.embed.gpu.store import slots_for
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.optimizers import Optimizer, RowwiseAdagrad
@@ -66,7 +65,7 @@ def batch_from(keys: list[int]) -> Batch:
 
 
 def step(table: LevelTable, references: References, gradient: np.ndarray) -> None:
-    reading = Reading(table, references, ["k"], ["sum"])
+    reading = table.read(references, ["k"], ["sum"])
     linear = int(table.row.linear)
     outputs = [(reading.vectors, gradient[:, :, linear:])]
     if reading.weights is not None:
@@ -168,7 +167,7 @@ def test_a_score_creates_nothing_and_moves_nothing(runtime: Runtime, tmp_path: P
         each.prefetch(np.arange(3, 9))
     before = table.stats()
     batch = batch_from([*range(-50, 50)])
-    reading = Reading(table, References.of(batch, ["k"], table.device), ["k"], ["sum"], train=False)
+    reading = table.read(References.of(batch, ["k"], table.device), ["k"], ["sum"], train=False)
     assert reading.weights is not None
     mine = torch.cat([reading.weights.unsqueeze(2), reading.vectors], 2).cpu().numpy()
     np.testing.assert_array_equal(bits(mine[:, 0]), bits(slow.pull(batch.sparse["k"].values, create=False)))
@@ -210,7 +209,7 @@ def test_a_batch_beyond_the_memory_is_refused_with_numbers_and_changes_nothing(
     with pytest.raises(
         BudgetError, match=rf"refers to 11 keys, and the {table.memory:,} bytes .* hold 10 rows; raise memory="
     ):
-        Reading(table, references, ["k"], ["sum"])
+        table.read(references, ["k"], ["sum"])
     assert_same(table, slow)
 
 

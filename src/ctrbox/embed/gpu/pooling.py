@@ -1,6 +1,6 @@
 """Looks up, pools and updates the rows of a batch in a GPU table with fused kernels.
 
-    reading = Reading(table, references, pooled, pooling, sequences)     rows found or made, sorting begun
+    reading = table.read(references, pooled, pooling, sequences)         rows found or made, sorting begun
     reading.weights, reading.vectors, reading.sequences                  pooled in one launch, part of autograd's graph
     loss.backward()                                                      gradients of those come to rest here
     reading.push(scale)                                                  summed a key and applied, in three launches
@@ -46,12 +46,12 @@ class Reading:
         references: References,
         pooled: Sequence[str],
         pooling: Sequence[str],
-        sequences: Sequence[str] = (),
+        sequences: Sequence[str],
         *,
-        longest: int = 1024,
-        train: bool = True,
-        into: tuple[torch.Tensor, torch.Tensor | None] | None = None,
-        bf16: bool = False,
+        longest: int,
+        train: bool,
+        into: tuple[torch.Tensor, torch.Tensor | None] | None,
+        bf16: bool,
     ) -> None:
         if references.fields != (*pooled, *sequences):
             raise PlanError(

@@ -1,4 +1,4 @@
-"""Writes vector files in one pass over the data; memory holds one chunk of rows and about 30 bytes per key.
+"""Writes vector files while the data is read once; memory holds one chunk of rows and about 30 bytes per key.
 
 write_vectors("images.ctrvec", "images.parquet", key="ad_id", vector="image", dtype="float16")
 write_tokens("titles.ctrvec", table, key=col("ad_id").key(space="title"), tokens="title", width=16)

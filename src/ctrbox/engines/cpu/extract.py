@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -318,8 +319,8 @@ class Extractor:
             for cursor in cursors:
                 cursor.finish()
         finally:
-            for closing in (scan, *cursors):
-                close = getattr(closing, "close", None)
+            for reading in (scan, *cursors):
+                close = getattr(reading, "close", None)
                 if close is not None:
                     close()
 
@@ -395,12 +396,9 @@ class Extractor:
             rows = sum(count for _, _, count in pieces)
             return self.run(cut(pieces, rows * part // of, rows * (part + 1) // of)), rows
 
-        stream = self.each_batch(run, batch_size, start, None, stop)
-        try:
+        with closing(self.each_batch(run, batch_size, start, None, stop)) as stream:
             for (batch, rows), after in stream:
                 yield batch, rows, after
-        finally:
-            stream.close()
 
     def numbered(
         self, batch_size: int, start: int, stop: int | None
@@ -411,12 +409,8 @@ class Extractor:
             numbers = [prepared.start + prepared.numbers(begin, count) for prepared, begin, count in pieces]
             return self.run(pieces), np.concatenate(numbers)
 
-        stream = self.each_batch(run, batch_size, start, None, stop)
-        try:
-            for found, _ in stream:
-                yield found
-        finally:
-            stream.close()
+        with closing(self.each_batch(run, batch_size, start, None, stop)) as stream:
+            yield from (found for found, _ in stream)
 
     def frames(
         self, rows: int, start: int = 0, limit: int | None = None, stop: int | None = None
@@ -432,12 +426,8 @@ class Extractor:
             except _native.RowError as error:
                 raise located(error, pieces) from None
 
-        stream = self.each_batch(run, rows, start, limit, stop)
-        try:
-            for frame, _ in stream:
-                yield frame
-        finally:
-            stream.close()
+        with closing(self.each_batch(run, rows, start, limit, stop)) as stream:
+            yield from (frame for frame, _ in stream)
 
 
 def cut(pieces: list[tuple[Prepared, int, int]], first: int, last: int) -> list[tuple[Prepared, int, int]]:

@@ -28,7 +28,8 @@ from ctrbox.engines.past.states import Rows, State, load_state, states_of
 from ctrbox.errors import PlanError
 from ctrbox.plan.graph.serial import Writer, canonical
 from ctrbox.plan.language.past import PastFeature
-from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin, Source, SourceOver
+from ctrbox.views.columns import Scan
+from ctrbox.views.morsel import Morsel, Origin, Source, SourceOver
 from ctrbox.views.recorded import opened
 from ctrbox.views.view import View, WithHistory
 
@@ -189,52 +190,30 @@ class PastSource(SourceOver):
         written = canonical([self.inner.fingerprint(), steps, writer.expressions, *events, *begun])
         return hashlib.sha256(written.encode()).hexdigest()
 
-    def scan(
-        self,
-        columns: Sequence[str],
-        *,
-        start: int = 0,
-        stop: int | None = None,
-        rows: int = MORSEL_ROWS,
-        ahead: int = 2,
-        threads: int = 2,
-        prune: Any = None,
-        dictionary: Sequence[str] = (),
-    ) -> Iterator[Morsel]:
+    def scan(self, columns: Sequence[str], **options: Any) -> Iterator[Morsel]:
         if not any(name in self.made for name in columns):
-            return self.inner.scan(
-                columns,
-                start=start,
-                stop=stop,
-                rows=rows,
-                ahead=ahead,
-                threads=threads,
-                prune=prune,
-                dictionary=dictionary,
-            )
-        return self._scan(list(columns), start, stop, rows, ahead, threads)
+            return self.inner.scan(columns, **options)
+        return self._scan(list(columns), Scan(**options))
 
-    def _scan(
-        self, columns: list[str], start: int, stop: int | None, rows: int, ahead: int, threads: int
-    ) -> Iterator[Morsel]:
+    def _scan(self, columns: list[str], asked: Scan) -> Iterator[Morsel]:
         saved = self.saved
         # Counters share a state, so a saved one can only be read for all of its features together.
         wanted = [r for r in self.inputs.features if saved or {f.name for f in _fields(r)} & set(columns)]
         states = states_of([r for r in wanted if r.asked is None])
-        merges = merges_of(self.inputs, wanted, rows=rows, ahead=ahead, threads=threads)
+        merges = merges_of(self.inputs, wanted, rows=asked.rows, ahead=asked.ahead, threads=asked.threads)
         if saved is not None:
             saved.into([*states, *(state for merge in merges for state in merge.states)])
         schema = pa.schema([self.schema.field(name) for name in columns])
         read = list(dict.fromkeys([*(name for name in columns if name not in self.made), *self.inputs.columns]))
-        scan = self.inner.scan(read, stop=stop, rows=rows, ahead=ahead, threads=threads)
+        scan = self.inner.scan(read, stop=asked.stop, rows=asked.rows, ahead=asked.ahead, threads=asked.threads)
         try:
             for morsel in scan:
                 count = morsel.rows.num_rows
-                skip = max(0, min(count, start - morsel.start))
+                skip = max(0, min(count, asked.start - morsel.start))
                 asks = np.arange(count) >= skip if skip else None
-                evaluated = self.inputs.evaluate(morsel, threads)
+                evaluated = self.inputs.evaluate(morsel, asked.threads)
                 passed = self.inputs.passed(evaluated)
-                given = Rows(count, evaluated, passed, asks, max(1, threads), morsel.origin.name)
+                given = Rows(count, evaluated, passed, asks, max(1, asked.threads), morsel.origin.name)
                 made: dict[str, pa.Array] = {}
                 for state in (*states, *merges):
                     made |= state.columns(given)

@@ -123,9 +123,7 @@ NUMBERS = {
     "max": one('cb.max_("n", col("x"))', "max_", "max"),
     "clip": one('col("x").clip(0, 100)', ".clip", "clip"),
     "bucketize": Written(
-        ('col("x").bucketize([1, 10, 100])', 'col("x").bucketize(quantiles=20)'),
-        (".bucketize",),
-        ("bucketize",),
+        ('col("x").bucketize([1, 10, 100])', 'col("x").bucketize(quantiles=20)'), (".bucketize",), ("bucketize",)
     ),
     **{op: one(f'col("n") {sign} 3', f".__{op}__", op) for op, sign in COMPARISONS.items()},
     "and": two_sided("and", "and", '(col("n") > 3) & col("ok")'),

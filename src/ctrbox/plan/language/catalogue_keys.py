@@ -1,9 +1,7 @@
 """Rows of the operator table in docs/operators.md: name, what it does, null, empty, Unicode, overflow."""
 
-_NULL = "null in, null out"
-_EITHER = "null if any is"
-_NO = "–"
-_NONE = "cannot overflow"
+from ctrbox.plan.language.catalogue_phrases import EITHER, NO, NONE, NULL
+
 _BYTES = "by bytes, nothing normalised"
 _MISSING = "a null or missing key meets the null row: nulls, cleaned by the steps of its own view"
 _PAST = "null if a member or the time is; such a row is not counted, nor is one whose label is null or NaN"
@@ -30,7 +28,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     (
         "hash",
         "64-bit hash of the bytes and the kind: 5 and '5' differ; of a list, of each element; not of a float",
-        _NULL,
+        NULL,
         '"" has a hash; empty list: empty list',
         _BYTES,
         "two ints, or two times, never collide; two strs with probability 2^−64",
@@ -38,7 +36,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     (
         "key",
         "the hash within a space, by default the feature's name; of a list, of each element",
-        _NULL,
+        NULL,
         '"" has a key; empty list: no key',
         _BYTES,
         "as hash; 0, the null slot, is never given",
@@ -48,14 +46,14 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
         "whole numbers that are keys already, taken as they are",
         "null in, null out; before it, .fill(0) puts the null slot and .fill([]) no key",
         "empty list: no key",
-        _NO,
+        NO,
         "the same 64 bits",
     ),
     (
         "cross",
         "one hash a combination of two or more members, in their order, then the key of the feature's space; "
         "lists multiply out, the left member outermost",
-        _EITHER,
+        EITHER,
         "an empty list among the members: no key",
         _BYTES,
         "cut at limit keys per row (1,024 unless given), row counted in warnings",
@@ -84,7 +82,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
         _PAST,
         "a value never seen: 0",
         _BYTES,
-        _NONE,
+        NONE,
     ),
     (
         "clicks",
@@ -92,7 +90,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
         _PAST,
         "a value never seen: 0",
         _BYTES,
-        _NONE,
+        NONE,
     ),
     (
         "rate",

@@ -76,7 +76,7 @@ CPU: dict[str, Rate] = {
     **_of("gather", Rate(2.5)),  # a column, beside the visit
     **_of("column", Rate(2.0, 0.0, 0.7)),
     **_of("user", Rate(50.0)),  # nobody knows; a NumPy call and its arrays
-    **_of("scalar", Rate(8.0)),  # a user's function that numba compiled: a pass over its columns
+    **_of("scalar", Rate(8.0)),  # a user's function that numba compiled, a loop over its columns
 }
 UNKNOWN = Rate(3.0, 0.5, 4.0)  # an operator that has no line above
 SCAN = Rate(10.0, 1.6)  # of a JSON document, whatever the number of paths

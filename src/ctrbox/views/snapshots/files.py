@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 from ctrbox.errors import SourceError
 from ctrbox.files.side_by_side import side_by_side
 from ctrbox.views.columns import Columns, digest, make_batch
-from ctrbox.views.elsewhere import Elsewhere
-from ctrbox.views.indexed import THREADS, Footer, IndexedFiles, Piece, Wanted
+from ctrbox.views.indexed import THREADS, Chosen, Footer, IndexedFiles, Piece, Wanted
 from ctrbox.views.morsel import Origin
 from ctrbox.views.parquet import Parquet
 from ctrbox.views.partitions import Partitions
@@ -107,22 +106,14 @@ class TableFiles(IndexedFiles):
         # The expression names the table's columns, and a file may use a name for another column.
         return super()._ask(file, footer, prune) if self._plain[file] else None
 
-    def _decode(
-        self,
-        piece: Piece,
-        footer: Footer,
-        chosen: Sequence[Leaf],
-        theirs: Sequence[Leaf],
-        coded: Sequence[str],
-        elsewhere: Elsewhere | None,
-    ) -> list[pa.RecordBatch]:
+    def _decode(self, piece: Piece, footer: Footer, chosen: Chosen, theirs: Sequence[Leaf]) -> list[pa.RecordBatch]:
         if self._plain[piece.file]:
-            return super()._decode(piece, footer, chosen, theirs, coded, elsewhere)
+            return super()._decode(piece, footer, chosen, theirs)
         file = self._files[piece.file]
-        stored = [leaf for leaf in chosen if leaf.name not in self._partitions.columns]
+        stored = [leaf for leaf in chosen.leaves if leaf.name not in self._partitions.columns]
         places = {leaf.name: found for leaf, found in zip(stored, theirs, strict=True)}
         present = [found for found in theirs if found.path]
-        wanted = Wanted(piece.groups, present, [places[name].name for name in coded if places[name].path])
+        wanted = Wanted(piece.groups, present, [places[name].name for name in chosen.coded if places[name].path])
         batches = self._read(file, footer, wanted) if present else [None]
         with self._lock:
             self.rows_read += piece.rows
@@ -131,13 +122,13 @@ class TableFiles(IndexedFiles):
         for batch in batches:
             rows = piece.rows if batch is None else batch.num_rows
             arrays = []
-            for leaf in chosen:
+            for leaf in chosen.leaves:
                 if leaf.name in self._partitions.columns:
                     arrays.append(self._partitions.array(leaf.name, piece.file, rows))
                 elif batch is None or not places[leaf.name].path:
                     arrays.append(pa.nulls(rows, leaf.type))
                 else:
                     arrays.append(simplify(pick(batch, places[leaf.name].path), leaf, Origin(file.shown, row)))
-            made.append(make_batch(arrays, chosen, rows))
+            made.append(make_batch(arrays, chosen.leaves, rows))
             row += rows
         return made

@@ -1,4 +1,4 @@
-#include "core/past/pass.h"
+#include "core/past/rows.h"
 
 #include <algorithm>
 #include <array>
@@ -98,7 +98,7 @@ double window_sum(const PastSeen& seen, uint32_t begin, size_t word, size_t stri
 
 }  // namespace
 
-PastLists pass_lists(PastState& state, const PastRows& in, size_t threads) {
+PastLists past_lists(PastState& state, const PastRows& in, size_t threads) {
   const PastShape& shape = state.shape();
   for (const PastWord& word : shape.words)
     if (word.kind != PastWordKind::kValue && word.kind != PastWordKind::kText)
@@ -148,7 +148,7 @@ PastLists pass_lists(PastState& state, const PastRows& in, size_t threads) {
   return out;
 }
 
-std::vector<int64_t> pass_distinct(PastState& state, const PastRows& in, size_t threads) {
+std::vector<int64_t> past_distinct(PastState& state, const PastRows& in, size_t threads) {
   const PastShape& shape = state.shape();
   if (shape.words.size() != 1 || shape.words[0].kind != PastWordKind::kValue || !shape.last)
     throw std::invalid_argument("only a bounded number of values can be told apart");
@@ -184,8 +184,7 @@ std::vector<int64_t> pass_distinct(PastState& state, const PastRows& in, size_t 
   return out;
 }
 
-PastCounts pass_counters(PastState& state, const PastRows& in, const std::vector<PastCounter>& counters,
-                         size_t threads) {
+PastCounts past_counts(PastState& state, const PastRows& in, const std::vector<PastCounter>& counters, size_t threads) {
   const PastShape& shape = state.shape();
   std::vector<size_t> stored;    // where each counter's word lies in an event
   std::vector<int64_t> windows;  // the different ones, longest first; 0, all of the past, is the longest

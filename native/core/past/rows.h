@@ -49,11 +49,11 @@ struct PastCounts {
   std::vector<std::vector<uint8_t>> seen;
 };
 
-// For each row that asks: how many different values the events have that pass_lists would list. One word, kValue.
-std::vector<int64_t> pass_distinct(PastState& state, const PastRows& rows, size_t threads);
+// For each row that asks: how many different values the events have that past_lists would list. One word, kValue.
+std::vector<int64_t> past_distinct(PastState& state, const PastRows& rows, size_t threads);
 
-PastLists pass_lists(PastState& state, const PastRows& rows, size_t threads);
-PastCounts pass_counters(PastState& state, const PastRows& rows, const std::vector<PastCounter>& counters,
-                         size_t threads);
+PastLists past_lists(PastState& state, const PastRows& rows, size_t threads);
+PastCounts past_counts(PastState& state, const PastRows& rows, const std::vector<PastCounter>& counters,
+                       size_t threads);
 
 }  // namespace cb

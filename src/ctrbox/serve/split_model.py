@@ -1,0 +1,79 @@
+"""What a Deep FFM and a published click model share as served models: the newest version, and the joined views that it reads.
+
+The plan of both is split into a part that runs once per context and a part that runs for the candidates. Other joined views take
+the place of the old ones between two requests.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from ctrbox.engines.missed_keys import JoinCount
+from ctrbox.engines.plan import Plan
+from ctrbox.engines.refreshed_views import JoinedViews
+from ctrbox.engines.split import Split
+from ctrbox.serve.cache import ContextCache
+from ctrbox.serve.past import ServedPast
+from ctrbox.serve.request import Request
+from ctrbox.serve.view_versions import SplitViews
+
+if TYPE_CHECKING:
+    from ctrbox.serve.served import Scored, Scores
+
+
+class Numbered(Protocol):
+    @property
+    def version(self) -> int: ...
+
+
+Live = TypeVar("Live", bound=Numbered)
+
+
+class SplitModel(ABC, Generic[Live]):
+    """``live``: one version, loaded and checked. A request reads it once, and so sees one version from beginning to end."""
+
+    live: Live
+
+    def __init__(self, plan: Plan, context: tuple[str, ...], cache_bytes: int, past: ServedPast | None) -> None:
+        self.past = past
+        self.context = context
+        self.cache = ContextCache(cache_bytes)
+        self._changing = threading.Lock()  # held by whoever replaces ``live``
+        self._parts = SplitViews.of(JoinedViews(plan), context)
+
+    @abstractmethod
+    def over(self, live: Live, parts: SplitViews) -> Live:
+        """Return a version that reads these joined views."""
+
+    @abstractmethod
+    def answer(self, request: Request) -> Scored:
+        """Return a score for each candidate, and the versions that they are of."""
+
+    def score(self, request: Request) -> tuple[Scores, int]:
+        return self.answer(request)[:2]
+
+    @property
+    def version(self) -> int:
+        return self.live.version
+
+    @property
+    def split(self) -> Split:
+        return self._parts.split
+
+    @property
+    def views(self) -> JoinedViews:
+        return self._parts.views
+
+    def joins(self) -> list[JoinCount]:
+        return self._parts.joins()
+
+    def take_views(self, views: JoinedViews) -> None:
+        """Read other joined views from the next request on; contexts that read none of the changed ones stay in the cache."""
+        parts = self._parts.changed(views, self.context)
+        with self._changing:
+            live = self.over(self.live, parts)
+            before, self._parts, self.live = self._parts, parts, live
+        if before.of_context != parts.of_context:
+            self.cache.clear()
