@@ -101,6 +101,20 @@ class Clock:
             spent.append(begin.elapsed_time(end) / calls)
         return statistics.median(spent)
 
+    def once(self, work: Work) -> float:
+        """Milliseconds of the first and only call of some work."""
+        self.wait()
+        if not self.cuda:
+            began = time.perf_counter()
+            work()
+            return (time.perf_counter() - began) * 1e3
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end)
+
     def replayed(self, work: Work) -> Work:
         """The launches of some work as a CUDA graph; calling the result replays it."""
         if not self.cuda:

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from benchmarks import extract_job, gpu, report
 from ctrbox import _native
@@ -102,18 +101,13 @@ def differs(column: DeviceColumn, raw: bytes, parts: list[Chunk]) -> str:
     return ""
 
 
-def kernel_times(decoder: PageDecoder) -> dict[str, float]:
+def kernel_times(decoder: PageDecoder, clock: gpu.Clock) -> dict[str, float]:
     """Let every launch of the decoder be timed; the dictionary fills with milliseconds by kernel."""
     spent: dict[str, float] = {}
     for name, kernel in list(decoder.kernels.items()):
 
         def timed(grid: Any, block: int, *arguments: int, name: str = name, kernel: Any = kernel) -> None:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            kernel(grid, block, *arguments)
-            end.record()
-            end.synchronize()
-            spent[name] = spent.get(name, 0.0) + begin.elapsed_time(end)
+            spent[name] = spent.get(name, 0.0) + clock.once(lambda: kernel(grid, block, *arguments))
 
         decoder.kernels[name] = timed  # type: ignore[assignment]
     return spent
@@ -161,7 +155,7 @@ def main() -> None:
         print(
             f"{threads} threads: {rows / best / 1e6:.1f} M rows/s, {size / best / 1e9:.1f} GB/s stored; threads' {told}"
         )
-    spent = kernel_times(decoder)
+    spent = kernel_times(decoder, gpu.Clock(runtime.device))
     for file, (path, _, parts) in list(zip(opened, files, strict=True))[:: max(1, len(files) // 2)]:
         spent.clear()
         decoder.decode(file, parts)
