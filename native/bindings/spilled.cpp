@@ -8,7 +8,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/embedder.h"
-#include "core/join/spilled_view.h"
+#include "core/join/spill_writer.h"
 
 using namespace cb;
 

@@ -1,5 +1,5 @@
 // A joined view on disk, against a search of all rows; damage, a full disk, a budget that is too small.
-#include "core/join/spilled_view.h"
+#include "core/join/spill_writer.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>

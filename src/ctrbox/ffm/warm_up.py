@@ -171,10 +171,10 @@ def ahead(
     filesystem: Any = None,
     storage_options: dict[str, Any] | None = None,
 ) -> Ahead[Morsel]:
-    """Morsels of the files behind paths, folders and globs, on any filesystem that a view opens, in order.
+    """Read the files behind paths, folders and globs, on any filesystem that a view opens, and return their morsels in order.
 
-    ``columns``: those to read, all unless told. ``start``: a file and how many of its rows were read already; files before it are
-    left out.
+    ``columns``: names of the columns to read; default: all. ``start``: a file and how many of its rows were read already; files
+    before it are left out.
     """
     given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
     files = find_files([os.fspath(path) for path in given], filesystem, storage_options)

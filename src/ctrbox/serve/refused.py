@@ -6,7 +6,7 @@ from ctrbox.errors import CtrboxError
 
 
 class Refused(CtrboxError):
-    """``status``: of HTTP; ``retry_after``: seconds after which asking again makes sense."""
+    """Refuses a request with the HTTP status ``status``. ``retry_after``: seconds after which the client may try again."""
 
     def __init__(self, status: int, message: str, retry_after: int = 0) -> None:
         super().__init__(message)

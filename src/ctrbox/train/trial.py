@@ -459,7 +459,7 @@ def _check_learned(labels: Labels | TaskLabels, plan: Plan, split: Split) -> Non
 def _walk(
     plan: Plan, s: Settings, split: Split, epoch: int, labels: Labels | TaskLabels, number: int
 ) -> Generator[tuple[int, Batch, int], None, None]:
-    """Number of the step, batch with some of the rows without a click left out, and where the log stands."""
+    """Yield the number of each step, its batch without some of the rows without a click, and the row of the log after it."""
     stream = plan.batches(s.batch_size or 1, shuffle=s.shuffle, seed=s.seed + epoch, stop=split.train_stop)
     walk = stream.positioned()
     try:

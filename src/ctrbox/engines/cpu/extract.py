@@ -443,7 +443,7 @@ def cut(pieces: list[tuple[Prepared, int, int]], first: int, last: int) -> list[
 
 
 def end(pool: ThreadPoolExecutor) -> None:
-    """Wait for the pool's threads, also when Ctrl-C comes while waiting: it goes on once they have ended."""
+    """Wait until the pool's threads have ended. A Ctrl-C that comes meanwhile is raised when they have ended."""
     try:
         pool.shutdown(wait=True, cancel_futures=True)
     except KeyboardInterrupt:

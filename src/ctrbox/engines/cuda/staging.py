@@ -224,7 +224,7 @@ class Pinned:
         self._end.atexit = False
 
     def hold(self, rows: pa.Table | pa.RecordBatch) -> int:
-        """Page-lock the buffers of `rows`; returns the bytes that are, the rest goes by way of the staging memory."""
+        """Page-lock the buffers of `rows` and return how many bytes are locked; the others go through the staging memory."""
         if self._locks is None:
             return 0
         self._keep.append(rows)

@@ -37,7 +37,7 @@ class Offload:
 
 
 def within(roots: list[Node], stop: Container[int] = ()) -> list[Node]:
-    """The roots and what they need, without constants; what is in ``stop`` needs nothing."""
+    """Return the roots and all nodes that they need, but no constants, and of the nodes of ``stop`` no inputs."""
     return [n for n in closure(roots, stop) if n.op != "literal"]
 
 
