@@ -493,6 +493,10 @@ def test_a_command_ends_with_the_code_of_what_happened(
     assert ended(lambda: None) == 0
     with pytest.raises(KeyError):  # a fault of the program keeps its traceback
         terminal.run(raising(KeyError("x")))
+    monkeypatch.setattr(terminal, "old_native", lambda error: f"the native extension is older ({error})")
+    assert ended(raising(AttributeError("no best_products"))) == 1
+    assert capsys.readouterr().err == "ctrbox: error: the native extension is older (no best_products)\n"
     monkeypatch.setenv("CTRBOX_TRACEBACK", "1")
-    with pytest.raises(Mistake):
-        terminal.run(raising(Mistake("yours")))
+    for error in (Mistake("yours"), AttributeError("no best_products")):
+        with pytest.raises(type(error)):
+            terminal.run(raising(error))

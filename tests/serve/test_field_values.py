@@ -221,10 +221,10 @@ def test_a_value_is_read_exactly_or_refused(way: str, kind: str, text: str, expe
             '{"context": {"y": 1}, "candidates": {"x": [1], "unread": [1, 2]}}',
             "has 1 values, but column 'unread' has 2",
         ),
-        (
-            '{"context": {"y": 1}, "candidates": [{"x": 1}], "more": 1}',
-            "expected an object with context and candidates",
-        ),
+        ('{"context": {"y": 1}, "candidates": [{"x": 1}], "more": 1}', "unknown member 'more'"),
+        ('{"contxt": {"y": 1}, "candidates": [{"x": 1}]}', "unknown member 'contxt'; nearest: 'context'"),
+        ('{"context": {"y": 1}, "candidate": [{"x": 1}]}', "unknown member 'candidate'; nearest: 'candidates'"),
+        ('{"context": {"y": 1}}', "expected an object with context and candidates"),
     ],
 )
 @pytest.mark.parametrize("context", [["y"], None])

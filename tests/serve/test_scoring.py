@@ -114,7 +114,7 @@ WRONG = [
     (b'{"a": NaN}', 400, "not JSON"),
     (b"[]", 400, "context and candidates"),
     (b'{"context": {}}', 400, "context and candidates"),
-    (b'{"context": {}, "candidates": [], "more": 1}', 400, "context and candidates"),
+    (b'{"context": {}, "candidates": [], "more": 1}', 400, "unknown member .more."),
 ]
 
 

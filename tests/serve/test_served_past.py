@@ -224,10 +224,15 @@ def test_events_are_taken_counted_and_told(place: Path) -> None:
     [
         (b"{", "the body is not JSON"),
         (b"[]", 'expected {"rows"'),
-        ({"row": []}, "expected.*an object with"),
+        ({"row": []}, "unknown member 'row'; nearest: 'rows'; known: rows, view, position"),
+        ({"view": "log"}, "expected.*an object with"),
         ({"rows": {}}, "rows must be a list of objects"),
         ({"rows": [1]}, "rows must be a list of objects"),
-        ({"rows": [{"user": 1}]}, "lacks"),
+        ({"rows": [{"user": 1}]}, "the event lacks column 'ts'.* a history reads it from view 'log'"),
+        (
+            {"rows": [{"user": None, "ad": 1, "clicked": 1, "ts": "2026-01-01T00:00:00"}]},
+            "'user' is null at event row 0; .*leave out such events",
+        ),
         ({"rows": [{"user": 1, "ad": 1, "clicked": 1, "ts": "soon"}]}, "'ts'"),
         ({"rows": [{"user": 1, "ad": 1, "clicked": 1, "ts": 5}]}, "'ts'"),
         ({"rows": [{"user": "a", "ad": 1, "clicked": 1, "ts": "2026-01-01T00:00:00"}]}, "'user'"),
@@ -244,6 +249,29 @@ def test_events_that_are_wrong_are_refused_and_change_nothing(place: Path, sent:
     with pytest.raises((DataError, Refused), match=message):
         answered(routes, "POST", sent)
     assert answered(routes, "GET")["taken"] == HALF
+
+
+def test_the_client_is_told_to_send_a_value_instead_of_null(place: Path) -> None:
+    """Also where it is a key or a time of a history, and the message names rows of the request."""
+    served = served_of(place, "ffm")
+    good = table().slice(HALF, 1).to_pylist()[0]
+    context = {"user": good["user"], "ts": good["ts"].isoformat(), "device": "ios"}
+    ads = [{"ad": 1, "price": 0.5}, {"ad": 2, "price": 0.5}]
+    for sent, message in (
+        (body(context, [ads[0], {**ads[1], "ad": None}]), "'ad' is null at request row 1; .*give every row a value"),
+        (
+            body(context, [ads[0], {**ads[1], "price": None}]),
+            "'price' is null.*; give every row a value.*request row 1",
+        ),
+        (body({**context, "ts": None}, ads), "'ts' is null at request row 0; .*give every row a value"),
+        (body({**context, "device": None}, ads), "'device' is null.*; give every row a value.*the request's context"),
+        (
+            body({**context, "ts": "2001-01-01T00:00:00"}, ads),
+            "2001-01-01T00:00:00.000000 at request row 0 is more than",
+        ),
+    ):
+        with pytest.raises(DataError, match=message):
+            served.score(served.reader.from_json(sent))
 
 
 def test_a_server_without_a_state_takes_no_events_and_other_methods_are_refused(place: Path) -> None:

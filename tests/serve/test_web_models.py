@@ -98,6 +98,27 @@ def test_a_server_opens_a_url_and_follows_it(world: World, place: Path, shown: W
     reloader.close()
 
 
+@pytest.mark.parametrize("name", ["plan.ctr", "serve.json", "log.arrow"])
+def test_a_file_that_was_changed_after_it_was_signed_is_called_so(place: Path, shown: Web, name: str) -> None:
+    path = place / "shown" / "model" / name
+    whole = path.read_bytes()
+    for changed in (
+        whole[:50] + bytes([whole[50] ^ 1]) + whole[51:],
+        whole[:-1],
+        whole + b"\0",
+        whole + bytes(100_000),
+    ):
+        path.write_bytes(changed)
+        for where in (place / "shown" / "model", f"{shown.url}/model"):
+            with pytest.raises(
+                SignatureError, match=f"was changed after it was signed.*{name}|{name} was changed after"
+            ):
+                Server.open(where, Settings(public_keys=[place / "key.pub"], allow_views=["*"]))
+    path.unlink()
+    with pytest.raises(DataError, match=f"{name} is missing"):
+        Server.open(f"{shown.url}/model", Settings(public_keys=[place / "key.pub"], allow_views=["*"]))
+
+
 def test_a_folder_with_a_manifest_is_read_as_on_s3(place: Path, tmp_path: Path, shown: Web) -> None:
     files = {}
     for path in (place / "shown" / "model").rglob("*"):

@@ -436,8 +436,8 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
         if (null >= 0 && !c.valid)
           throw RowError(piece_number, begin + null,
                          "column '" + k.name +
-                             "' is null, but the plan was built on data where it never is; add .fill(" + k.name +
-                             "=…) to its view");
+                             "' is null, but the plan was built on data where it never is; give every row a value, or add .fill(" +
+                             k.name + "=…) to its view");
         break;
       }
       case Do::Call: {

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ctrbox.cli.old_native import old_native
 from ctrbox.errors import CtrboxError
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends
@@ -149,9 +150,10 @@ def run(command: Callable[[], Any]) -> NoReturn:
     except Exception as error:
         code = 1
         if not signals:  # else it is what became of the interrupt in somebody's code
-            if os.environ.get("CTRBOX_TRACEBACK") or not isinstance(error, CtrboxError | Mistake | OSError):
+            told = in_words(error) if isinstance(error, CtrboxError | Mistake | OSError) else old_native(error)
+            if os.environ.get("CTRBOX_TRACEBACK") or not told:
                 raise
-            tell(f"ctrbox: error: {''.join(speaker)}{in_words(error)}")
+            tell(f"ctrbox: error: {''.join(speaker)}{told}")
     if signals and code:
         code = 128 + signals[-1]
     if quiet:

@@ -38,6 +38,10 @@ class NoSuchRange(OSError):
     """The server has no bytes at the place from which a download should resume."""
 
 
+class TooLarge(OSError):
+    """The file has more bytes than the caller takes."""
+
+
 class HttpFiles:
     """The files below a URL. It has the one method of a pyarrow filesystem by which files are read."""
 
@@ -155,7 +159,7 @@ class HttpBody:
                 raise OSError(f"asked for the bytes from {offset:,} on, but the answer holds others")
             at = offset
         if at + self._left > most:
-            raise OSError(f"the answer has {at + self._left:,} bytes; expected at most {most:,}")
+            raise TooLarge(f"the answer has {at + self._left:,} bytes; expected at most {most:,}")
         while at < offset:  # a server without ranges sends the whole file
             if not (skipped := self.read(min(1 << 20, offset - at))):
                 raise NoSuchRange(f"the file has {at:,} bytes, and those from {offset:,} on were asked for")

@@ -36,7 +36,7 @@ import pyarrow.fs as pafs
 
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
 from ctrbox.files.filesystems import RETRY_PAUSES_S, Store, first_line, open_store
-from ctrbox.files.http_files import HttpFiles, NoSuchRange
+from ctrbox.files.http_files import HttpFiles, NoSuchRange, TooLarge
 from ctrbox.files.manifest import (
     MANIFEST,
     OBJECT,
@@ -204,7 +204,7 @@ class StoredFolder:
         if (size, sha256) != (held.bytes, held.sha256):
             place.unlink()
             met = f"{size:,} bytes" if size <= held.bytes else f"more than {held.bytes:,} bytes"
-            raise DataError(
+            raise OtherContents(
                 f"{shown} is damaged: it has {met}, expected {held.bytes:,} bytes"
                 + (" and another checksum" if size == held.bytes else "")
                 + f"; it holds {name!r} of {self.url}"
@@ -234,6 +234,8 @@ class StoredFolder:
             except NoSuchRange:
                 file.truncate(0)
                 raise
+            except TooLarge:
+                return held.bytes + 1, ""
         return size, digest.hexdigest()
 
     def _open(self, path: str, offset: int, most: int) -> Any:
@@ -394,6 +396,10 @@ class StoredFolder:
                     raise kind(f"cannot {deed}: {first_line(error)}") from OSError(errno.EIO, first_line(error))
             time.sleep(pause)
         raise AssertionError
+
+
+class OtherContents(DataError):
+    """A file whose size or checksum is not the one that was expected."""
 
 
 class _Missing(Exception):

@@ -1,12 +1,15 @@
-"""Parses the JSON of a request with ``orjson``, and checks that no object has a duplicate name."""
+"""Parses the JSON of a request with ``orjson``, and checks that no name in an object is duplicate or unknown."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
 
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.json_text import strict_json
+from ctrbox.serve.refused import Refused
 
 
 def read_json(text: bytes) -> Any:
@@ -23,6 +26,16 @@ def read_json(text: bytes) -> Any:
     if not same:
         strict_json(text)
     return found
+
+
+def check_members(given: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse a request with a member that is not one of ``known``; the message names the nearest known one."""
+    for name in given:
+        if name not in known:
+            raise Refused(
+                400,
+                f"the request has an unknown member {name[:100]!r}{nearest(name, known)}; known: {', '.join(known)}",
+            )
 
 
 def _quotes(text: bytes) -> int:

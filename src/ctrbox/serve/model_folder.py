@@ -36,7 +36,7 @@ from ctrbox.files.atomic import written_aside
 from ctrbox.files.own_folder import OwnFolder
 from ctrbox.files.regular import open_regular, read_regular
 from ctrbox.files.sealed import read_sealed, sealed
-from ctrbox.files.stored_folder import StoredFolder
+from ctrbox.files.stored_folder import OtherContents, StoredFolder
 from ctrbox.files.urls import readable_url, stored_url
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.predict.predictor import Predictor
@@ -244,7 +244,7 @@ class SignedCopy:
             except OSError as error:
                 raise SourceError(f"cannot read {source / name}: {error.strerror or error}") from error
             except DataError as error:
-                raise SignatureError(f"{error}, as it was signed") from None
+                raise SignatureError(f"{source / name} was changed after it was signed: {error}") from None
             if FileFacts(len(read), hashlib.sha256(read).hexdigest()) != facts:
                 raise SignatureError(f"{source / name} was changed after it was signed")
             (self.folder / name).write_bytes(read)
@@ -269,5 +269,8 @@ def pull_signed(place: Path, stored: StoredFolder | None, trust: Trust) -> Signe
             raise SignatureError(f"{name} of {stored.url} was changed after it was signed") from None
         if name not in stored.files:
             raise SourceError(f"{name} of {stored.url} is missing")
-    stored.pull(lambda name: name in statement.files)
+    try:
+        stored.pull(lambda name: name in statement.files)
+    except OtherContents as error:
+        raise SignatureError(f"a file of {stored.url} was changed after it was signed: {error}") from None
     return None

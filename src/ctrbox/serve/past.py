@@ -32,7 +32,7 @@ from ctrbox.engines.past.histories import Histories, Taken
 from ctrbox.engines.past.saved_states import MOST_POSITION
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import BudgetError, CtrboxError, DataError, PlanError
-from ctrbox.serve.json_body import read_json
+from ctrbox.serve.json_body import check_members, read_json
 from ctrbox.serve.refused import Refused, overloaded
 from ctrbox.serve.request import Request
 from ctrbox.serve.watcher import FIRST_WAIT, LONGEST_WAIT, Watcher
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 FOLLOW_SECONDS = 0.25  # between two looks at a file that others renew
 AHEAD_S = 3600.0  # an event from further in the future, by this machine's clock, is left out
-PARTS = {"rows", "view", "position"}
+PARTS = ("rows", "view", "position")
 log = logging.getLogger("ctrbox.serve")
 
 
@@ -229,7 +229,9 @@ class StateWriter(Watcher):
 
 
 def _parts(given: Any) -> tuple[list[dict[str, Any]], str | None, str | None]:
-    if not isinstance(given, dict) or set(given) - PARTS or "rows" not in given:
+    if isinstance(given, dict):
+        check_members(given, PARTS)
+    if not isinstance(given, dict) or "rows" not in given:
         met = f"an object with {', '.join(map(brief, list(given)[:5]))}" if isinstance(given, dict) else brief(given)
         raise DataError(f'expected {{"rows": [{{column: value, …}}, …], "view": name, "position": text}}, got {met}')
     rows, view, position = given["rows"], given.get("view"), given.get("position")

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import orjson
 
-from ctrbox.arguments.names import nearest
 from ctrbox.columns.raw import RawColumn, brief
 from ctrbox.engines.missed_keys import JoinCount
 from ctrbox.errors import DataError, PlanError
@@ -30,7 +29,7 @@ from ctrbox.predict.prerank_folder import PrerankFolder
 from ctrbox.predict.run_predictor import RunPredictor
 from ctrbox.predict.tower_vectors import TowerVectors
 from ctrbox.serve.fields import RowReader
-from ctrbox.serve.json_body import read_json
+from ctrbox.serve.json_body import check_members, read_json
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.request import RequestReader, count
 
@@ -111,12 +110,7 @@ class Prerank:
         known = (*ASKED, *SENT_ON) if cascade else ASKED
         if type(given) is not dict:
             raise Refused(400, f"expected an object with {', '.join(known)}, got {brief(given)}")
-        for name in given:
-            if name not in known:
-                raise Refused(
-                    400,
-                    f"the request has an unknown member {name[:100]!r}{nearest(name, known)}; known: {', '.join(known)}",
-                )
+        check_members(given, known)
         if type(given.get("exact", False)) is not bool:
             raise Refused(400, f"exact must be true or false, got {brief(given['exact'])}")
         k = given.get("k", BEST)

@@ -27,11 +27,11 @@ from ctrbox.columns.times import FIRST, LAST, MICROSECONDS
 from ctrbox.errors import DataError
 from ctrbox.serve import objects
 from ctrbox.serve.fields import RowReader
-from ctrbox.serve.json_body import read_json
+from ctrbox.serve.json_body import check_members, read_json
 from ctrbox.serve.objects import Objects
 from ctrbox.serve.refused import Refused
 
-PARTS = {"context", "candidates", "objects", "score"}
+PARTS = ("context", "candidates", "objects", "score")
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,9 @@ class RequestReader:
 
     def from_values(self, given: Any) -> Request:
         """Read a request from the values of its JSON."""
-        if type(given) is not dict or not given.keys() <= PARTS or "candidates" not in given:
+        if type(given) is dict:
+            check_members(given, PARTS)
+        if type(given) is not dict or "candidates" not in given:
             raise Refused(400, f"expected an object with context and candidates, got {shape(given)}")
         context = given.get("context", {})
         once, each = self.readers(context)

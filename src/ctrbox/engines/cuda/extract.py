@@ -374,8 +374,8 @@ class CudaExtractor(Extractor):
             position = int(chunk.slot.picked[row])
         prepared = chunk.prepared or Prepared(chunk.rows, [], None, chunk.morsel.origin, chunk.morsel.start)
         messages = {
-            1: f"column '{k.name}' is null, but the plan was built on data where it never is; add .fill({k.name}=…) to "
-            f"its view",
+            1: f"column '{k.name}' is null, but the plan was built on data where it never is; give every row a value, "
+            f"or add .fill({k.name}=…) to its view",
             2: f"column '{k.name}' has a dictionary index outside its dictionary",
             3: f"column '{k.name}' has a string or list of 2^31 or more",
             4: f"column '{k.name}' has a null inside a list of fixed size; a vector needs all its elements",

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctrbox.arguments.names import nearest
+from ctrbox.arguments.names import lacking, nearest
 from ctrbox.columns.raw import narrowed
 from ctrbox.columns.records import is_dicts, iso_text, table_of_dicts
 from ctrbox.columns.times import times_of_text
@@ -38,13 +38,17 @@ from ctrbox.engines.request import whole
 from ctrbox.errors import BudgetError, DataError, PlanError
 from ctrbox.plan.language.node import closure
 from ctrbox.plan.language.past import MOST_SPAN
+from ctrbox.views.memory import MemorySource
 from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin
 from ctrbox.views.recorded import AgreeingSource, Described
 from ctrbox.views.source import open_source
 from ctrbox.views.view import View, WithHistory
 
 EARLIEST = np.iinfo(np.int64).min
-CURE = "leave out such rows, or train again with .fill({column}=…) on the view"
+CURES = {  # of a null that the plan has no fill value for, by what the rows are
+    "event": "leave out such events, or train again with .fill({column}=…) on the view",
+    "request": "give every row a value, or train again with .fill({column}=…) on the view",
+}
 
 
 @dataclass(frozen=True)
@@ -363,11 +367,11 @@ class Histories:
 
     def columns_of(self, rows: Any) -> pa.RecordBatch:
         """Return the history columns of rows to be scored, from keys and times alone (``asked_columns``); feeds nothing."""
-        batch = _typed(self.log, rows, self.asked_columns, "row")
+        batch = _typed(self.log, rows, self.asked_columns, "request")
         with self._lock:
             made: dict[str, pa.Array] = {}
             for k, step in enumerate(self.steps):
-                mine = step.asked(_morsel(batch, "row"), self.threads)
+                mine = step.asked(_morsel(batch, "request"), self.threads)
                 made |= mine
                 if k + 1 < len(self.steps):
                     batch = _beside(batch, mine)
@@ -446,15 +450,24 @@ def _events_by_name(steps: Sequence[StepStates]) -> dict[str, list[tuple[int, in
 
 
 def _typed(view: View, rows: Any, columns: Sequence[str], what: str) -> pa.RecordBatch:
-    """Return rows as one batch with these columns of a view's data, in types that its expressions were built on."""
+    """Return rows as one batch with these columns of a view's data, in types that its expressions were built on.
+
+    ``what``: what the rows are, by which errors name them: "event" or "request".
+    """
     known = base_of(view.source)
     nullable = getattr(known, "nullable_then", known.nullable)
     types = {name: known.schema.field(name).type for name in columns}
     if is_dicts(rows):
         given = [rows] if isinstance(rows, Mapping) else list(rows)
         rows = table_of_dicts(given, known.schema, view.time_units)
-    described = Described(view.name, types, frozenset(name for name in columns if nullable(name)), cure=CURE)
-    source = AgreeingSource(open_source(rows), described, strict=True)
+    described = Described(view.name, types, frozenset(name for name in columns if nullable(name)), cure=CURES[what])
+    given_rows = open_source(rows)
+    if isinstance(given_rows, MemorySource):
+        given_rows.name = what
+    there = given_rows.schema.names
+    if missing := [name for name in columns if name not in there]:
+        raise DataError(f"the {what} lacks {lacking(missing, there)}; a history reads it from view {view.name!r}")
+    source = AgreeingSource(given_rows, described, strict=True)
     try:
         batch = whole(source, list(columns))  # type: ignore[arg-type]
     except PlanError as error:
@@ -464,7 +477,7 @@ def _typed(view: View, rows: Any, columns: Sequence[str], what: str) -> pa.Recor
             try:
                 rounded = narrowed(batch.column(place), types[field.name])
             except OverflowError as error:
-                raise DataError(f"column {field.name!r} of an {what}: {error}, the type of the log") from None
+                raise DataError(f"column {field.name!r} of the {what}: {error}, the type of the log") from None
             batch = batch.set_column(place, field.with_type(types[field.name]), rounded)
     return batch
 
