@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -19,7 +20,8 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.cli.main import app
 from ctrbox.errors import CtrboxError, DataError, PlanError
-from ctrbox.predict.prerank_folder import PrerankFolder
+from ctrbox.files.sealed import sealed
+from ctrbox.predict.prerank_folder import PrerankFolder, _described
 from ctrbox.serve.head import Headers
 from ctrbox.serve.model_folder import create
 from ctrbox.serve.refused import Refused
@@ -295,3 +297,30 @@ def test_a_token_and_the_size_of_a_body_hold_for_pre_rank_as_for_scores(place: P
             routes.head("POST", path, Headers())
         with pytest.raises(Refused, match="accepts POST"):
             routes.answer("GET", path, Headers(), b"")
+
+
+def test_ads_that_are_cut_off_while_the_server_runs_keep_their_names(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "ads.prerank", tmp_path / "ads.prerank")
+    service = opened(place, prerank=tmp_path / "ads.prerank")
+    first = asked(service, "prerank", {"context": CONTEXT, "k": 9})
+    with (tmp_path / "ads.prerank" / "ads.arrow").open("r+b") as file:
+        file.truncate(10)
+    assert asked(service, "prerank", {"context": CONTEXT, "k": 9}) == first
+
+
+def test_a_forged_table_of_ads_is_refused(place: Path, tmp_path: Path) -> None:
+    """Its checksum fits, but an offset of a text points outside its characters."""
+    shutil.copytree(place / "ads.prerank", tmp_path / "ads.prerank")
+    path = tmp_path / "ads.prerank" / "ads.arrow"
+    ads = feather.read_table(path, memory_map=False).append_column("title", pa.array(["x"] * ADS))
+    feather.write_feather(ads, str(path), compression="uncompressed")
+    offsets = np.arange(ADS + 1, dtype=np.int32)
+    whole, changed = offsets.tobytes(), [*offsets[:-1].tolist(), 1 << 30]
+    assert path.read_bytes().count(whole) == 1
+    path.write_bytes(path.read_bytes().replace(whole, np.array(changed, np.int32).tobytes()))
+    facts = json.loads((tmp_path / "ads.prerank" / "prerank.json").read_text())
+    facts = {name: value for name, value in facts.items() if name != "seal"}
+    facts["files"]["ads.arrow"] = _described(path)
+    (tmp_path / "ads.prerank" / "prerank.json").write_text(sealed(facts))
+    with pytest.raises(DataError, match=r"ads\.arrow is damaged"):
+        opened(place, prerank=tmp_path / "ads.prerank")

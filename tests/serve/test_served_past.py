@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.errors import DataError, PlanError
+from ctrbox.errors import DataError, PlanError, WriteError
 from ctrbox.serve.model_folder import ModelFolder, create
 from ctrbox.serve.past import ServedPast, StateWriter
 from ctrbox.serve.queue import ScoringQueue
@@ -315,6 +316,57 @@ def test_the_state_is_saved_when_it_changed_and_a_failed_save_keeps_the_file(pla
     writer.close()
     again = ServedPast(plan_of(place / "log.parquet"), file)
     assert (again.histories.position, again.histories.taken) == ("offset 1010", HALF + 10)
+
+
+def test_a_state_that_holds_a_part_of_a_call_is_not_saved_and_says_so(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "state.past"
+    shutil.copyfile(place / "half.past", file)
+    past = served_of(place, "ffm", file).past
+    writer = StateWriter(past, 60)
+    past.observe(orjson.dumps({"rows": events_of(table().slice(HALF, 10)), "position": "offset 1010"}))
+    writer.save()
+    saved = file.read_bytes()
+    past.observe(orjson.dumps({"rows": events_of(table().slice(HALF + 10, 10)), "position": "offset 1020"}))
+    state = past.histories.states[-1]  # all others are fed when this one fails
+    with monkeypatch.context() as patched:
+        patched.setattr(type(state), "passed", failing(state, type(state).passed))
+        with pytest.raises(Refused, match="takes no events before the server is started again") as refused:
+            past.observe(orjson.dumps({"rows": events_of(table().slice(HALF + 20, 10)), "position": "offset 1030"}))
+    assert refused.value.status == 500
+    for more in (events_of(table().slice(HALF + 20, 10)), []):
+        with pytest.raises(Refused, match="takes no events before"):
+            past.observe(orjson.dumps({"rows": more, "position": "offset 1040"}))
+    assert "takes no events before" in past.behind()
+    writer.close()
+    with pytest.raises(PlanError, match="cannot be used any more"):
+        past.histories.save(file)
+    assert file.read_bytes() == saved  # whole, so that a restart feeds each event once
+
+
+def failing(last: Any, passed: Any) -> Any:
+    """Fail for one state alone, with an error that has no words."""
+
+    def call(self: Any, *arguments: Any) -> Any:
+        if self is last:
+            raise MemoryError
+        return passed(self, *arguments)
+
+    return call
+
+
+def test_a_full_disk_lets_events_wait(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    past = served_of(place, "ffm").past
+
+    def full() -> None:
+        raise WriteError("cannot write past events to /mnt/ssd: No space left on device")
+
+    monkeypatch.setattr(past.histories.states[0], "check_budget", full)
+    with pytest.raises(Refused, match="there is no room for these events now") as refused:
+        past.observe(orjson.dumps({"rows": events_of(table().slice(HALF, 1))}))
+    assert refused.value.status == 503
+    assert past.histories.taken == HALF
 
 
 def test_requests_and_events_may_come_from_many_threads(place: Path) -> None:

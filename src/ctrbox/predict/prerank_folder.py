@@ -26,6 +26,7 @@ import pyarrow.feather as feather
 
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import whole
+from ctrbox.columns.raw import first_line
 from ctrbox.embed.embedder import Floats
 from ctrbox.embed.vectors.file import VectorFile
 from ctrbox.embed.vectors.nearest_index import NearestIndex
@@ -78,9 +79,11 @@ class PrerankFolder:
                 )
         rank = PreRank(place / VECTORS)
         try:
-            ads = feather.read_table(place / ADS, memory_map=True)
+            # Not mapped: a file that is cut off later would name other ads, or give SIGBUS.
+            ads = feather.read_table(place / ADS, memory_map=False)
+            ads.validate(full=True)
         except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{place / ADS} is damaged: {str(error).splitlines()[0]}") from None
+            raise DataError(f"{place / ADS} is damaged: {first_line(error)}") from None
         if len(ads) != len(rank) or rank.dim != two_tower_of(run).config["vector"]:
             raise DataError(
                 f"{place} is damaged: {len(rank):,} vectors of {rank.dim} numbers for {len(ads):,} ads; expected "

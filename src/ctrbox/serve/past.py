@@ -31,7 +31,7 @@ from ctrbox.columns.raw import brief
 from ctrbox.engines.past.histories import Histories, Taken
 from ctrbox.engines.past.saved_states import MOST_POSITION
 from ctrbox.engines.plan import Plan
-from ctrbox.errors import BudgetError, CtrboxError, DataError, PlanError
+from ctrbox.errors import BudgetError, CtrboxError, DataError, PlanError, WriteError
 from ctrbox.serve.json_body import check_members, read_json
 from ctrbox.serve.refused import Refused, overloaded
 from ctrbox.serve.request import Request
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 FOLLOW_SECONDS = 0.25  # between two looks at a file that others renew
 AHEAD_S = 3600.0  # an event from further in the future, by this machine's clock, is left out
+BROKEN = (
+    "the state of histories takes no events before the server is started again, because a call failed after a part of its events "
+    "was fed; see the log of the server"
+)
 PARTS = ("rows", "view", "position")
 log = logging.getLogger("ctrbox.serve")
 
@@ -139,7 +143,13 @@ class ServedPast:
         if self.shared:
             where = f"the stream {self.stream.name}" if self.stream is not None else f"the file {self.file}"
             raise Refused(404, f"this server takes no events, because its state comes from {where}")
-        return self._observe(body)
+        try:
+            return self._observe(body)
+        except Exception as error:
+            if not self.histories.broken:
+                raise
+            log.error("the state of histories takes no events before a restart: %s", error)
+            raise Refused(500, BROKEN) from None
 
     def take(self, body: bytes, position: str) -> dict[str, Any]:
         """Feed a message of the stream, which is like the body of a request, and set the position with it."""
@@ -148,6 +158,7 @@ class ServedPast:
     def pass_over(self, position: str) -> None:
         """Set the position behind a message that could not be fed."""
         with self.histories.locked():
+            self.histories.check_whole()
             self.histories.position = position
             self.histories.changes += 1  # so that the position is saved
 
@@ -173,13 +184,17 @@ class ServedPast:
                     self.pass_over(position)
         except BudgetError as error:
             raise overloaded(str(error)) from None
+        except WriteError as error:  # the disk that events are moved to is full; nothing was fed
+            log.error("events cannot be taken now: %s", error)
+            raise overloaded("there is no room for these events now; see the log of the server") from None
         except MemoryError:
             raise overloaded("there is not enough memory for these events now") from None
         return {"taken": taken.rows, "late": taken.late, "future": taken.future, "position": self.histories.position}
 
     def behind(self) -> str:
         """Return why the state gets no newer; "" where it does."""
-        return self.stale or (self.stream.failing if self.stream is not None else "")
+        broken = BROKEN if self.histories.broken else ""
+        return broken or self.stale or (self.stream.failing if self.stream is not None else "")
 
     def told(self) -> dict[str, Any]:
         """Return how far the events were fed, and what the state holds."""
@@ -219,6 +234,10 @@ class StateWriter(Watcher):
         with self.past.histories.locked():
             changes = self.past.histories.changes
             if changes == self._saved:
+                return
+            if self.past.histories.broken:  # what is in memory has a part of a call; the previous file is whole
+                log.error("the state of histories was not saved, so the previous file stays: %s", BROKEN)
+                self._saved = changes
                 return
             try:
                 self.past.histories.save(self.past.file)

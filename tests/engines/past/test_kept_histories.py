@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.engines.past.histories import Histories
-from ctrbox.errors import BudgetError, CtrboxError, DataError, PlanError
+from ctrbox.errors import BudgetError, CtrboxError, DataError, PlanError, SourceError
 from tests.engines.past.test_histories import SECOND, clicks, logs, table_of
 from tests.engines.past.test_past_plans import features, rows_of, with_past
 
@@ -268,6 +269,93 @@ def test_damaged_and_foreign_files_are_refused_and_change_nothing(tmp_path: Path
         other.load(tmp_path / "nothing")
     with pytest.raises(CtrboxError):
         other.load(tmp_path)
+
+
+def test_a_call_with_events_of_another_view_that_fails_halfway_breaks_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = clicks(40)
+    clicked = cb.View(table, name="clicks")
+    kept = histories_of(
+        cb.View(table, name="shown").with_history(
+            h=clicked.history("ad", by="user", time="ts", last=4), n=clicked.past(by="user", time="ts").count()
+        )
+    )
+
+    def fails(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kept.states[-1], "passed", fails)
+        with pytest.raises(MemoryError):
+            kept.observe(table, view="clicks")
+    assert kept.states[0].native.events == 40  # the first state has them, the second has not
+    for call in (lambda: kept.observe(table, view="clicks"), lambda: kept.save(tmp_path / "state")):
+        with pytest.raises(PlanError, match="an earlier call failed while it fed this state"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+
+
+def replacing(path: Path, other: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rename a copy of another file to the path each time that the first of the states in a file was read."""
+    from ctrbox.engines.past import saved_states
+
+    load, left = saved_states.load_state, [times]
+
+    def and_replace(state: Any, place: str, begin: int) -> int:
+        end = load(state, place, begin)
+        if left[0]:
+            left[0] -= 1
+            shutil.copyfile(other, path.with_name("aside"))
+            path.with_name("aside").rename(path)
+        return end
+
+    monkeypatch.setattr(saved_states, "load_state", and_replace)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again_and_never_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both files have the same size, so that each state of the second begins where that of the first does."""
+    table = clicks(80)
+    view = cb.View(table, name="log").with_history(
+        h=cb.history("ad", by="user", time="ts", last=2), n=cb.past(by="user", time="ts", gap="1s").count()
+    )
+    first, second = histories_of(view), histories_of(view)
+    first.observe(table.slice(0, 40), position="40")
+    second.observe(table.slice(40), position="80")
+    old, new, path = tmp_path / "old", tmp_path / "new", tmp_path / "state"
+    first.save(old)
+    second.save(new)
+    for count, expected in ((1, second), (2, second)):
+        shutil.copyfile(old, path)
+        with monkeypatch.context() as patched:
+            replacing(path, new, count, patched)
+            found = histories_of(view).load(path)
+        assert found.position == expected.position
+        found.save(tmp_path / "again")
+        assert (tmp_path / "again").read_bytes() == new.read_bytes()
+    shutil.copyfile(old, path)
+    kept = histories_of(view).load(path)
+    replacing(path, new, 1 << 30, monkeypatch)
+    with pytest.raises(SourceError, match="was replaced 5 times while it was read"):
+        kept.load(path)
+    kept.save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == old.read_bytes()  # as it was before
+
+
+def test_a_plan_does_not_begin_with_a_state_that_was_replaced_since(tmp_path: Path) -> None:
+    table, path = clicks(80), tmp_path / "state"
+    view = cb.View(table.slice(0, 40), name="log").with_history(n=cb.past(by="user", time="ts").count())
+    plan = cb.compile(view, cb.FeatureSet(dense={"n": col("n")}), device="cpu", threads=1)
+    state = plan.histories()
+    state.read_log()
+    state.save(path)
+    later = plan.over(table.slice(40), histories=path)
+    assert len(list(later.batches(100))) == 1
+    state.save(path)
+    with pytest.raises(DataError, match="was replaced after the plan was told to begin with it; copy the file"):
+        list(later.batches(100))
 
 
 def test_a_plan_without_histories_has_no_state() -> None:

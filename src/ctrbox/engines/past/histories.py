@@ -18,8 +18,8 @@ them, because one late row must not stop a service. A row that is to be scored m
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -253,11 +253,8 @@ class Histories:
             self._check_usable()
             # Values that no state can hold are refused before the first row is fed.
             given = [step.given(mine) for step, mine in rows]
-            try:
+            with self._whole_or_broken():
                 batch = self._feed(batch, rows[0][1], given[0], ask)
-            except BaseException as error:
-                self._broken = str(error)
-                raise
             taken = Taken(len(kept), int(late.sum()), int(future.sum()))
             self.taken += taken.rows
             self.changes += 1
@@ -311,19 +308,33 @@ class Histories:
             pairs = tried()
         self._check_usable()
         given = [state.given(mine) for state, mine in pairs]
-        for (state, mine), arguments in zip(pairs, given, strict=True):
-            state.check_order(mine)
-            state.passed(arguments, self.threads)
+        with self._whole_or_broken():
+            for (state, mine), arguments in zip(pairs, given, strict=True):
+                state.check_order(mine)
+                state.passed(arguments, self.threads)
         self.taken += batch.num_rows
         self.changes += 1
         return Taken(batch.num_rows, int(late.sum()), int(future.sum()))
 
-    def _check_usable(self) -> None:
-        """Raise a BudgetError if the events of a past take more memory than its budget, which they may exceed by one call."""
+    @contextmanager
+    def _whole_or_broken(self) -> Iterator[None]:
+        """Remember that the state holds a part of the rows of a call, if feeding them fails."""
+        try:
+            yield
+        except BaseException as error:
+            self._broken = str(error) or type(error).__name__
+            raise
+
+    def check_whole(self) -> None:
+        """Raise a PlanError if an earlier call failed after it fed a part of its rows."""
         if self._broken:
             raise PlanError(
                 f"an earlier call failed while it fed this state, so it cannot be used any more: {self._broken}"
             )
+
+    def _check_usable(self) -> None:
+        """Raise a BudgetError if the events of a past take more memory than its budget, which they may exceed by one call."""
+        self.check_whole()
         for state in self.states:
             try:
                 state.check_budget()
@@ -412,11 +423,11 @@ def continued_log(log: View, fingerprint: Callable[[], str], path: Any) -> View:
     from ctrbox.engines.past.saved_states import load_states
 
     histories = Histories(log, fingerprint)
-    begins = load_states(histories, path)
+    begins, version = load_states(histories, path)
     saved = []
     for k, step in enumerate(histories.steps):
         mine = {state.first.name: begins[f"{k}.{state.first.name}"] for state in step.states}
-        saved.append(Saved(str(path), mine))
+        saved.append(Saved(str(path), mine, version))
     return continued(log, saved)
 
 

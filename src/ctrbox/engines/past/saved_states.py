@@ -18,12 +18,15 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.fs as pafs
+
 from ctrbox.engines.past.states import load_state
-from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.regular import open_regular
 from ctrbox.files.sealed import sealed, unsealed
 from ctrbox.files.urls import local_path
+from ctrbox.files.version import FileVersion
 
 if TYPE_CHECKING:
     from ctrbox.engines.past.histories import Histories
@@ -33,10 +36,12 @@ VERSION = 1
 HEAD = struct.Struct("<8sII")
 MOST_HEAD = 1 << 20
 MOST_POSITION = 4096  # characters
+TRIES = 5  # to read a file that others replace meanwhile
 
 
 def save_states(histories: Histories, path: Any) -> None:
     place = local_path(path, "the state of histories")
+    histories.check_whole()
     with histories.locked(), written_aside(place) as aside:
         text = sealed(
             {
@@ -51,9 +56,50 @@ def save_states(histories: Histories, path: Any) -> None:
             state.native.append(str(aside))
 
 
-def load_states(histories: Histories, path: Any) -> dict[str, int]:
-    """Replace the states by those of a file; return the byte at which each begins, by name."""
+def load_states(histories: Histories, path: Any) -> tuple[dict[str, int], FileVersion]:
+    """Replace the states by those of a file; return the byte at which each begins, by name, and the version of the file.
+
+    The file is opened once for its head and once for each state. If it was replaced meanwhile, it is read again, because its
+    parts would be of different moments.
+    """
     place = local_path(path, "the state of histories")
+    for _ in range(TRIES):
+        version = version_of_state(place)
+        with histories.locked():
+            natives = [state.native for state in histories.states]
+            try:
+                begins, taken, position = _loaded(histories, place)
+                version.check()
+            except BaseException as error:
+                for state, native in zip(histories.states, natives, strict=True):
+                    state.native = native
+                if isinstance(error, CtrboxError | OSError) and replaced(version):
+                    continue
+                raise
+            histories.taken, histories.position = taken, position
+            histories.changes += 1
+        return begins, version
+    raise SourceError(f"{place} was replaced {TRIES} times while it was read; let its writer save it less often")
+
+
+def version_of_state(place: Path) -> FileVersion:
+    try:
+        return FileVersion(pafs.LocalFileSystem(), str(place))
+    except OSError as error:
+        raise SourceError(f"cannot read {place}: {error.strerror or error}") from error
+
+
+def replaced(version: FileVersion) -> bool:
+    """Whether another file lies at the path now."""
+    try:
+        version.check()
+    except (SourceError, OSError):
+        return Path(version.path).exists()
+    return False
+
+
+def _loaded(histories: Histories, place: Path) -> tuple[dict[str, int], int, str]:
+    """Read the states; return where each begins, how many rows they took, and their position."""
     head, at = _head(place)
     if head.get("histories") != histories.fingerprint:
         raise PlanError(
@@ -65,21 +111,12 @@ def load_states(histories: Histories, path: Any) -> dict[str, int]:
     if type(taken) is not int or taken < 0 or type(position) is not str or head.get("states") != histories.names:
         raise DataError(f"{place} was written by another version of CTRBox: its head has other fields than expected")
     begins: dict[str, int] = {}
-    with histories.locked():
-        before = [state.native for state in histories.states]
-        try:
-            for name, state in zip(histories.names, histories.states, strict=True):
-                begins[name], at = at, load_state(state, str(place), at)
-            behind = place.stat().st_size - at
-            if behind:
-                raise DataError(f"{place} is damaged: it has {behind:,} bytes behind its last state")
-        except BaseException:
-            for state, native in zip(histories.states, before, strict=True):
-                state.native = native
-            raise
-        histories.taken, histories.position = taken, position
-        histories.changes += 1
-    return begins
+    for name, state in zip(histories.names, histories.states, strict=True):
+        begins[name], at = at, load_state(state, str(place), at)
+    behind = place.stat().st_size - at
+    if behind:
+        raise DataError(f"{place} is damaged: it has {behind:,} bytes behind its last state")
+    return begins, taken, position
 
 
 def _head(place: Path) -> tuple[dict[str, Any], int]:

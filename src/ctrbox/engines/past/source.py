@@ -25,7 +25,8 @@ from ctrbox.columns.kind import arrow_type
 from ctrbox.engines.past.events import merges_of
 from ctrbox.engines.past.inputs import Inputs
 from ctrbox.engines.past.states import Rows, State, load_state, states_of
-from ctrbox.errors import PlanError
+from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.files.version import FileVersion
 from ctrbox.plan.graph.serial import Writer, canonical
 from ctrbox.plan.language.past import PastFeature
 from ctrbox.views.columns import Scan
@@ -138,11 +139,23 @@ class Saved:
 
     path: str
     begins: Mapping[str, int]
+    version: FileVersion
 
     def into(self, states: Sequence[State]) -> None:
         """Replace fresh states by the saved ones; DataError for a file that changed."""
-        for state in states:
-            load_state(state, self.path, self.begins[state.first.name])
+        try:
+            for state in states:
+                load_state(state, self.path, self.begins[state.first.name])
+        finally:  # a change explains a failure better than the bytes that it left
+            self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        try:
+            self.version.check()
+        except (SourceError, OSError):
+            raise DataError(
+                f"{self.path} was replaced after the plan was told to begin with it; copy the file, and begin with the copy"
+            ) from None
 
 
 class PastSource(SourceOver):
