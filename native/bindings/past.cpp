@@ -208,6 +208,7 @@ void bind_past(nb::module_& m) {
             with_file(folder, [&] { state.spill_to(folder, budget); });
           },
           nb::arg("folder"), nb::arg("budget"), "Move events to files in a folder where they need more memory.")
+      .def("try_disk_again", &PastState::try_disk_again, "Move events to the disk again after a write that failed.")
       .def_prop_ro("spill_error", &PastState::spill_error, "The error number of a write that failed, or 0.")
       .def_prop_ro("spilled_bytes", &PastState::spilled_bytes)
       .def_prop_ro("newest", [](const PastState& state) { return state.newest(); })

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include "core/past/rows.h"
@@ -335,6 +336,65 @@ void events_on_a_disk_change_neither_reads_nor_files() {
   std::filesystem::remove(path);
 }
 
+// Lets writes to the open files below a folder fail, and nothing else.
+void fail_writes_below(const std::filesystem::path& folder) {
+  std::vector<int> files;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+    if (!gone && target.starts_with(folder.string() + "/.past-")) files.push_back(std::stoi(entry.path().filename()));
+  }
+  for (const int file : files) {
+    const int readable = ::open(("/proc/self/fd/" + std::to_string(file)).c_str(), O_RDONLY | O_CLOEXEC);
+    CHECK(readable >= 0 && ::dup2(readable, file) == file);
+    ::close(readable);
+  }
+}
+
+void a_disk_that_fails_while_texts_are_forgotten_leaves_nothing_to_read() {
+  const auto folder = std::filesystem::temp_directory_path() / ("failing-" + std::to_string(getpid()));
+  std::filesystem::create_directory(folder);
+  PastState state({{{PastWordKind::kText, 0}}, 0, 0, 0, 2, false});
+  state.spill_to(folder, 100'000);
+  bool failed = false;
+  for (int64_t t = 0; t < 60'000 && !failed; ++t) {
+    if (t % 1'000 == 0) state.share_room();
+    if (t == 5'000) fail_writes_below(folder);
+    const uint64_t number = state.texts().number(std::to_string(t));
+    state.feed(static_cast<uint64_t>(t) % (t < 5'000 ? 3'000 : 100), t, &number);
+    try {
+      state.forget_texts();
+    } catch (const std::system_error&) {
+      failed = true;
+    }
+  }
+  CHECK(failed && state.spilled_bytes() > 0);
+  const uint64_t key = 1;
+  const int64_t time = 100'000;
+  const uint8_t feeds = 0;
+  PastRows rows;
+  rows.rows = 1;
+  rows.key = &key;
+  rows.time = &time;
+  rows.feeds = &feeds;
+  const int64_t offsets[] = {0, 0};
+  rows.columns.push_back({.offsets = offsets, .text = ""});
+  const std::string saved = folder / "state";
+  for (const bool reads : {true, false}) {
+    bool refused = false;
+    try {
+      if (reads)
+        pass_lists(state, rows, 1);
+      else
+        save_past(state, saved);
+    } catch (const DamagedFile&) {
+      refused = true;
+    }
+    CHECK(refused && !std::filesystem::exists(saved));
+  }
+  std::filesystem::remove_all(folder);
+}
+
 void texts_that_no_event_holds_are_forgotten() {
   PastState state({{{PastWordKind::kText, 0}}, 0, 0, 0, 2, false});
   for (int64_t t = 0; t < 20'000; ++t) {
@@ -360,5 +420,6 @@ int main() {
   several_states_lie_in_one_file();
   reads_that_come_later_than_events_find_what_they_would_have_found();
   events_on_a_disk_change_neither_reads_nor_files();
+  a_disk_that_fails_while_texts_are_forgotten_leaves_nothing_to_read();
   texts_that_no_event_holds_are_forgotten();
 }

@@ -103,6 +103,7 @@ PastLists past_lists(PastState& state, const PastRows& in, size_t threads) {
   for (const PastWord& word : shape.words)
     if (word.kind != PastWordKind::kValue && word.kind != PastWordKind::kText)
       throw std::invalid_argument("only values can be listed");
+  state.check_texts();
   const Divided divided(state, in);
   state.share_room();
   const size_t words = shape.words.size();

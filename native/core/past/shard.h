@@ -62,6 +62,11 @@ class PastShard {
     if (spill_) make_room();
   }
   int spill_error() const { return spill_error_; }
+  // After a disk was full: it may have room by now.
+  void try_disk_again() {
+    spill_error_ = 0;
+    keep_room();
+  }
   uint64_t spilled_bytes() const { return spill_ ? spill_->file_bytes() : 0; }
 
   // Bring into the cache what a read of a key needs, one step after the other: its slot, its ring, its newest events.

@@ -48,9 +48,15 @@ void PastState::forget_texts() {
     }
   };
   each(false, [&](uint64_t& number) { held[number] = true; });
+  texts_mixed_ = true;
   const std::vector<uint64_t> numbers = texts_.keep_only(held);
   each(true, [&](uint64_t& number) { number = numbers[number]; });
+  texts_mixed_ = false;
   texts_kept_ = std::max<size_t>(4096, texts_.size());
+}
+
+void PastState::check_texts() const {
+  if (texts_mixed_) throw DamagedFile("the disk failed while texts of past events were written to it");
 }
 
 void PastState::spill_to(const std::string& folder, size_t budget) {
@@ -71,6 +77,10 @@ int PastState::spill_error() const {
   for (const PastShard& shard : shards_)
     if (shard.spill_error()) return shard.spill_error();
   return 0;
+}
+
+void PastState::try_disk_again() {
+  for (PastShard& shard : shards_) shard.try_disk_again();
 }
 
 uint64_t PastState::spilled_bytes() const {

@@ -57,8 +57,10 @@ class PastState {
   // The first of some rows that comes too late, or -1; the others are reached up to that row. valid: null means all.
   int64_t late(const int64_t* times, const uint8_t* valid, size_t rows);
 
-  // Forgets texts that no event holds, where their number has doubled since the last time.
+  // Forgets texts that no event holds, where their number has doubled since the last time. If the disk fails while the
+  // numbers of texts change, some events have the old numbers and some the new ones: nothing is read any more.
   void forget_texts();
+  void check_texts() const;  // DamagedFile after such a failure
 
   // From now on, events are moved to files in a folder where the state would take more than `budget` bytes of memory.
   // Keys, slots and texts stay in memory, about 50 bytes a key; what they leave of the budget is divided among the
@@ -68,6 +70,7 @@ class PastState {
   const std::string& spill_folder() const { return folder_; }
   size_t spill_budget() const { return budget_; }
   int spill_error() const;         // of the last write that failed, else 0
+  void try_disk_again();           // after such a failure
   uint64_t spilled_bytes() const;  // of the files
   void share_room();               // gives each shard its part of what texts leave of the budget
 
@@ -81,6 +84,7 @@ class PastState {
   TextPool texts_;
   std::optional<int64_t> newest_;
   size_t texts_kept_ = 4096;
+  bool texts_mixed_ = false;
   std::string folder_;
   size_t budget_ = 0;  // 0: nothing is moved to a disk
 };

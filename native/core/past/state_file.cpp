@@ -95,6 +95,7 @@ void get_shard(CheckedReader& file, PastState& state, unsigned number) {
 }  // namespace
 
 void save_past(const PastState& state, const std::string& path, bool append) {
+  state.check_texts();
   CheckedWriter file(path, append);
   file.put(kMagic, sizeof kMagic);
   file.put(kVersion);

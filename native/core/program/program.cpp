@@ -434,10 +434,11 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
           null = rows ? 0 : -1;
         }
         if (null >= 0 && !c.valid)
-          throw RowError(piece_number, begin + null,
-                         "column '" + k.name +
-                             "' is null, but the plan was built on data where it never is; give every row a value, or add .fill(" +
-                             k.name + "=…) to its view");
+          throw RowError(
+              piece_number, begin + null,
+              "column '" + k.name +
+                  "' is null, but the plan was built on data where it never is; give every row a value, or add .fill(" +
+                  k.name + "=…) to its view");
         break;
       }
       case Do::Call: {

@@ -126,6 +126,32 @@ def test_a_full_disk_is_an_error_that_names_the_folder(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def test_events_are_moved_again_when_a_full_disk_has_room(tmp_path: Path) -> None:
+    log = log_of(4_000, 60, 2)
+    features = cb.FeatureSet(label=col("clicked"), dense={"n": col("n")})
+    state = cb.compile(viewed(log, budget=SMALL, spill=str(tmp_path)), features).histories()
+    inside = cb.compile(viewed(log), features).histories()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_024, hard))
+
+    def feed() -> None:
+        while state.taken < 4_000:
+            state.observe(log.slice(state.taken, 100))
+
+    try:
+        with pytest.raises(WriteError, match="free some space"):
+            feed()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert 0 < state.taken < 4_000
+    feed()
+    inside.observe(log)
+    for name, one in (("inside", inside), ("spilled", state)):
+        one.save(tmp_path / name)
+    assert (tmp_path / "spilled").read_bytes() == (tmp_path / "inside").read_bytes()
+    assert all(mine.native.bytes <= 3 * SMALL for mine in state.states)
+
+
 def test_a_folder_that_is_not_there_and_keys_beyond_the_budget_are_errors(tmp_path: Path) -> None:
     with pytest.raises(WriteError, match=r"cannot make a file in .*nowhere.*name a folder"):
         columns_of(viewed(log_of(10, 3, 0), spill=str(tmp_path / "nowhere")), 1, 10)

@@ -172,6 +172,8 @@ class State:
             raise SourceError(told) from error
 
     def check_budget(self) -> None:
+        if self.native.bytes > self.budget and self.native.spill_error:
+            self.native.try_disk_again()  # the disk may have room by now
         used = self.native.bytes
         if used <= self.budget:
             return
