@@ -13,7 +13,7 @@ import ctrbox as cb
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.sharded import is_on_disk, loaded, places_by_shard, shard_path
 from ctrbox.embed.ssd.parts import TableParts
-from ctrbox.errors import PlanError
+from ctrbox.errors import DataError, PlanError
 from ctrbox.ranks.ending import Caller
 from ctrbox.ranks.group import Group
 from tests.ranks.threads import fit, in_ranks, model
@@ -106,3 +106,25 @@ def test_rank_0_calls_while_it_computes_so_that_the_others_do_not_give_up() -> N
     _, heard = in_ranks(2, work)
     assert heard
     assert set(heard) == {"wait"}
+
+
+def test_a_run_that_cannot_read_its_tables_predicts_nothing(plan: cb.Plan, tmp_path: Path) -> None:
+    """Neither after an error, when its tables are empty, nor with those of a later training in the same folder."""
+    made: Any = [table(), table()]
+    options: dict[str, Any] = {"limit": 400, "out": tmp_path / "run"}
+    run = fit(plan, 2, tables=lambda rank: made[rank], **options)[0]
+    folder = tmp_path / "run" / "model" / "table-0.ctrtable"
+    parts = [shard_path(folder, shard, 2) for shard in range(2)]
+    for swapped in ([parts[1], parts[0]], [parts[0], parts[0]]):
+        whole = [part.read_bytes() for part in parts]
+        for part, content in zip(parts, [whole[parts.index(other)] for other in swapped], strict=True):
+            part.write_bytes(content)
+        for _ in range(2):  # the second time as well
+            with pytest.raises(DataError, match="damaged|is not the table that was saved"):
+                next(run.predictions(checkerboard(50)))
+        for part, content in zip(parts, whole, strict=True):
+            part.write_bytes(content)
+    other = fit(plan, 2, **{**options, "limit": 800}, overwrite=True)[0]
+    with pytest.raises(DataError, match="holds the model of another training by now"):
+        next(run.predictions(checkerboard(50)))
+    assert np.isfinite(next(other.predictions(checkerboard(50)))).all()

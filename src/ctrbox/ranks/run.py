@@ -8,8 +8,11 @@ from typing import Any
 
 from ctrbox.embed.sharded import restore_shard
 from ctrbox.engines.plan import Plan
+from ctrbox.errors import DataError
+from ctrbox.files.sealed import read_sealed
 from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.predict.click_model import ClickModel
+from ctrbox.predict.weights_folder import STATE, read_state
 from ctrbox.train.learner import Learner
 from ctrbox.train.run import Run
 
@@ -28,6 +31,7 @@ class RankRun(Run):
     ) -> None:
         """``model``: the folder with the saved tables. Without ``folder`` they are read at once, because it is going away."""
         self._model: Path | None = model
+        self._saved = read_sealed(model / STATE, "folder of weights")
         super().__init__(plan, learner, summary, folder, stored)
         if folder is None:
             self._read()
@@ -50,7 +54,14 @@ class RankRun(Run):
         """Keep nothing: it is the learner, which `Run` sets as well."""
 
     def _read(self) -> None:
-        model, self._model = self._model, None
-        if model is not None:
-            for k, source in enumerate(self._learner.sources):
-                restore_shard(source.embedder, model / f"table-{k}.ctrtable")
+        model = self._model
+        if model is None:
+            return
+        if read_state(model) != self._saved:
+            raise DataError(
+                f"{model} holds the model of another training by now, and this run reads its tables from there; load the one "
+                "that is there with cb.Run.load, or choose another out= for each training"
+            )
+        for k, source in enumerate(self._learner.sources):
+            restore_shard(source.embedder, model / f"table-{k}.ctrtable")
+        self._model = None  # only now: after an error the tables hold nothing that could predict
