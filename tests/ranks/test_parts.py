@@ -120,7 +120,7 @@ def test_a_run_that_cannot_read_its_tables_predicts_nothing(plan: cb.Plan, tmp_p
         for part, content in zip(parts, [whole[parts.index(other)] for other in swapped], strict=True):
             part.write_bytes(content)
         for _ in range(2):  # the second time as well
-            with pytest.raises(DataError, match="damaged|is not the table that was saved"):
+            with pytest.raises(DataError, match=r"damaged|is not the table that was saved"):
                 next(run.predictions(checkerboard(50)))
         for part, content in zip(parts, whole, strict=True):
             part.write_bytes(content)

@@ -19,10 +19,11 @@ import pytest
 
 from ctrbox.engines.refreshed_views import JoinedViews
 from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.serve.board import Board, Desk
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.served import ServedFfm, open_served
 from ctrbox.serve.server import Server, Settings
-from ctrbox.serve.view_refresh import ViewRefresher
+from ctrbox.serve.view_refresh import ViewFollower, ViewRefresher
 from tests.serve.running import Running, running
 from tests.serve.test_scoring import body_of
 from tests.serve.test_workers import get, gone, until
@@ -306,3 +307,35 @@ def test_every_worker_reads_the_new_rows_and_so_does_the_successor_of_one(
         assert [one["stale"] for one in versions(server)] == [None, None]
         assert np.array_equal(np.float32(server.score(asked(world)).json()["scores"]), np.float32(expected))
         assert server.stop() == 0
+
+
+def test_a_worker_does_not_give_a_version_to_files_that_changed_while_it_read_them(
+    world: World, views: dict[str, str], served: ServedFfm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor has read other rows as version 2; it will read the new ones as version 3."""
+    board, supervisor = Board(1), open_served(ModelFolder.open(world.folder), views=views)
+    refresher = ViewRefresher(supervisor)
+    rewritten(views["ads"], with_("bid", 2.5))
+
+    def published() -> None:
+        refresher.ask()
+        refresher.look()
+        board.publish(1, {"views": refresher.told()})
+
+    published()
+    follower, before = ViewFollower(served, Desk(board, 0)), scores(served, world)
+    reopened = JoinedViews._reopened
+
+    def reopened_later(self: JoinedViews, frame: Any) -> Any:
+        if frame.name == "ads":
+            rewritten(views["ads"], with_("bid", 7.5))
+        return reopened(self, frame)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JoinedViews, "_reopened", reopened_later)
+        assert not follower.look()
+    assert scores(served, world) == before
+    assert served.answer(served.reader.from_json(asked(world))).views == b"users=1, ads=1"
+    published()
+    assert follower.look()
+    assert scores(served, world) == scores(supervisor, world) != before

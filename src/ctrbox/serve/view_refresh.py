@@ -211,14 +211,17 @@ class ViewFollower(Watcher):
             return False
         asked = self.told().get("views", {})
         behind = [name for name, one in mine.loaded.items() if name in asked and asked[name]["number"] > one.number]
-        if not behind or any(
-            mine.found(name).digest != asked[name]["digest"] for name in behind if mine.loaded[name].digest
-        ):
-            return False  # the files have changed since; the supervisor will read them too
+
+        def others() -> bool:
+            """Whether the files are others than those that the supervisor has read; it will read them too."""
+            return any(mine.found(name).digest != asked[name]["digest"] for name in behind if mine.loaded[name].digest)
+
+        if not behind or others():
+            return False
         numbers = {name: asked[name]["number"] for name in mine.loaded}
         read = mine.refreshed(behind, numbers, self._stop)
-        if any(read.loaded[name].digest != asked[name]["digest"] for name in behind):
-            return False
+        if others() or any(read.loaded[name].digest != asked[name]["digest"] for name in behind):
+            return False  # they changed while they were read
         self.served.take_views(read)
         self._retry_at, self._wait = 0.0, FIRST_WAIT
         return True
