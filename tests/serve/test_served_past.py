@@ -356,6 +356,17 @@ def failing(last: Any, passed: Any) -> Any:
     return call
 
 
+def test_an_event_with_a_wrong_clock_does_not_make_the_requests_of_now_too_old(place: Path) -> None:
+    served = served_of(place, "ffm")
+    now = np.datetime64("now", "us")
+    ahead = [str(now + np.timedelta64(seconds, "s")) for seconds in (30, 90, 3_000)]
+    rows = [{"user": 1, "ad": 1, "clicked": 1, "ts": time} for time in ahead]
+    found = served.past.observe(orjson.dumps({"rows": rows}))
+    assert (found["taken"], found["future"]) == (1, 2)
+    sent = body({"user": 1, "ts": str(now), "device": "ios"}, [{"ad": 1, "price": 0.5}])
+    assert len(served.score(served.reader.from_json(sent))[0]) == 1
+
+
 def test_a_full_disk_lets_events_wait(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     past = served_of(place, "ffm").past
 

@@ -30,6 +30,7 @@ import pyarrow as pa
 from ctrbox.columns.raw import brief
 from ctrbox.engines.past.histories import Histories, Taken
 from ctrbox.engines.past.saved_states import MOST_POSITION
+from ctrbox.engines.past.states import READ_BACK
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import BudgetError, CtrboxError, DataError, PlanError, WriteError
 from ctrbox.serve.json_body import check_members, read_json
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
     from ctrbox.serve.event_stream import EventStream
 
 FOLLOW_SECONDS = 0.25  # between two looks at a file that others renew
-AHEAD_S = 3600.0  # an event from further in the future, by this machine's clock, is left out
+# An event from further in the future, by this machine's clock, is left out. It is the time by which a request may be older than
+# the newest event, so that no event with a wrong clock makes the requests of now too old.
+AHEAD_S = READ_BACK / 1e6
 BROKEN = (
     "the state of histories takes no events before the server is started again, because a call failed after a part of its events "
     "was fed; see the log of the server"
