@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from ctrbox.errors import PlanError
+
+SCHEMES = ("nats", "tls", "ws", "wss")
+PASSWORD = re.compile(r"//[^/]*@")  # and the user before it
 
 
 class NatsAddress(NamedTuple):
@@ -17,16 +21,27 @@ class NatsAddress(NamedTuple):
 
 def nats_address(url: str) -> NatsAddress:
     """Return the parts of an address; PlanError for one that is none."""
-    parts = urlsplit(url)
-    stream = parts.path.strip("/")
+    shown = PASSWORD.sub("//", url)
     try:
+        parts = urlsplit(url)
         host = f"{parts.hostname or ''}:{parts.port or 4222}"
     except ValueError as error:
-        raise PlanError(f"{url!r} is not the address of a NATS server: {error}") from error
-    asked = parse_qs(parts.query)
-    unknown = sorted(set(asked) - {"subject"})
-    if not parts.hostname or not stream or "/" in stream or unknown:
-        why = f"{unknown[0]!r} is not an option" if unknown else "a server and a stream are needed"
-        raise PlanError(f"{parts.scheme}://{host}{parts.path}: {why}; expected nats://host:4222/STREAM[?subject=ads.*]")
+        raise PlanError(f"{shown!r} is not the address of a NATS server: {error}") from None
+    stream = parts.path.strip("/")
+    asked = parse_qs(parts.query, keep_blank_values=True)
+    subjects = asked.pop("subject", [])
+    why = ""
+    if parts.scheme not in SCHEMES:
+        why = f"expected one of {', '.join(SCHEMES)} before ://"
+    elif not parts.hostname or not stream or "/" in stream:
+        why = "a server and a stream are needed"
+    elif asked:
+        why = f"{min(asked)!r} is not an option"
+    elif len(subjects) > 1 or "" in subjects:
+        why = "one subject= is taken, which is not empty; without it, all messages of the stream are read"
+    elif parts.fragment:
+        why = "'#' is not part of an address; write it as %23"
+    if why:
+        raise PlanError(f"{shown}: {why}; expected nats://host:4222/STREAM[?subject=ads.*]")
     name = f"{parts.scheme}://{host}/{stream}"
-    return NatsAddress(f"{parts.scheme}://{parts.netloc}", stream, asked.get("subject", [""])[0], name)
+    return NatsAddress(f"{parts.scheme}://{parts.netloc}", stream, subjects[0] if subjects else "", name)
