@@ -39,10 +39,10 @@ class Alone:
     def __init__(self, told: list[Any] | None = None) -> None:
         self.told = told
 
-    def counts(self, mine: list[int]) -> list[int]:
+    def counts(self, mine: list[int], kind: str) -> list[int]:
         return mine
 
-    def exchange(self, array: Any, mine: Any, theirs: Any) -> Any:
+    def exchange(self, array: Any, mine: Any, theirs: Any, kind: str) -> Any:
         return array
 
     def everyone(self, mine: Any) -> list[Any]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import signal
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +22,7 @@ import ctrbox as cb
 from ctrbox.errors import DeviceError, PlanError, TrainError
 from ctrbox.ranks import facts, launch
 from ctrbox.ranks import group as connections
-from ctrbox.ranks.group import Group, RankHangs, RankLost, first_line, named
+from ctrbox.ranks.group import Cost, Group, RankHangs, RankLost, first_line, named
 from ctrbox.ranks.launch import LOST, Rank, culprit, environment_of, noting_signals, watch
 from ctrbox.ranks.world import LAUNCHED, MOST_RANKS, World
 from tests.ranks.threads import in_ranks
@@ -105,7 +106,8 @@ def test_the_facts_of_a_rank_hold_the_code_and_what_it_sees_of_the_run_folder(tm
 def lonely(part: int = 0, of: int = 3, entered: int = 5) -> Any:
     """Return a group without connections, whose store is memory of this process."""
     made = Group.__new__(Group)
-    made.part, made.of, made.entered, made.seconds = part, of, entered, 2.5
+    made.part, made.of, made.entered, made.seconds, made.name = part, of, entered, 2.5, "steps"
+    made.costs, made.others = defaultdict(Cost), []
     made.told_store, made.ended, made.orphaned = dist.HashStore(), threading.Event(), None
     made.told_store.set_timeout(timedelta(seconds=1))
     made.made = object()  # type: ignore[assignment]
@@ -142,7 +144,7 @@ def test_the_error_that_a_rank_left_is_the_cause_for_the_others() -> None:
 def test_the_rank_that_entered_the_fewest_calls_hangs(entered: dict[int, int], error: str, hung: str | None) -> None:
     group = lonely()
     for rank, calls in entered.items():
-        group.told_store.set(f"at/{rank}", str(calls))
+        group.told_store.set(f"at/steps/{rank}", str(calls))
     lost = group._lost(RuntimeError(error))
     if hung is None:
         assert type(lost) is RankLost
@@ -171,11 +173,12 @@ def test_a_failing_rank_leaves_the_beginning_of_its_message() -> None:
 
 def test_errors_of_calls_become_lost_ranks_and_calls_are_counted() -> None:
     group = lonely(entered=0)
-    with pytest.raises(RankLost, match="lost the connection"), group._call():
+    with pytest.raises(RankLost, match="lost the connection"), group._call("sums", 8):
         raise RuntimeError("gone")
-    with pytest.raises(ValueError, match="mine"), group._call():
+    with pytest.raises(ValueError, match="mine"), group._call("sums", 8):
         raise ValueError("mine")
     assert group.entered == 2
+    assert not group.costs  # of calls that failed
     assert (named([4]), named([0, 2])) == ("rank 4", "ranks 0, 2")
     assert first_line(RuntimeError(" one \ntwo")) == "one "
     assert first_line(RuntimeError("")) == "RuntimeError"
@@ -222,7 +225,7 @@ def test_the_number_of_calls_is_published_until_the_rank_leaves(monkeypatch: pyt
 
     group.told_store = Store()
     group._publish()
-    assert told == [("at/2", "41"), ("at/2", "42"), ("at/2", "43")]
+    assert told == [("at/steps/2", "41"), ("at/steps/2", "42"), ("at/steps/2", "43")]
 
 
 def joined(size: int, work: Callable[[Group], Any]) -> list[Any]:

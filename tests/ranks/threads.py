@@ -23,12 +23,12 @@ def worlds(size: int) -> tuple[list[World], Any]:
     return [World(rank, size, size, host, int(port), True, 0, False) for rank in range(size)], store
 
 
-def in_ranks(size: int, work: Callable[[Ranks], Any], timeout: float = 60.0) -> list[Any]:
+def in_ranks(size: int, work: Callable[[Ranks], Any], timeout: float = 60.0, *, asks_ahead: bool = True) -> list[Any]:
     """Return what ``work`` returns, or the exception that it raises, in each of so many ranks."""
     places, store = worlds(size)
 
     def run(world: World) -> Any:
-        ranks = Ranks(world, timeout)
+        ranks = Ranks(world, timeout, asks_ahead=asks_ahead)
         try:
             return work(ranks)
         except Followed as end:
@@ -72,7 +72,15 @@ def model(plan: cb.Plan, stop_at: int | None = None) -> Plain:
     return found
 
 
-def fit(plan: cb.Plan, size: int, *, stop_at: int | None = None, tables: Any = None, **options: Any) -> list[Any]:
+def fit(
+    plan: cb.Plan,
+    size: int,
+    *,
+    stop_at: int | None = None,
+    tables: Any = None,
+    asks_ahead: bool = True,
+    **options: Any,
+) -> list[Any]:
     """Train with so many ranks; return the run of rank 0 and what became of the others."""
     options = {"batch_size": 64, "checkpoint_seconds": 1e9, "explain": False, **options}
 
@@ -82,4 +90,4 @@ def fit(plan: cb.Plan, size: int, *, stop_at: int | None = None, tables: Any = N
 
     if size == 1:
         return [work(None)]
-    return in_ranks(size, lambda ranks: work(ranks, ranks.world.rank))
+    return in_ranks(size, lambda ranks: work(ranks, ranks.world.rank), asks_ahead=asks_ahead)

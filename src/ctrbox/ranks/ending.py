@@ -17,16 +17,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from ctrbox.embed.embedder import FixedShape, Floats, Keys, NextUse
 from ctrbox.embed.traits import Traits
 from ctrbox.errors import PlanError
 from ctrbox.ranks.group import Group, RankLost
-from ctrbox.ranks.table import RankTable
+from ctrbox.ranks.table import NO_KEYS, RankTable
 from ctrbox.train.learner import Learner
 
-NO_KEYS: Keys = np.empty(0, np.int64)
 SILENT = 0.25  # share of the timeout after which rank 0 calls the others only to say that it is there
 
 

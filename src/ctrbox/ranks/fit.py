@@ -3,15 +3,20 @@
 All ranks leave the loop behind the same step and write checkpoints behind the same step, because what decides it is summed over
 the ranks with the loss of each step: whether one of them was asked to end, and whether rank 0's clock says that a checkpoint
 is due.
+
+The keys of the next batch are exchanged while a batch is learned (ahead.py), and so are the rows of the log that ranks have read
+for each other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,10 +24,12 @@ from ctrbox.engines.stream import Position
 from ctrbox.errors import CtrboxError, DataError
 from ctrbox.predict.click_model import Looked
 from ctrbox.predict.weights_folder import read_state
+from ctrbox.ranks.ahead import asked_ahead
+from ctrbox.ranks.costs import step_costs
 from ctrbox.ranks.evaluation import score_together
 from ctrbox.ranks.group import Group
 from ctrbox.ranks.reading import can_share, shared_parts
-from ctrbox.ranks.table import RankTable
+from ctrbox.ranks.table import NO_KEYS, RankTable, Route
 from ctrbox.train.checkpoint import checkpoint_path, read_weights
 from ctrbox.train.evaluation import Split
 from ctrbox.train.fit import Fit
@@ -39,8 +46,11 @@ from ctrbox.train.trainer import Trainer
 class RankFit(Fit):
     """The training of ``whole``, which is the call of ``fit`` in this process, over the rows of this rank."""
 
-    def __init__(self, whole: Fit, group: Group, tables: list[RankTable]) -> None:
+    def __init__(self, whole: Fit, group: Group, ahead: Group, tables: list[RankTable], asks_ahead: bool) -> None:
+        """``ahead``: the group of the exchanges that overlap with steps, unless ``asks_ahead`` is False."""
         self.ranks, self.tables, self.due, self.whole = group, tables, False, whole
+        self.ahead_of_steps, self.asks_ahead = ahead, asks_ahead
+        self.waited_for_keys = 0.0  # seconds of the thread that learns
         fields = {
             name: table for source, table in zip(whole.learner.sources, tables, strict=True) for name in source.fields
         }
@@ -93,13 +103,30 @@ class RankFit(Fit):
     # ---- what all ranks do together
 
     def _looked(self, epoch: int) -> Generator[tuple[Handed, Looked | None], None, None]:
-        if not can_share(self.plan):
-            yield from super()._looked(epoch)
-            return
+        """Yield the batches, each when its keys have been exchanged, and tell the tables where the keys went."""
+        source = self._read_together(epoch) if can_share(self.plan) else super()._looked(epoch)
+        batches = asked_ahead(source, self._ask, overlap=self.overlap and self.asks_ahead)
+        with contextlib.closing(batches):
+            for asked in batches:
+                self.waited_for_keys += asked.waited
+                for table, route in zip(self.tables, asked.answer, strict=True):
+                    table.expect(route)
+                yield asked.item
+
+    def _ask(self, item: tuple[Handed, Looked | None]) -> list[Route]:
+        """Send the keys of this rank's part of a batch to the ranks that own them."""
+        _, looked = item
+        if looked is None:
+            return [table.ask(NO_KEYS) for table in self.tables]
+        return [table.ask(lookup.keys) for table, lookup in zip(self.tables, looked.lookups, strict=True)]
+
+    def _read_together(self, epoch: int) -> Generator[tuple[Handed, Looked | None], None, None]:
+        """Yield this rank's part of each batch of a log whose reading the ranks share, with its unique keys."""
         s, state, extract = self.settings, self.state, self.clocks["extract"]
+        done, number = state.rows, state.step
         rounds = shared_parts(
             self.plan,
-            self.ranks,
+            self.ahead_of_steps,
             self.batch_size,
             shuffle=s.shuffle,
             seed=s.seed + epoch,
@@ -110,7 +137,8 @@ class RankFit(Fit):
         )
         try:
             for parts in rounds:
-                source = keyed(self._handed(parts, epoch), self.learner, extract)
+                source = keyed(self._handed(parts, epoch, (done, number)), self.learner, extract)
+                done, number = done + sum(rows for _, _, rows in parts), number + len(parts)
                 stages = [Stage(self.clocks["lookup"], self._announce)]
                 yield from run_stages(source, Clock("keys"), stages, ahead=self.ahead, overlap=self.overlap)
         finally:
@@ -166,6 +194,13 @@ class RankFit(Fit):
                 found, objects = table.misses(), source.traits.objects
                 assert objects is not None
                 vars(objects.misses).update(vars(found))
+
+    def costs(self, steps: int) -> dict[str, Any]:
+        """Return what the exchanges of one of these steps cost this rank on average."""
+        shared = [self.learner.model, *(table.own.submodel for table in self.tables if table.server)]
+        dense = sum(p.numel() for part in shared for p in part.parameters() if p.requires_grad)
+        least = steps * 8 * dense * (self.ranks.of - 1) // self.ranks.of + sum(table.least for table in self.tables)
+        return step_costs(self.ranks, self.ahead_of_steps, self.waited_for_keys, least, steps)
 
     def _save_parts(self) -> None:
         for table in self.tables:

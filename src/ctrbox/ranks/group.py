@@ -4,9 +4,12 @@
     counts, exchange all-to-all: every rank gives every other one a part of an array
     everyone         a small JSON object of each rank, for all ranks
 
-Every call is collective: all ranks make the same calls in the same order, from one thread. A rank publishes the number of calls
-that it has entered, once a second, in the store at which the ranks met. A rank whose call takes longer than the timeout reads
+Every call is collective: all ranks make the same calls in the same order, from one thread. ``beside`` makes a second group of
+the same ranks, with connections of its own, for the calls of another thread. A rank publishes the number of calls that it has
+entered in each group, once a second, in the store at which the ranks met. A rank whose call takes longer than the timeout reads
 these numbers: whoever entered fewer calls is the one that hangs. A rank that fails leaves its error there for the others.
+
+A group counts what its calls cost this rank, by what was exchanged (`Cost`): bytes given to other ranks, and seconds in the call.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ import contextlib
 import json
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -41,17 +46,34 @@ class RankHangs(RankLost):
     """Another rank does not answer, and has no message of its own."""
 
 
+@dataclass
+class Cost:
+    """What the calls of one kind cost this rank."""
+
+    moved: int = 0  # bytes that it gave to other ranks
+    seconds: float = 0.0  # in the calls, most of it waiting for the other ranks
+
+
 class Group(Gang):
     """The ranks of one training, as this rank sees them. Made by ``join``."""
 
-    def __init__(self, world: World, store: dist.Store, timeout: float, orphaned: Callable[[], None] | None) -> None:
-        self.seconds, self.told_store, self.orphaned = timeout, store, orphaned
+    def __init__(
+        self,
+        world: World,
+        store: dist.Store,
+        timeout: float,
+        orphaned: Callable[[], None] | None,
+        name: str = "steps",
+    ) -> None:
+        self.world, self.seconds, self.told_store, self.orphaned, self.name = world, timeout, store, orphaned, name
         self.entered = 0  # collective calls
         self.ended = threading.Event()
-        self.moved = 0  # bytes of arrays that this rank gave to other ranks
+        self.costs: defaultdict[str, Cost] = defaultdict(Cost)
+        self.others: list[Group] = []  # made by ``beside``
         host = "127.0.0.1" if world.local_size == world.size else ""
         address = f"{world.host}:{world.port}"
-        super().__init__(world.rank, world.size, address, host, store, timedelta(seconds=timeout))
+        own = dist.PrefixStore(name, store)
+        super().__init__(world.rank, world.size, address, host, own, timedelta(seconds=timeout))
         self.publisher = threading.Thread(target=self._publish, name="ctrbox-rank", daemon=True)
         self.publisher.start()
 
@@ -80,32 +102,52 @@ class Group(Gang):
             time.sleep(ASKED)  # in Python, so that signals are heard
         return Group(world, ours, timeout, orphaned)
 
+    def beside(self, name: str) -> Group:
+        """Return another group of the same ranks, for the calls of another thread; it is left together with this one."""
+        made = Group(self.world, self.told_store, self.seconds, None, name)
+        self.others.append(made)
+        return made
+
+    @property
+    def moved(self) -> int:
+        """Bytes that this rank gave to other ranks, also in the groups beside this one."""
+        return sum(cost.moved for group in (self, *self.others) for cost in group.costs.values())
+
     # ---- collective calls
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        with self._call():
+        with self._call("sums", 8 * len(values) * (self.of - 1)):
             return super().sums(values)
 
     def add_up(self, weights: Sequence[torch.Tensor], scale: float) -> None:
-        with self._call():
+        # Of P numbers, padded to a multiple of the ranks, each other rank gets a slice, and then the sums of this rank's slice.
+        size = -(-sum(w.numel() for w in weights) // self.of)
+        with self._call("dense", 2 * 4 * size * (self.of - 1)):
             super().add_up(weights, scale)
-        self.moved += 8 * sum(w.numel() for w in weights) * (self.of - 1) // self.of
 
-    def counts(self, mine: Sequence[int]) -> list[int]:
+    def gathered(self, mine: np.ndarray, kind: str) -> np.ndarray:
+        """Return the arrays of all ranks, which have the same shape, stacked in rank order."""
+        given = torch.from_numpy(np.ascontiguousarray(mine))
+        got = [torch.empty_like(given) for _ in range(self.of)]
+        with self._call(kind, given.nbytes * (self.of - 1)):
+            self.group.allgather([got], [given]).wait()
+        found: np.ndarray = torch.stack(got).numpy()
+        return found
+
+    def counts(self, mine: Sequence[int], kind: str = "told") -> list[int]:
         """Return how much each rank is going to give to this one, where this one gives ``mine[r]`` to rank r."""
         given = torch.tensor(mine, dtype=torch.int64)
         got = torch.empty_like(given)
-        with self._call():
+        with self._call(kind, 8 * (self.of - 1)):
             self.group.alltoall_base(got, given, [], []).wait()
         return [int(n) for n in got]
 
-    def exchange(self, array: np.ndarray, mine: Sequence[int], theirs: Sequence[int]) -> np.ndarray:
+    def exchange(self, array: np.ndarray, mine: Sequence[int], theirs: Sequence[int], kind: str = "told") -> np.ndarray:
         """Give ``mine[r]`` rows of ``array`` to rank r, in rank order, and return what all ranks gave, in rank order."""
         given = torch.from_numpy(np.ascontiguousarray(array))
         got = torch.empty((sum(theirs), *given.shape[1:]), dtype=given.dtype)
-        with self._call():
+        with self._call(kind, given.nbytes - given[: mine[self.part]].nbytes):
             self.group.alltoall_base(got, given, list(theirs), list(mine)).wait()
-        self.moved += given.nbytes - given[: mine[self.part]].nbytes
         found: np.ndarray = got.numpy()
         return found
 
@@ -146,17 +188,23 @@ class Group(Gang):
         self.leave()
 
     def leave(self) -> None:
+        for other in self.others:
+            other.leave()
         self.ended.set()
         self.publisher.join()
         super().leave()
 
     @contextlib.contextmanager
-    def _call(self) -> Iterator[None]:
+    def _call(self, kind: str, moved: int) -> Iterator[None]:
         self.entered += 1
+        began = time.perf_counter()
         try:
             yield
         except RuntimeError as error:
             raise self._lost(error) from error
+        cost = self.costs[kind]
+        cost.moved += moved
+        cost.seconds += time.perf_counter() - began
 
     def _lost(self, error: RuntimeError) -> RankLost:
         """Return the reason why a collective call failed, as far as the store knows it."""
@@ -179,14 +227,14 @@ class Group(Gang):
         )
 
     def _entered_by(self, rank: int) -> int:
-        key = f"at/{rank}"
+        key = f"at/{self.name}/{rank}"
         return int(self.told_store.get(key)) if self.told_store.check([key]) else 0
 
     def _publish(self) -> None:
         """Publish the number of calls until the rank leaves; runs in a thread of its own."""
         while not self.ended.wait(PUBLISHED):
             try:
-                self.told_store.set(f"at/{self.part}", str(self.entered))
+                self.told_store.set(f"at/{self.name}/{self.part}", str(self.entered))
             except RuntimeError:
                 if self.orphaned is not None and not self.ended.is_set():
                     self.orphaned()

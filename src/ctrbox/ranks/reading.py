@@ -40,6 +40,7 @@ from ctrbox.views.indexed import IndexedFiles
 from ctrbox.views.recorded import opened
 
 BLOCK_ROWS = 65_536
+LOG = "log"  # kind of the exchanges of rows of the log
 MOST_ROWS = 4 * BLOCK_ROWS  # of a block; a row group of more rows is cut, and decoded by several ranks
 
 Ints = npt.NDArray[np.int64]
@@ -218,15 +219,15 @@ def shared_parts(
     blocks_read = run_stages(read(), clock, [], ahead=1, overlap=overlap)
     try:
         for k, (batch, numbers) in enumerate(blocks_read):
-            held.add(group.counts([len(numbers)] * of), rank, batch, numbers)
+            held.add(group.counts([len(numbers)] * of, LOG), rank, batch, numbers)
             planned = batching.planned(held.size, k == rounds - 1)
             shares = [share_of(planned, r, of) for r in range(of)]
             ends = np.array([p.last for p in planned if p.last >= 0], np.int64)
             told = [(int(held.places[at]), int(held.numbers[at])) for at in held.mine(ends)]
             given = [packed(held.batch.take(held.mine(share)), told) for share in shares]
             mine = [len(message) for message in given]
-            theirs = group.counts(mine)
-            got = group.exchange(np.concatenate(given), mine, theirs)
+            theirs = group.counts(mine, LOG)
+            got = group.exchange(np.concatenate(given), mine, theirs, LOG)
             found = [unpacked(m, schema) for m in np.split(got, np.cumsum(theirs)[:-1])]
             after = {place: number + 1 for _, ends_told in found for place, number in ends_told}
             rows = in_order([part for part, _ in found], held.readers_of(shares[rank]), schema)

@@ -3,9 +3,12 @@
     pull   keys → owners (all-to-all) │ every owner looks its keys up once │ rows → askers (all-to-all)
     push   gradients → owners (all-to-all), summed by key in rank order │ one step of the owner's optimizer
 
-A push is of the keys of the pull before it, so keys travel once a step. Rank r owns the keys with ``shard_of(key, ranks) == r``,
-as the shards of a saved table do: a checkpoint of any number of ranks, or of one process, is restored onto any other number.
-All calls but ``prefetch`` are collective: every rank makes them, with no keys where it has no rows.
+A push is of the keys of the pull before it, so keys travel once a step. ``ask`` sends the keys of a later pull ahead, in another
+group, so that another thread may call it; ``expect`` hands the answer over to the pull.
+
+Rank r owns the keys with ``shard_of(key, ranks) == r``, as the shards of a saved table do: a checkpoint of any number of ranks,
+or of one process, is restored onto any other number. All calls but ``prefetch`` are collective:
+every rank makes them, with no keys where it has no rows.
 
 Tables that count get the shows and clicks of each key with its gradients. An owner whose table counts or admits keys pushes in
 every step, also without keys, because the admission of a key depends on the number of pushes before it.
@@ -35,6 +38,9 @@ from ctrbox.errors import CompactionError, CtrboxError, DataError, TrainError, W
 from ctrbox.files.atomic import remove
 from ctrbox.ranks.group import Group
 
+NO_KEYS: Keys = np.empty(0, np.int64)
+EVALUATED = "evaluation"  # kind of the exchanges of a pull that creates no rows
+
 
 @dataclass(frozen=True)
 class Route:
@@ -47,17 +53,26 @@ class Route:
     union: Keys  # these, each once, ascending
     inverse: np.ndarray  # of each key that was asked for, its place in union
 
+    def elsewhere(self, part: int) -> tuple[int, int]:
+        """Return how many of the keys other ranks own, and how many rows this rank returns to others; ``part``: this rank."""
+        return len(self.keys) - self.mine[part], sum(self.theirs) - self.theirs[part]
+
 
 class RankTable(FixedShape):
     """One table of a training, as a rank sees it. ``own`` holds the rows that this rank owns."""
 
     _holder = "the ranks hold rows of"
 
-    def __init__(self, group: Group, spec: Spec, adaptive_l2: float = 0.0) -> None:
+    def __init__(self, group: Group, spec: Spec, adaptive_l2: float = 0.0, ahead: Group | None = None) -> None:
         """``adaptive_l2``: see `Settings`; the owner of a row adds this penalty, because it alone knows how often its key was
-        met by all ranks.
+        met by all ranks. ``ahead``: the group in which ``ask`` exchanges keys.
         """
         self.group, self.spec, self._row, self.adaptive_l2 = group, spec, spec.row, adaptive_l2
+        self.ahead = ahead
+        self.expected: Route | None = (
+            None  # of the next pull that may be followed by a push, where its keys were sent ahead
+        )
+        self.least = 0  # bytes that this rank could not but give to others in its steps: keys, rows and gradients
         self.server = spec.kind is ModelServer
         if self.server:  # the sub-model of the job's own Model Server is restored from the last checkpoint
             spec = replace(spec, options={**spec.options, "submodel": copy.deepcopy(spec.options["submodel"])})
@@ -78,15 +93,32 @@ class RankTable(FixedShape):
     def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
         """Do nothing: a collective call has no place in the thread that looks keys up, which one rank may end earlier."""
 
+    def ask(self, keys: Keys) -> Route:
+        """Send the keys of a later pull to their owners. Every rank calls it, for the same pulls in the same order."""
+        assert self.ahead is not None
+        return self._ask(keys, self.ahead, "keys")
+
+    def expect(self, route: Route) -> None:
+        """Let the next pull that may create rows be of the keys of this route."""
+        self.expected = route
+
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
-        route = self._ask(keys)
+        if create and self.expected is not None:
+            route, self.expected = self.expected, None
+            if not np.array_equal(keys, route.keys):
+                raise TrainError("a pull must be of the keys that were sent ahead")
+        else:
+            route = self._ask(keys, self.group, "keys" if create else EVALUATED)
         self.route = route if create else None
         found = self.own.pull(route.union, create=create)
         self.found = found if create and self.adaptive_l2 else None
         self.pulls += create
         if self.server and create and self.pulls == BATCHES:
             self.misses().check(self.own.data)
-        got = self.group.exchange(found[route.inverse], route.theirs, route.mine)
+        if create:
+            asked, returned = route.elsewhere(self.group.part)
+            self.least += 8 * asked + 4 * self.row.width * returned
+        got = self.group.exchange(found[route.inverse], route.theirs, route.mine, "rows" if create else EVALUATED)
         rows = np.empty((len(keys), self.row.width), np.float32)
         rows[route.order] = got
         return rows
@@ -103,7 +135,8 @@ class RankTable(FixedShape):
             assert shows is not None
             assert clicks is not None
             given = np.column_stack([gradients, shows, clicks]).astype(np.float32, copy=False)
-        got = self.group.exchange(given[route.order], route.mine, route.theirs)
+        self.least += 4 * given.shape[1] * route.elsewhere(self.group.part)[0]
+        got = self.group.exchange(given[route.order], route.mine, route.theirs, "gradients")
         total = np.zeros((len(route.union), given.shape[1]), np.float32)
         ends = np.cumsum([0, *route.theirs])
         for first, last in itertools.pairwise(ends):
@@ -161,12 +194,12 @@ class RankTable(FixedShape):
             with contextlib.suppress(OSError):  # until the last rank has removed its own
                 place.parent.rmdir()
 
-    def _ask(self, keys: Keys) -> Route:
-        places = places_by_shard(keys, self.group.of)
+    def _ask(self, keys: Keys, group: Group, kind: str) -> Route:
+        places = places_by_shard(keys, group.of)
         order = np.concatenate(places)
         mine = [len(p) for p in places]
-        theirs = self.group.counts(mine)
-        asked = self.group.exchange(keys[order], mine, theirs)
+        theirs = group.counts(mine, kind)
+        asked = group.exchange(keys[order], mine, theirs, kind)
         union, inverse = np.unique(asked, return_inverse=True)
         return Route(keys, order, mine, theirs, union, inverse)
 

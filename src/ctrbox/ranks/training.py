@@ -59,8 +59,18 @@ class Ranks:
 
     keeps_rows = True
 
-    def __init__(self, world: World, timeout: float = TIMEOUT, orphaned: Callable[[], None] | None = None) -> None:
-        self.world, self.timeout, self.orphaned = world, timeout, orphaned
+    def __init__(
+        self,
+        world: World,
+        timeout: float = TIMEOUT,
+        orphaned: Callable[[], None] | None = None,
+        *,
+        asks_ahead: bool = True,
+    ) -> None:
+        """``asks_ahead``: whether the keys of the next batch are exchanged while a batch is learned. Without it, the same bits
+        take longer; it is there for comparisons.
+        """
+        self.world, self.timeout, self.orphaned, self.asks_ahead = world, timeout, orphaned, asks_ahead
         self.group: Group | None = None
         self.trains = False  # whether the training has begun: before, all ranks raise the same errors
         self.moved = 0  # bytes that this rank gave to others
@@ -145,8 +155,9 @@ class Ranks:
         if told is not None:
             told |= {"seconds": fit.seconds, "each": fit.steps}
         order = group.everyone(told)[0]
+        ahead = group.beside("ahead")
         for source in fit.learner.sources:
-            self.tables.append(RankTable(group, Spec.of(source.embedder, group.of), fit.settings.adaptive_l2))
+            self.tables.append(RankTable(group, Spec.of(source.embedder, group.of), fit.settings.adaptive_l2, ahead))
         if told is not None:
             for source in fit.learner.sources:
                 if isinstance(source.embedder, MemoryTable):
@@ -154,7 +165,7 @@ class Ranks:
         before = torch.get_num_threads()
         torch.set_num_threads(fit.learner.threads)
         try:
-            inner = RankFit(fit, group, self.tables)
+            inner = RankFit(fit, group, ahead, self.tables, self.asks_ahead)
             inner.seconds, inner.steps = order["seconds"], order["each"]
             begun = inner.begin(Path(order["folder"]), order["steps"])
             if fit.folder is not None and begun != fit.state.step:
@@ -163,12 +174,11 @@ class Ranks:
             inner._train()
             inner.tell_misses()
             rows, size = (now - then for now, then in zip(read_so_far(fit.plan), at_start, strict=True))
-            steps = max(1, inner.state.step - step)
             read = {
                 "rows_read": rows,
                 "bytes_read": size,
                 "bytes_sent": group.moved,
-                "bytes_sent_per_step": group.moved // steps,
+                **inner.costs(inner.state.step - step),
             }
             self.told = [{"rank": rank, **one} for rank, one in enumerate(group.everyone(read))]
             self.moved = group.moved

@@ -404,10 +404,15 @@ class Fit:
         finally:
             walk.close()
 
-    def _handed(self, parts: Iterable[tuple[Batch, Position, int]], epoch: int) -> Generator[Handed, None, None]:
-        """Check and downsample the rows of this worker; ``parts``: its part of each batch, as `Plan.parts` gives them."""
+    def _handed(
+        self, parts: Iterable[tuple[Batch, Position, int]], epoch: int, begun: tuple[int, int] | None = None
+    ) -> Generator[Handed, None, None]:
+        """Check and downsample the rows of this worker; ``parts``: its part of each batch, as `Plan.parts` gives them.
+
+        ``begun``: rows of the epoch and steps before ``parts``, if batches that lie before them are not learned yet.
+        """
         s, part, of = self.settings, self.together.part, self.together.of
-        done, number = self.state.rows, self.state.step
+        done, number = begun or (self.state.rows, self.state.step)
         for batch, position, rows in parts:
             first, labels = done + rows * part // of, Labels()
             (self.task_labels or labels).add(facts(batch), first, "training")
