@@ -15,12 +15,10 @@ import ctrbox as cb
 from ctrbox import datasets
 from ctrbox.cli.demo import demo_job_path
 from ctrbox.errors import PlanError, TrainError
-from ctrbox.models.inputs import Reads
-from ctrbox.models.mlp import Dice
 from ctrbox.ranks.group import RankLost
 from ctrbox.ranks.training import Followed
 from tests.ranks.threads import DRAWING, fit, in_ranks, model
-from tests.train.worlds import Small, on_disk, table, weights
+from tests.train.worlds import on_disk, table, weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -188,8 +186,6 @@ def test_ranks_with_other_settings_or_data_are_refused_before_anything_is_writte
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ({"model": Small}, "BatchNorm1d"),
-        ({"model": lambda schema: WithDice(schema)}, "use activation='prelu'"),
         ({"table": lambda: cb.MemoryTable(4, optimizer=cb.optim.Adam(dense=True))}, "is dense"),
         ({"table": lambda: OwnTable(4)}, "OwnTable cannot be shared"),
     ],
@@ -197,8 +193,7 @@ def test_ranks_with_other_settings_or_data_are_refused_before_anything_is_writte
 def test_what_ranks_cannot_train_is_refused_before_anything_is_written(
     plan: cb.Plan, tmp_path: Path, what: dict[str, Any], words: str
 ) -> None:
-    net = what.get("model", lambda schema: model(plan))(plan.schema)
-    trainer = cb.Trainer(net, what.get("table", table)())
+    trainer = cb.Trainer(model(plan), what.get("table", table)())
 
     def work(ranks: Any) -> Any:
         return trainer.fit(plan, batch_size=64, limit=1000, out=tmp_path / "run", cluster=ranks)
@@ -208,15 +203,6 @@ def test_what_ranks_cannot_train_is_refused_before_anything_is_written(
     assert words in str(end)
     assert "train in one process" in str(end)
     assert not (tmp_path / "run").exists()
-
-
-class WithDice(torch.nn.Module):
-    """A model with the activation that DIN has unless another is chosen."""
-
-    def __init__(self, schema: cb.types.Schema) -> None:
-        super().__init__()
-        self.reads = Reads(schema, 4)
-        self.tower = torch.nn.Sequential(torch.nn.Linear(self.reads.width, 2), Dice(2), torch.nn.Linear(2, 1))
 
 
 class OwnTable:

@@ -5,6 +5,7 @@ group.py      the connections between all processes: sums, exchanges, and who is
 facts.py      code, data and settings of a process, and what differs between two
 ahead.py      the exchange of the next batch's keys while a batch is learned
 costs.py      what the exchanges of a step cost a rank: bytes and waiting
+normalization.py  batch normalization over the rows of all ranks
 table.py      an embedder whose rows are owned by the ranks, each row by one
 evaluation.py validation rows that every rank scores a part of
 fit.py        the trainer's loop in one rank

@@ -28,6 +28,7 @@ from ctrbox.ranks.ahead import asked_ahead
 from ctrbox.ranks.costs import step_costs
 from ctrbox.ranks.evaluation import score_together
 from ctrbox.ranks.group import Group
+from ctrbox.ranks.normalization import statistics_of
 from ctrbox.ranks.reading import can_share, shared_parts
 from ctrbox.ranks.table import NO_KEYS, RankTable, Route
 from ctrbox.train.checkpoint import checkpoint_path, read_weights
@@ -66,6 +67,7 @@ class RankFit(Fit):
         settings = replace(whole.settings, adaptive_l2=0.0)  # which the owners of rows add
         watch = whole.watch if group.part == 0 else watcher(False)
         super().__init__(trainer, whole.plan, whole.split, settings, whole.overlap, whole.ahead, watch, together=group)
+        self.learner.statistics = self.statistics = statistics_of(group, trainer.model)
 
     def begin(self, folder: Path, steps: Sequence[int]) -> int:
         """Become what the first checkpoint holds that every rank can read, of these steps; return its step."""
@@ -194,6 +196,12 @@ class RankFit(Fit):
                 found, objects = table.misses(), source.traits.objects
                 assert objects is not None
                 vars(objects.misses).update(vars(found))
+
+    def end_statistics(self) -> None:
+        """Let the model's batch normalizations be those of one process again."""
+        if self.statistics is not None:
+            self.statistics.end()
+        self.learner.statistics = self.statistics = None
 
     def costs(self, steps: int) -> dict[str, Any]:
         """Return what the exchanges of one of these steps cost this rank on average."""

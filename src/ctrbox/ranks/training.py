@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.sharded import Spec, check_lazy
@@ -28,11 +27,11 @@ from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError
 from ctrbox.files.stored_folder import StoredFolder
-from ctrbox.models.mlp import Norm
 from ctrbox.ranks.ending import Caller, led_by, serve
 from ctrbox.ranks.facts import check_same, facts_here
 from ctrbox.ranks.fit import RankFit
 from ctrbox.ranks.group import Group
+from ctrbox.ranks.normalization import can_share_statistics, normalizations
 from ctrbox.ranks.run import RankRun
 from ctrbox.ranks.table import RankTable
 from ctrbox.ranks.world import World
@@ -172,6 +171,7 @@ class Ranks:
                 fit.folder.goes_on_after(begun)
             at_start, step = read_so_far(fit.plan), inner.state.step
             inner._train()
+            inner.end_statistics()
             inner.tell_misses()
             rows, size = (now - then for now, then in zip(read_so_far(fit.plan), at_start, strict=True))
             read = {
@@ -206,7 +206,6 @@ def check_supported(fit: Fit) -> None:
             "several ranks train on CPUs only, because their path on GPUs is not tested yet; set device='cpu' for the plan and "
             "bf16 = False, or train in one process"
         )
-    parts = list(learner.model.named_modules())
     for source in learner.sources:
         table = source.embedder
         if not isinstance(table, MemoryTable | SparseTable | ModelServer):
@@ -220,16 +219,19 @@ def check_supported(fit: Fit) -> None:
                     f"this ModelServer computes on {table.device}, but several ranks train on CPUs only; set device='cpu', or "
                     "train in one process"
                 )
-            parts += list(table.submodel.named_modules())
+            for name, norm in normalizations(table.submodel):
+                raise PlanError(
+                    f"{type(norm).__name__} ({name!r} of the sub-model) normalises by all objects of a batch, but a rank "
+                    "computes only a part of them; use torch.nn.LayerNorm, or train in one process"
+                )
         else:
             check_lazy(table)
-    for name, part in parts:
-        if isinstance(part, _BatchNorm):
-            dice = isinstance(part, Norm) and not part.affine
-            remedy = "activation='prelu' instead of 'dice'" if dice else "torch.nn.LayerNorm"
+    for name, norm in normalizations(learner.model):
+        if not can_share_statistics(norm):
+            why = "is not known to several ranks" if norm.track_running_stats else "keeps no running statistics"
             raise PlanError(
-                f"{type(part).__name__} ({name!r} of the model) normalises by the rows of a whole batch, but a rank sees only a "
-                f"part of it; use {remedy}, or train in one process"
+                f"{type(norm).__name__} ({name!r} of the model) {why}; use torch.nn.BatchNorm1d with "
+                "track_running_stats=True, or train in one process"
             )
 
 

@@ -18,7 +18,7 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -46,6 +46,16 @@ from ctrbox.train.together import ALONE, Together
 
 AHEAD = 2  # steps launched on a GPU before the loss of the first is waited for: the host is never what it waits for
 NO_KEYS = np.empty(0, np.int64)
+
+
+class BatchStatistics(Protocol):
+    """Lets the batch normalizations of a model see the rows of all workers."""
+
+    def begin(self, rows: int) -> None:
+        """Begin a step with so many rows of this worker."""
+
+    def finish(self) -> None:
+        """End the forward and backward passes of a step; every worker calls it, also one without rows."""
 
 
 class Learner(ClickModel):
@@ -77,6 +87,7 @@ class Learner(ClickModel):
         if together.of > 1:
             for part in self.scaled:
                 part.sums = together.sums
+        self.statistics: BatchStatistics | None = None  # of batch normalizations over all workers
         self.unsettled: Looked | None = None  # the batch of the last step, whose gradients were not heard of yet
         self.untold: deque[tuple[Looked, Sequence[Pulled], Told]] = deque()  # the last steps, whose losses were not
         # Batches with downsampled negatives differ in size: no shape is usual.
@@ -130,10 +141,12 @@ class Learner(ClickModel):
         tower = self.tower if self.tower is not None and self.tower.usable else None  # the same in all workers
         pulled: list[Pulled] = []
         mine, value = (0, 0.0) if batch is None else (batch.rows, 0.0)
+        if self.statistics is not None:
+            self.statistics.begin(mine)
         if looked is None:
             for source in self.sources:
                 source.embedder.pull(NO_KEYS)
-            for part in self.scaled:
+            for part in self.scaled if self.statistics is None else ():
                 part.learn_none()
         elif tower is not None:
             pulled, value = self._differentiated(tower, looked, together=True)
@@ -143,6 +156,8 @@ class Learner(ClickModel):
             value = float(loss.detach())
             self._refuse(looked, pulled, value)
             loss.backward()
+        if self.statistics is not None:
+            self.statistics.finish()
         rows, summed, *told = self.together.sums([mine, value * mine, *beside])
         if not rows:
             return 0, 0.0, told
