@@ -23,7 +23,7 @@ from ctrbox.errors import CtrboxError, PlanError
 
 FROM_THE_COMMAND_LINE = frozenset(["out", "resume", "overwrite", "progress"])
 OF_THE_JOB = frozenset(["callbacks"])
-READ = ("plan", "model", "table", "optimizer", "settings", "bf16", "engine", "context", "callbacks", "tune")
+READ = ("plan", "model", "table", "optimizer", "settings", "bf16", "engine", "context", "callbacks", "tune", "encoders")
 ALIKE = (
     0.8  # similarity of two names, 0 to 1: `optimiser` and `tables` are at least as like, `label` and `table` are not
 )
@@ -46,6 +46,9 @@ class Job:
     callbacks: tuple[Any, ...] = ()  # of its training
     tuned: Path | None = None  # folder of the study whose best trial this is
     tune: Any = None  # a function from a trial of Optuna to what that trial trains, for `ctrbox tune`
+    encoders: dict[str, Any] = field(
+        default_factory=dict
+    )  # by field, of images and texts in requests, for `ctrbox serve`
 
     def needed_engine(self) -> Any:
         """The Deep FFM, for a verb that learns online."""
@@ -148,6 +151,7 @@ def load_job(path: Path) -> Job:
         tuple(listed(context)) if "engine" in names else (),
         callbacks=callbacks_of(names.get("callbacks", []), path),
         tune=names.get("tune"),
+        encoders=encoders_of(names.get("encoders", {}), path),
     )
 
 
@@ -171,6 +175,19 @@ def callbacks_of(found: Any, path: Path) -> tuple[Any, ...]:
     if not isinstance(found, list | tuple):
         raise Mistake(f"`callbacks` in {path} must be a list of callbacks, got {type(found).__name__}")
     return tuple(found)
+
+
+def encoders_of(found: Any, path: Path) -> dict[str, Any]:
+    """The `encoders` of a job."""
+    if found == {}:
+        return {}
+    from ctrbox.embed.vectors.encoders import Encoder
+
+    if not isinstance(found, dict) or not all(isinstance(one, Encoder) for one in found.values()):
+        raise Mistake(
+            f"`encoders` in {path} must be a dict from fields to encoders, {{FIELD: cb.tables.Encoder(…)}}, got {found!r:.200}"
+        )
+    return found
 
 
 def listed(value: Any) -> list[Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ctrbox.cli.job import Job
 from ctrbox.cli.options import AllowOperators, Servers, in_words_of_options, pairs_of, vector_files
 from ctrbox.cli.reading_runs import AllowViews, OtherViews, OwnJob, asking_for_the_job, operators_in, own_job, plan_of
 from ctrbox.cli.terminal import Mistake, hint, say_json, tell
@@ -239,7 +241,7 @@ def serve(
             max=256,
             metavar="N",
             help="Number of threads that score requests in each worker; 0 scores on the event loop. Default: 1 for a run folder "
-            "and with --prerank, otherwise 0.",
+            "and with --prerank or --encoder, otherwise 0.",
         ),
     ] = None,
     public_key: Annotated[
@@ -268,6 +270,31 @@ def serve(
             "too. Default: none; a restarted server accepts any signed version.",
         ),
     ] = None,
+    encoder: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--encoder",
+            metavar="FIELD=WEIGHTS",
+            help="Weight file of the encoder that made the vectors of the Model Server of field FIELD, so that requests may "
+            "contain images or texts; may be repeated. The server compares the weights with the checksum that the model holds. "
+            "Encoders of your own are defined in the job: `encoders = {FIELD: cb.tables.Encoder(…)}`. Default: none.",
+        ),
+    ] = None,
+    max_images: Annotated[
+        int,
+        typer.Option(
+            min=1, max=64, metavar="N", help="Maximum number of images and texts in one request that are encoded."
+        ),
+    ] = 8,
+    max_pixels: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=1 << 31,
+            metavar="N",
+            help="Maximum number of pixels of an image in a request, checked before decoding.",
+        ),
+    ] = 16_000_000,
     view: OtherViews = None,
     allow_views: AllowViews = None,
     job: OwnJob = None,
@@ -303,6 +330,8 @@ def serve(
         body_seconds=body_timeout,
         connections=max_connections,
         client_share=client_share / 100,
+        images=max_images,
+        pixels=max_pixels,
         cache_bytes=bytes_within("--cache", cache, 0, MOST_CACHE),
     )
     settings = Settings(
@@ -318,6 +347,7 @@ def serve(
         servers=vector_files(servers),
         allow_operators=allow_operators or operators_in(own),
         allow_views=allow_views or (),
+        encoders=encoders_of(own, pairs_of("--encoder", encoder, "ad_image=vgg16.safetensors")),
         own_plan=plan_of(own, views),
         own_model=None if own is None else own.model,
         tls_cert=tls_cert,
@@ -361,6 +391,16 @@ def serve(
     except ImportError as error:
         raise missing_library(error) from None
     tell("stopped; all requests that had been received were answered")
+
+
+def encoders_of(own: Job | None, weights: Mapping[str, str]) -> dict[str, Any]:
+    """Return the encoders of the job and those that are given by their weights, by field."""
+    found: dict[str, Any] = {} if own is None else dict(own.encoders)
+    for name, path in weights.items():
+        if name in found:
+            raise Mistake(f"--encoder {name}={path}: the job defines an encoder of {name!r} as well; leave one out")
+        found[name] = path
+    return found
 
 
 def no_folder(model: Path) -> str:

@@ -2,7 +2,8 @@
 
     about    model, config, fingerprint of the plan, shift or calibration, tables: fields, dim, linear, and
                  of a table: init, seed
-                 of a Model Server: server: kind of its sub-model, width, vocabulary
+                 of a Model Server: server: kind of its sub-model, width, vocabulary; encoder, dtype: what made the vectors of
+             its file, and their type, where the file tells
     parts    dense.NAME                          the model's tensors
              table.K.key, .weight, .vector       rows of a table; of a Model Server: its vectors of all objects it has
              table.K.model.NAME                  weights of its sub-model
@@ -24,6 +25,7 @@ from torch import nn
 from ctrbox import models
 from ctrbox.columns.batch import Schema
 from ctrbox.embed.embedder import Embedder, Row
+from ctrbox.embed.vectors.encoded_by import EncodedBy
 from ctrbox.embed.vectors.published_table import PublishedTable, PublishedVectors
 from ctrbox.embed.vectors.submodels import OTHER, TEXT, kind_of, unfilled
 from ctrbox.errors import CtrboxError, DataError, PlanError
@@ -55,6 +57,8 @@ def weights_of_run(click_model: ClickModel) -> Weights:
         if objects is not None:
             kind = kind_of(objects.submodel)
             about["server"] = {"submodel": kind, "width": objects.data.width, "tokens": objects.data.tokens}
+            if objects.data.encoder is not None:
+                about["server"] |= {"encoder": objects.data.encoder.facts(), "dtype": objects.data.dtype.name}
             if kind != OTHER:
                 parts += _tensor_parts(f"table.{k}.model.", objects.submodel)
         else:
@@ -143,7 +147,11 @@ def _table(weights: Weights, k: int, about: dict[str, Any], where: str) -> Publi
     if takes != width or gives != row.dim or tokens != (kind == TEXT):
         raise ValueError(f"a sub-model from {takes} to {gives} numbers, a table from {width} to {row.dim}")
     vocabulary = shapes["tokens.weight"][0] - 1 if kind == TEXT else 0
-    return PublishedVectors(keys, vectors, submodel, width=width, vocabulary=vocabulary)
+    encoder = None if "encoder" not in server else EncodedBy.read(server["encoder"], where)
+    dtype = str(server.get("dtype", "float32"))
+    if dtype not in ("float32", "float16"):
+        raise ValueError(f"vectors of type {dtype[:20]!r}")
+    return PublishedVectors(keys, vectors, submodel, width=width, vocabulary=vocabulary, encoder=encoder, dtype=dtype)
 
 
 def _floats(part: Part, shape: tuple[int, int]) -> Any:

@@ -35,6 +35,7 @@ from ctrbox.models.objective import stacked
 from ctrbox.predict.click_model import LONGEST, ClickModel, slice_keys
 from ctrbox.predict.sources import Source
 from ctrbox.serve.objects import ObjectKeys, Objects, matrix, served_by
+from ctrbox.serve.raw_objects import RawEncoders, rounded
 
 Own = Mapping[
     int, Mapping[int, Floats]
@@ -106,8 +107,11 @@ class Found:
 class ModelScorer:
     """One version. Any number of threads."""
 
-    def __init__(self, click_model: ClickModel, split: Split, keys: ObjectKeys) -> None:
+    def __init__(
+        self, click_model: ClickModel, split: Split, keys: ObjectKeys, encoders: RawEncoders | None = None
+    ) -> None:
         self.click_model, self.split, self.keys = click_model, split, keys
+        self.encoders = RawEncoders() if encoders is None else encoders
         sources = list(enumerate(click_model.sources))
         self.context_sides = [s for k, x in sources for s in Side.of(k, x, split.context_features)]
         self.candidate_sides = [s for k, x in sources for s in Side.of(k, x, split.candidate_features)]
@@ -117,6 +121,7 @@ class ModelScorer:
             table = click_model.sources[k].embedder
             assert isinstance(table, PublishedVectors)
             self.tables[name] = table
+        self.encoders.check(self.tables)
         # Where the columns of the dense matrix come from: of which side, from, to, at.
         places = {}
         for side, schema in enumerate((split.context_features, split.candidate_features)):
@@ -132,25 +137,48 @@ class ModelScorer:
 
     def embed(self, objects: Mapping[str, Objects]) -> tuple[Own, int]:
         """Vectors of the objects that came with a request, and for how many the sub-model ran."""
-        own: dict[int, dict[int, Floats]] = {}
-        ran = 0
-        checked = []
+        self.encoders.check_count(sum(len(given.raw) for given in objects.values()))
+        checked: list[tuple[str, Keys, Any]] = []  # objects of a field as the sub-model takes them
+        unencoded: list[tuple[str, Objects, Keys]] = []
         contents: dict[tuple[int, int], bytes] = {}
         for field, given in objects.items():
-            rows = matrix(field, given, served_by(field, self.tables))
+            table, raw = served_by(field, self.tables), given.raw
+            listed = [k for k in range(len(given.ids)) if k not in raw]
+            rows = matrix(field, given.some(listed), table)
             keys = self.keys.of(field, given.ids)
-            for name, key, row in zip(given.ids, keys.tolist(), rows, strict=True):
-                content = row.tobytes()
+            held = {k: row.tobytes() for k, row in zip(listed, rows, strict=True)}
+            for k, (name, key) in enumerate(zip(given.ids, keys.tolist(), strict=True)):
+                content = given.rows[k].data if k in raw else held[k]
                 if contents.setdefault((self.servers[field], key), content) != content:
                     raise DataError(
                         f"object {brief(name)} of {field!r} occurs twice in the request with different contents"
                     )
-            checked.append((field, keys, rows))
+            checked.append((field, keys[listed], rows))
+            if raw:
+                unencoded.append((field, given.some(sorted(raw)), keys[sorted(raw)]))
+        checked += [(field, *self._encoded(field, given, keys)) for field, given, keys in unencoded]
+        own: dict[int, dict[int, Floats]] = {}
+        ran = 0
         for field, keys, rows in checked:
             found, computed = self.tables[field].embed(keys, rows)
             own.setdefault(self.servers[field], {}).update(found)
             ran += computed
         return own, ran
+
+    def _encoded(self, field: str, given: Objects, keys: Keys) -> tuple[Keys, Any]:
+        """Return the vectors of those images and texts whose keys have no published vector, and these keys."""
+        table = self.tables[field]
+        table.check_submodel(f"objects of {field!r}")
+        unpublished = {*table.found(keys)[1].tolist()}
+        taken, rows = [], []
+        for k, raw in enumerate(given.rows):
+            what = f"object {brief(given.ids[k])} of {field!r}"
+            encoder = self.encoders.of_field(field, what, table)
+            if k in unpublished and keys[k] != 0:
+                vector = rounded(encoder.vector(raw, what), table.dtype)
+                rows.append(table.checked(vector[None], f"the vector of {what}")[0])
+                taken.append(k)
+        return keys[taken], np.stack(rows) if rows else np.empty((0, table.width), np.float32)
 
     def context(self, batch: Batch, own: Own) -> Found:
         with torch.inference_mode():

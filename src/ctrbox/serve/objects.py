@@ -1,14 +1,20 @@
 """Reads the objects that come with a request, such as images and titles, for the Model Servers of the model.
 
     "objects": {"ad_image": {"77": [0.1, …], "78": […]}}                 by field, by raw id: the text or number that is hashed
-    tensors objects.ad_image [n, width] and objects.ad_image.id [n]       the same in the Open Inference Protocol
+    "objects": {"ad_image": {"77": {"image": "/9j/4AAQ…"}}}              the bytes of an image in base64
+    "objects": {"title": {"77": {"text": "Red shoes"}}}                  a text
+    tensors objects.ad_image [n, width] and objects.ad_image.id [n]       the same in the Open Inference Protocol; of type BYTES
+                                                                          and shape [n], images or texts in UTF-8
 
-An object counts where its key has no published vector; then the version's sub-model runs on it. A list of tokens may be shorter
-than the sub-model's width. Counts are bounded here; width, type and numbers are held against the version that scores.
+An object counts where its key has no published vector; then the version's sub-model runs on it. Images and texts are encoded
+before (raw_objects.py). A list of tokens may be shorter than the sub-model's width. Counts are bounded here; width, type and
+numbers are held against the version that scores.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,11 +43,30 @@ PREFIX, ID = "objects.", ".id"
 
 
 @dataclass(frozen=True)
+class Raw:
+    """The bytes of an image or of a text; ``kind`` is "" where a tensor does not tell which."""
+
+    kind: str
+    data: bytes
+
+
+@dataclass(frozen=True)
 class Objects:
-    """Raw ids of one field, and what is known of each: lists of numbers, or a matrix."""
+    """Raw ids of one field, and what is known of each: lists of numbers or `Raw`, or a matrix."""
 
     ids: list[Any]
     rows: Any
+
+    @property
+    def raw(self) -> set[int]:
+        """Positions of the objects that are images or texts."""
+        return {k for k, row in enumerate(self.rows) if isinstance(row, Raw)} if isinstance(self.rows, list) else set()
+
+    def some(self, places: list[int]) -> Objects:
+        """Return the objects at these positions."""
+        if len(places) == len(self.ids):
+            return self
+        return Objects([self.ids[k] for k in places], [self.rows[k] for k in places])
 
 
 def from_json(given: Any) -> dict[str, Objects]:
@@ -51,8 +76,26 @@ def from_json(given: Any) -> dict[str, Objects]:
     for field, by_id in given.items():
         if not isinstance(by_id, dict):
             raise DataError(f"objects of {field[:100]!r} must be a JSON object from ids to lists, got {brief(by_id)}")
-        found[field] = Objects(list(by_id), list(by_id.values()))
+        rows = [raw_of(field, name, one) if isinstance(one, dict) else one for name, one in by_id.items()]
+        found[field] = Objects(list(by_id), rows)
     return bounded(found)
+
+
+def raw_of(field: str, name: str, given: dict[str, Any]) -> Raw:
+    """Return the bytes of an image or of a text that JSON holds."""
+    what = f"object {brief(name)} of {field[:100]!r}"
+    kind = next(iter(given), "")
+    if len(given) != 1 or kind not in ("image", "text") or not isinstance(given[kind], str):
+        raise DataError(
+            f'{what} must be a list of numbers, {{"image": BASE64}} or {{"text": TEXT}}, got an object with '
+            f"{', '.join(map(brief, list(given)[:3])) or 'nothing'}"
+        )
+    if kind == "text":
+        return Raw(kind, given[kind].encode())
+    try:
+        return Raw(kind, base64.b64decode(given[kind], validate=True))
+    except (binascii.Error, ValueError) as error:
+        raise DataError(f"{what}: its image is not base64: {error}; it begins with {brief(given[kind][:20])}") from None
 
 
 def from_tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, Objects]:
@@ -66,10 +109,15 @@ def from_tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, Objects]:
         if name.endswith(ID):
             continue
         ids = tensors[f"{PREFIX}{field}{ID}"]
+        if values.dtype == object and values.shape in ((len(values),), (len(values), 1)):
+            values = values.reshape(-1)
+            if ids.shape in ((len(values),), (len(values), 1)):
+                found[field] = Objects(ids.reshape(-1).tolist(), [Raw("", bytes(one)) for one in values])
+                continue
         if values.ndim != 2 or values.dtype == object or ids.shape not in ((len(values),), (len(values), 1)):
             raise DataError(
                 f"tensors {name!r} and {name + ID!r} have the shapes {values.shape} and {ids.shape}; expected [n, width] "
-                f"and [n]"
+                f"and [n], or [n] and [n] if the objects are images or texts of type BYTES"
             )
         found[field] = Objects(ids.reshape(-1).tolist(), values)
     return bounded(found)

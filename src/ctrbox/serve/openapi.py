@@ -26,15 +26,27 @@ JSON_TYPES: dict[str, dict[str, Any]] = {
     "t": {"type": "string", "format": "date-time"},
 }
 EXAMPLES: dict[str, Any] = {"b": True, "i": 1, "f": 0.5, "s": "text", "t": "2026-11-15T12:00:00"}
-OBJECTS = {
-    "type": "object",
-    "description": "by field and raw id: what is known of objects that have no published vector",
-    "additionalProperties": {
+
+
+def objects_schema(raw: bool) -> dict[str, Any]:
+    """``raw``: whether the server encodes images and texts."""
+    numbers = {"type": "array", "items": {"type": "number"}}
+    image = {"type": "string", "contentEncoding": "base64", "description": "bytes of a JPEG, PNG or WebP image"}
+    one: dict[str, Any] = {
         "type": "object",
-        "maxProperties": MOST_OBJECTS,
-        "additionalProperties": {"type": "array", "items": {"type": "number"}},
-    },
-}
+        "minProperties": 1,
+        "maxProperties": 1,
+        "properties": {"image": image, "text": {"type": "string"}},
+    }
+    return {
+        "type": "object",
+        "description": "by field and raw id: what is known of objects that have no published vector",
+        "additionalProperties": {
+            "type": "object",
+            "maxProperties": MOST_OBJECTS,
+            "additionalProperties": {"oneOf": [numbers, one]} if raw else numbers,
+        },
+    }
 
 
 def openapi(service: Service) -> dict[str, Any]:
@@ -53,8 +65,8 @@ def openapi(service: Service) -> dict[str, Any]:
             },
         },
     }
-    if service.served.objects():
-        request["properties"] |= {"objects": OBJECTS}
+    if counts := service.served.objects():
+        request["properties"] |= {"objects": objects_schema(raw="encoded" in counts)}
     request_example: dict[str, Any] = {
         "context": {n: sample(c) for n, c in once.items()},
         "candidates": [{n: sample(c) for n, c in each.items()}],

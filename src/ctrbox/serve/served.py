@@ -36,6 +36,7 @@ from ctrbox.serve.split_model import SplitModel
 from ctrbox.serve.view_versions import SplitViews, joins_together, told_of
 
 if TYPE_CHECKING:
+    from ctrbox.embed.vectors.encoders import Encoder
     from ctrbox.predict.run_predictor import RunPredictor
     from ctrbox.serve.own_copy import OwnCopy
     from ctrbox.serve.served_model import ServedModel
@@ -366,14 +367,28 @@ def open_served(
     most_candidates: int = 1000,
     own: OwnCopy | None = None,
     state: str | os.PathLike[str] | None = None,
+    encoders: Mapping[str, Encoder | str | os.PathLike[str]] | None = None,
+    most_images: int | None = None,
+    most_pixels: int | None = None,
 ) -> ServedFfm | ServedModel | ServedRun:
     """The model of a folder, ready to score. ``servers``: vector files of a run's Model Servers, by field. ``state``: the file of
-    the state of histories that the server keeps (`ctrbox.serve.past`).
+    the state of histories that the server keeps (`ctrbox.serve.past`). ``encoders``: by field of a Model Server, what encodes the
+    images and texts of requests: a `cb.tables.Encoder`, or the weight file of a built-in one (`ctrbox.serve.raw_objects`).
+    ``most_images``: images and texts of one request at most (default: 8); ``most_pixels``: of one image (default: 16,000,000).
 
     ``views``, ``allow_operators``, ``allow_views``: as for ``cb.Plan.load``. ``own_plan`` and ``own_model``: of the user's job,
     where the model is of a class of their own. ``own``: the server's copy of the weights; without it,
     the current version is read in the folder.
     """
+    if encoders and folder.kind != CLICK_MODEL:
+        raise PlanError(
+            f"encoders= is for published models with Model Servers, and {folder.folder} "
+            + (
+                "is a run folder; publish it: ctrbox publish create MODEL --model RUN"
+                if folder.kind == RUN
+                else "has none"
+            )
+        )
     if folder.kind == RUN:
         from ctrbox.predict.run_folder import servers_of
         from ctrbox.predict.run_predictor import RunPredictor
@@ -402,7 +417,9 @@ def open_served(
     if folder.kind == CLICK_MODEL:
         from ctrbox.serve.served_model import ServedModel
 
-        sizes: dict[str, Any] = {"cache_bytes": cache_bytes, "most_candidates": most_candidates}
+        sizes: dict[str, Any] = {"cache_bytes": cache_bytes, "most_candidates": most_candidates, "encoders": encoders}
+        sizes |= {} if most_images is None else {"most_images": most_images}
+        sizes |= {} if most_pixels is None else {"most_pixels": most_pixels}
         return ServedModel(plan, folder.context, file, number, own=own_model, past=past, **sizes)
     live = Live(DeepFFM.load(file, learns=False), number)
     return ServedFfm(plan, folder.context, live, cache_bytes=cache_bytes, most_candidates=most_candidates, past=past)

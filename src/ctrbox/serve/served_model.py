@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 
 from ctrbox.columns.batch import Schema
 from ctrbox.embed.known_keys import Asked
+from ctrbox.embed.vectors.encoders import Encoder
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart
 from ctrbox.predict.click_model import ClickModel
@@ -24,6 +26,7 @@ from ctrbox.serve.known_keys import KnownKeys
 from ctrbox.serve.model_scorer import Found, ModelScorer
 from ctrbox.serve.objects import ObjectKeys
 from ctrbox.serve.past import ServedPast
+from ctrbox.serve.raw_objects import MOST_IMAGES, MOST_PIXELS, RawEncoders
 from ctrbox.serve.request import Request
 from ctrbox.serve.served import OBJECTS, Scored, no_scores, reader_of, spread
 from ctrbox.serve.split_model import SplitModel
@@ -63,13 +66,21 @@ class ServedModel(SplitModel[LiveModel]):
         most_candidates: int,
         own: nn.Module | None = None,
         past: ServedPast | None = None,
+        encoders: Mapping[str, Encoder | str | os.PathLike[str]] | None = None,
+        most_images: int = MOST_IMAGES,
+        most_pixels: int = MOST_PIXELS,
     ) -> None:
         self.own = own  # a model of the user's own class, into copies of which versions are read
         super().__init__(plan, context, cache_bytes, past)
         self.schema: Schema = plan.schema
         self.tasks = self.schema.tasks
         self.keys = ObjectKeys(plan)
+        self.encoders = RawEncoders()
         self.live = self.read(weights, version)
+        if encoders:
+            tables = self.live.scorer.tables
+            self.encoders = RawEncoders.of(encoders, tables, most=most_images, most_pixels=most_pixels)
+            self.live = self.over(self.live, self._parts)
         self.known = KnownKeys(name for source in self.live.click_model.sources for name in source.fields)
         self.missing = self.embedded = 0
         self._counting = threading.Lock()
@@ -78,7 +89,7 @@ class ServedModel(SplitModel[LiveModel]):
     def read(self, weights: str | os.PathLike[str], version: int) -> LiveModel:
         model = click_model_of(read_weights(weights), self.schema, str(weights), self.own)
         parts = self._parts
-        return LiveModel(model, version, ModelScorer(model, parts.split, self.keys), parts)
+        return LiveModel(model, version, ModelScorer(model, parts.split, self.keys, self.encoders), parts)
 
     def take(self, weights: str | os.PathLike[str], version: int, *, shared: bool = False) -> None:
         """Serve another version from the next request on; tables are copied into memory of this process in any case."""
@@ -89,7 +100,7 @@ class ServedModel(SplitModel[LiveModel]):
         self.cache.clear()
 
     def over(self, live: LiveModel, parts: SplitViews) -> LiveModel:
-        return replace(live, scorer=ModelScorer(live.click_model, parts.split, self.keys), parts=parts)
+        return replace(live, scorer=ModelScorer(live.click_model, parts.split, self.keys, self.encoders), parts=parts)
 
     def answer(self, request: Request) -> Scored:
         live = self.live
@@ -120,12 +131,15 @@ class ServedModel(SplitModel[LiveModel]):
         return Scored(spread(scores, batch, request.rows), live.version, parts.told)
 
     def objects(self) -> dict[str, int]:
-        """Counts of objects: without a vector, embedded on request, and remembered of those."""
+        """Counts of objects: without a vector, embedded on request, and remembered of those; and of images and texts that were
+        encoded, where the server has encoders."""
         tables = {id(t): t for t in self.live.scorer.tables.values()}.values()
         remembered = sum(t.remembered for t in tables)
-        return {
+        found = {
             "vectors": sum(map(len, tables)),
             "missing": self.missing,
             "embedded": self.embedded,
             "remembered": remembered,
         }
+        encoded = self.encoders.encoded
+        return found if encoded is None else {**found, "encoded": encoded}

@@ -71,7 +71,9 @@ class Settings:
     grpc_port: int = 0  # 0: none
     token: str = ""
     name: str = ""  # of the model; its folder's unless given
-    threads: int | None = None  # that score; 0: the event loop itself. None: 1 for the folder of a run, else 0
+    threads: int | None = (
+        None  # that score; 0: the event loop. None: 1 for a run's folder, pre-rank and encoders, else 0
+    )
     workers: int | None = (
         1  # processes; None: as many as there are usable cores, where the model allows it (workers.py)
     )
@@ -96,6 +98,9 @@ class Settings:
     public_keys: Sequence[Path] = ()  # of which one must have signed the model; none: signatures are not checked
     model_id: str = ""  # that a signed model must have; "": that of the first version
     trust_file: Path | None = None  # in which the server remembers the newest signed version
+    encoders: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of images and texts of requests, by field (`open_served`)
     own_plan: Any = None  # plan and model of the user's job, for a model of their own class
     own_model: Any = None
 
@@ -208,6 +213,9 @@ class Server:
             most_candidates=limits.candidates,
             own=own,
             state=settings.state or settings.follow_state,
+            encoders=settings.encoders,
+            most_images=limits.images,
+            most_pixels=limits.pixels,
         )
         if served.past is not None:
             served.past.follows = settings.follow_state is not None
@@ -220,7 +228,8 @@ class Server:
             prerank.threads = max(1, usable_cores() // workers)
         if workers > 1:
             served.cache.budget //= workers
-        threads = (found.kind == RUN or prerank is not None) if settings.threads is None else settings.threads
+        slow = found.kind == RUN or prerank is not None or bool(settings.encoders)
+        threads = slow if settings.threads is None else settings.threads
         queue = ScoringQueue(int(threads), limits.waiting, limits.deadline_ms / 1000, limits.client_share)
         name = settings.name or found.folder.resolve().name or "model"
         hosts = None if settings.token else AllowedHosts(settings.host, settings.allow_hosts)

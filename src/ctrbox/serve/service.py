@@ -55,6 +55,8 @@ class Limits:
     body_seconds: float = 10.0  # within which a request must be there
     buffered_bytes: int = 256 << 20  # of all requests that are being read or wait
     connections: int = 8192  # open at a time; fewer where the limit of open files is low
+    images: int = 8  # and texts that one request brings to be encoded
+    pixels: int = 16_000_000  # of one image
     client_share: float = 0.5  # of connections, buffered bytes and places in the queue that one client address may hold
 
 
@@ -232,7 +234,7 @@ class Service:
         """What the page shows."""
         m, now = self.metrics, self.figures()
         counters, gauges = now["counters"], now["gauges"]
-        objects = {w: n for w in ("missing", "embedded") if (n := counters.get(f"objects_{w}")) is not None}
+        objects = {w: n for w in ("missing", "embedded", "encoded") if (n := counters.get(f"objects_{w}")) is not None}
         if now["vectors"] is not None:
             objects |= {"vectors": now["vectors"], "remembered": gauges["objects_remembered"]}
         return {

@@ -48,7 +48,7 @@ def figures_of(service: Service) -> Figures:
         "connections_limit": door.most_connections,
         "clients": len(door.clients),
     }
-    counters |= {f"objects_{what}": objects[what] for what in ("missing", "embedded") if what in objects}
+    counters |= {f"objects_{what}": objects[what] for what in ("missing", "embedded", "encoded") if what in objects}
     gauges |= {f"objects_{what}": objects[what] for what in ("remembered",) if what in objects}
     joins = served.joins()
     if service.prerank is not None:

@@ -56,7 +56,11 @@ def forged(path: Path, **changed: int) -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"version": 2}, "has version 2; this version reads 1"),
+        ({"version": 3}, "has version 3; this version reads 1 and 2"),
+        ({"version": 2}, "is damaged: version 2 with 0 bytes about its encoder"),
+        ({"spare": 9}, "is damaged: version 1 with 9 bytes about its encoder"),
+        ({"version": 2, "spare": 1 << 17}, "is damaged: version 2 with 131,072 bytes about its encoder"),
+        ({"version": 2, "spare": 9}, "is damaged: .* bytes, expected"),
         ({"kind": 4}, "is damaged: kind 4, width 3, shard 0 of 1"),
         ({"kind": 0}, "is damaged: kind 0"),
         ({"width": 0}, "is damaged: kind 1, width 0"),

@@ -4,8 +4,9 @@ cb.tables.encode("images.ctrvec", "images/", encoder, key=col("name").key(space=
 cb.tables.encode("images.ctrvec", cb.View("ads.parquet"), encoder, key=col("ad_id").key(space="image"), column="image")
 cb.tables.encode("titles.ctrvec", cb.View("ads.parquet"), encoder, key=col("ad_id").key(space="title"), column="title")
 
-Several threads decode the items. The encoder runs on batches of distinct items, in the order in which they first occur: items
-of equal bytes (by SHA-256) are encoded once. An encoding that was killed continues when it is called again.
+Several threads decode the items. The encoder gets batches of distinct items, in the order in which they first occur: items
+of equal bytes (by SHA-256) are encoded once. An encoding that was killed continues when it is called again. The vector file names
+the encoder and the checksum of its weights.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,11 +27,12 @@ import pyarrow as pa
 
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import whole
+from ctrbox.embed.vectors.encoded_by import EncodedBy
 from ctrbox.embed.vectors.encoded_so_far import EncodedSoFar
-from ctrbox.embed.vectors.encoders import TEXT, Encoder
+from ctrbox.embed.vectors.encoders import Encoder
 from ctrbox.embed.vectors.file import VectorFile
-from ctrbox.embed.vectors.pictures import MOST_BYTES, MOST_PIXELS, Refused, decode
-from ctrbox.embed.vectors.write import FLOATS, check_place, write_vectors
+from ctrbox.embed.vectors.pictures import MOST_BYTES, MOST_PIXELS, Refused
+from ctrbox.embed.vectors.write import FLOATS, check_place, write_encoded
 from ctrbox.engines.computing import compute
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
@@ -92,8 +95,8 @@ def encode(
     the key of an item from the columns of the view, as the plan does. A folder has the columns ``name``, the file's name without
     its ending, and ``path``, the file's path below the folder. ``width``: expected width of the vectors; an encoder that returns
     another width is refused. ``batch_size``: number of items per batch (1 to 65,536). ``threads``: number of threads that decode
-    (1 to 256). ``most_bytes`` and ``most_pixels``: largest image that is decoded. The report, ``path`` followed by
-    ``.skipped.jsonl``, has one line of JSON for each item that has no vector.
+    and, on the CPU, of those that run the encoder (1 to 256). ``most_bytes`` and ``most_pixels``: largest image that is decoded.
+    The report, ``path`` followed by ``.skipped.jsonl``, has one line of JSON for each item that has no vector.
     """
     if not isinstance(encoder, Encoder):
         raise PlanError(f"encoder must be a cb.tables.Encoder, got a {type(encoder).__name__}")
@@ -111,13 +114,15 @@ def encode(
     place = local_path(path, "a vector file")
     check_place(place, data if isinstance(data, str | os.PathLike) else None)
     bounds = (most_bytes, most_pixels)
-    identity = {"encoder": encoder.identity(), "batch": batch_size, "bounds": list(bounds)}
+    told = encoder.facts
+    identity = {"encoder": told.facts(), "batch": batch_size, "bounds": list(bounds)}
     so_far = EncodedSoFar(place.with_name(f".{place.name}.encoding"), identity, batch_size)
     try:
         job = _Job(encoder, so_far, batch_size, width, bounds)
         schema, items = _items(data, column, key, bounds[0])
-        job.run(items, threads, progress)
-        file = job.write(place, key, schema, dtype)
+        with ThreadPoolExecutor(threads, "ctrbox-encode") as pool:
+            job.run(items, threads, progress, pool)
+        file = job.write(place, key, schema, dtype, told)
         report = place.with_name(place.name + ".skipped.jsonl")
         with written_aside(report) as aside:
             aside.write_text("".join(json.dumps(line) + "\n" for line in job.refused), encoding="utf-8")
@@ -145,7 +150,7 @@ class _Job:
         if so_far.width is not None:
             self._check_width(so_far.width)
 
-    def run(self, items: Iterator[_Item], threads: int, progress: Callable[[int], None] | None) -> None:
+    def run(self, items: Iterator[_Item], threads: int, progress: Callable[[int], None] | None, pool: Executor) -> None:
         tasks = (partial(self._prepare, item) for item in items)
         for one in readahead(tasks, threads=threads, ahead=2 * self.batch_size):
             self.items += 1
@@ -158,11 +163,11 @@ class _Job:
                 if one.hash not in self.so_far.places and one.hash not in self._waiting:
                     self._waiting[one.hash] = one.input
                     if len(self._waiting) == self.batch_size:
-                        self._encode()
+                        self._encode(pool)
             if progress is not None:
                 progress(self.items)
         if self._waiting:
-            self._encode()
+            self._encode(pool)
 
     def _prepare(self, item: _Item) -> _Prepared:
         """Read, hash and decode an item; runs in a thread."""
@@ -175,17 +180,12 @@ class _Job:
             found = hashlib.sha256(data).digest()
             if found in self.so_far.places:
                 return _Prepared(item, found)
-            if self.encoder.kind == TEXT:
-                try:
-                    return _Prepared(item, found, data.decode("utf-8"))
-                except UnicodeDecodeError as error:
-                    raise Refused("damaged", f"is not UTF-8: {error}") from None
-            return _Prepared(item, found, self.encoder.prepare(decode(data, *self.bounds)))
+            return _Prepared(item, found, self.encoder.prepared(data, *self.bounds))
         except Refused as refused:
             return _Prepared(item, refused=refused)
 
-    def _encode(self) -> None:
-        vectors = self.encoder.encode(list(self._waiting.values()))
+    def _encode(self, pool: Executor) -> None:
+        vectors = self.encoder.encode(list(self._waiting.values()), pool)
         self._check_width(vectors.shape[1])
         self.so_far.add(list(self._waiting), vectors)
         self.encoded += len(self._waiting)
@@ -196,7 +196,7 @@ class _Job:
         if wanted is not None and width != wanted:
             raise DataError(f"encoder {self.encoder.name!r} gives vectors of {width} numbers; expected {wanted}")
 
-    def write(self, place: Path, key: Expr, facts: pa.Schema, dtype: str) -> VectorFile:
+    def write(self, place: Path, key: Expr, facts: pa.Schema, dtype: str, told: EncodedBy) -> VectorFile:
         if not self.hashes:
             first = f"; the first, {self.refused[0]['item']}, {self.refused[0]['detail']}" if self.refused else ""
             raise DataError(f"none of the {self.items:,} items has a vector{first}")
@@ -212,7 +212,7 @@ class _Job:
                 yield pa.RecordBatch.from_arrays([keys, vectors], schema=schema)
 
         reader = pa.RecordBatchReader.from_batches(schema, batches())
-        return write_vectors(place, reader, key="key", vector="vector", dtype=dtype)
+        return write_encoded(place, reader, told, dtype)
 
 
 def _keys(key: Expr, facts: list[dict[str, Any]], schema: pa.Schema) -> pa.Array:

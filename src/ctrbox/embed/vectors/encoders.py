@@ -1,15 +1,22 @@
-"""Encoders: torch modules that turn a batch of prepared images, or a list of texts, into one vector for each.
+"""Encoders: torch modules that turn prepared images, or texts, into one vector for each.
 
 encoder = cb.tables.Encoder(module, prepare=transform)          # images: transform makes a tensor of a Pillow image
 encoder = cb.tables.Encoder(sentences, kind="text")             # texts: the module takes a list of strings
 encoder = cb.tables.Encoder.named("vgg16-fc6", weights="vgg16.safetensors")
+
+On the CPU the module runs on one item at a time, and torch divides no operation among threads; several threads run several items.
+So the vector of an item depends on its bytes alone: not on the items beside it, not on the number of threads, and a server that
+gets one image computes the bits that the vector file has (tried.md 31). A GPU runs whole batches, whose vectors may differ in
+their last bits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +26,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ctrbox.arguments.names import nearest
+from ctrbox.embed.vectors.encoded_by import IMAGE, TEXT, EncodedBy
+from ctrbox.embed.vectors.pictures import MOST_BYTES, MOST_PIXELS, Refused, decode
 from ctrbox.errors import DataError, PlanError, SourceError
 
-IMAGE, TEXT = "image", "text"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pictures
 
 
@@ -57,8 +65,11 @@ class Encoder:
 
     ``prepare`` turns a Pillow image in RGB into a tensor, the same shape for every image; by default it resizes the image to
     256 pixels on its shorter side, crops the middle 224 x 224 and normalizes it as for ImageNet. ``kind="text"``: the module
-    takes a list of strings, and nothing is prepared. ``name`` stands for everything that the weights do not show, such as the
-    version of ``prepare``: an encoding can only be resumed with the same name.
+    takes a list of strings, and nothing is prepared. ``weights``: a local file that the module's weights are loaded from, as for
+    `load_weights`; by default the module keeps the weights that it has. ``name`` stands for everything that the weights do not
+    show, such as the version of ``prepare``: an encoding can only be resumed with the same name, and a server encodes further
+    items only with the same name. On the CPU several threads call the module at the same time, so it must not change itself in a
+    call, as modules in evaluation mode do not.
     """
 
     def __init__(
@@ -69,6 +80,7 @@ class Encoder:
         kind: str = IMAGE,
         name: str | None = None,
         device: str = "cpu",
+        weights: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
             raise PlanError(f"an encoder needs a torch module, got a {type(module).__name__}")
@@ -76,6 +88,8 @@ class Encoder:
             raise PlanError(f"kind must be 'image' or 'text', got {kind!r}")
         if kind == TEXT and prepare is not None:
             raise PlanError("prepare= is for images; a module for texts takes the strings themselves")
+        if weights is not None:
+            load_weights(module, weights)
         try:
             self.device = torch.device(device)
             self.module = module.to(self.device).eval()
@@ -94,37 +108,74 @@ class Encoder:
         load_weights(full, weights)
         return Encoder(cut, name=name, device=device)
 
-    def identity(self) -> str:
-        """Return a digest of the weights and of the names of everything that computes a vector."""
+    @property
+    def facts(self) -> EncodedBy:
+        """Return what a vector file tells about the encoder that made it."""
         state = hashlib.sha256()
         for name, value in self.module.state_dict().items():
             state.update(f"{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
             state.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         named = getattr(self.prepare, "__qualname__", type(self.prepare).__name__)
-        prepare = repr(self.prepare) if isinstance(self.prepare, Crop) else named
-        shown = f"{self.kind}\0{self.name}\0{type(self.module).__name__}\0{prepare}\0{self.device.type}\0{torch.__version__}"
-        state.update(shown.encode())
-        return state.hexdigest()
+        prepare = "" if self.kind == TEXT else repr(self.prepare) if isinstance(self.prepare, Crop) else named
+        module = type(self.module).__name__
+        return EncodedBy(self.name, self.kind, module, prepare, state.hexdigest(), self.device.type, torch.__version__)
 
-    def encode(self, inputs: Sequence[Any]) -> np.ndarray:
-        """Return the vectors of a batch of prepared inputs as float32, one row for each."""
+    def prepared(self, data: bytes, most_bytes: int = MOST_BYTES, most_pixels: int = MOST_PIXELS) -> Any:
+        """Return the input of the module for the bytes of an image, or of a text in UTF-8; raise `Refused` if they are none.
+
+        Bytes and pixels are compared with their bounds before an image is decoded.
+        """
+        if len(data) > most_bytes:
+            raise Refused("bytes", f"has {len(data):,} bytes; at most {most_bytes:,} are read")
+        if self.kind == TEXT:
+            try:
+                return data.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise Refused("damaged", f"is not UTF-8: {error}") from None
+        return self.prepare(decode(data, most_bytes, most_pixels))
+
+    def encode(self, inputs: Sequence[Any], pool: Executor | None = None) -> np.ndarray:
+        """Return the vectors of prepared inputs as float32, one row for each. ``pool`` runs the module on the CPU."""
+        if self.kind == IMAGE and len(shapes := {tuple(one.shape) for one in inputs}) > 1:
+            raise DataError(f"prepare= gave tensors of different shapes: {sorted(shapes)[:3]}; expected one shape")
+        if self.device.type != "cpu":
+            return self._vectors(inputs)
+        with one_thread():
+            rows = list((map if pool is None else pool.map)(lambda one: self._vectors([one]), inputs))
+        if len(widths := sorted({row.shape[1] for row in rows})) > 1:
+            raise DataError(
+                f"encoder {self.name!r} gave vectors of {widths[0]} and of {widths[1]} numbers; expected one width"
+            )
+        return np.concatenate(rows)
+
+    def _vectors(self, inputs: Sequence[Any]) -> np.ndarray:
+        """Run the module once on all inputs."""
         with torch.inference_mode():
             if self.kind == TEXT:
                 found = self.module(list(inputs))
             else:
-                shapes = {tuple(one.shape) for one in inputs}
-                if len(shapes) > 1:
-                    raise DataError(
-                        f"prepare= gave tensors of different shapes: {sorted(shapes)[:3]}; expected one shape"
-                    )
                 found = self.module(torch.stack(list(inputs)).to(self.device))
         if not isinstance(found, torch.Tensor) or found.ndim != 2 or len(found) != len(inputs):
             met = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
             raise DataError(
-                f"encoder {self.name!r} returned {met} for {len(inputs)} inputs; expected a tensor of {len(inputs)} rows, one "
-                "vector each"
+                f"encoder {self.name!r} returned {met} for {len(inputs)} input(s); expected a tensor of as many rows, one vector "
+                "each"
             )
         return found.detach().to("cpu", torch.float32).contiguous().numpy()
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch divide no operation among threads: how it divides one changes the last bits of some results."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import mmap
 import os
 import struct
@@ -30,16 +31,18 @@ from ctrbox import _native
 from ctrbox.arguments.numbers import whole
 from ctrbox.embed.embedder import Keys
 from ctrbox.embed.table import checked_keys
-from ctrbox.errors import SourceError
+from ctrbox.embed.vectors.encoded_by import EncodedBy
+from ctrbox.errors import DataError, SourceError
 from ctrbox.files.urls import local_path
 
 MAGIC = b"CTRVECT\n"
-VERSION = 1
+PLAIN, ENCODED = 1, 2  # versions; files of the second one tell which encoder made them
 HEAD = struct.Struct("<8sIIIIIIQI")  # up to the CRC of the index; the CRC of the head follows
 ROWS_AT = 64
 KINDS: dict[int, Any] = {1: np.dtype("<f4"), 2: np.dtype("<f2"), 3: np.dtype("<i4")}
 MOST_WIDTH = 1 << 20
 MOST_SHARDS = 4096
+MOST_ABOUT = 1 << 16  # bytes of what a file tells about its encoder
 SUFFIX = ".ctrvec"
 
 Places = npt.NDArray[np.int64]
@@ -80,6 +83,9 @@ class VectorFile:
                 )
         self.width, self.dtype, self.of = first.width, first.dtype, first.of
         self.shard = shard
+        self.encoder = first.encoder  # that made the vectors; None if the file does not tell
+        if any(one.encoder != first.encoder for one in self._shards):
+            raise SourceError(f"the shards in {self.path} were made by different encoders")
         self._starts = np.cumsum([0, *(one.rows for one in self._shards)])
 
     def __len__(self) -> int:
@@ -175,20 +181,23 @@ class _Shard:
                 self.size = len(self.map)
         except OSError as error:
             raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
-        magic, version, kind, self.width, self.shard, self.of, _, self.rows, self.crc = HEAD.unpack_from(head)
+        magic, version, kind, self.width, self.shard, self.of, about, self.rows, self.crc = HEAD.unpack_from(head)
         if magic != MAGIC:
             raise SourceError(f"{path} is not a vector file: it begins with {head[:8]!r}, expected {MAGIC!r}")
-        if version != VERSION:
-            raise SourceError(f"{path} has version {version}; this version reads {VERSION}")
+        if version not in (PLAIN, ENCODED):
+            raise SourceError(f"{path} has version {version}; this version reads {PLAIN} and {ENCODED}")
         if zlib.crc32(head[: HEAD.size]) != int.from_bytes(head[HEAD.size : HEAD.size + 4], "little"):
             raise SourceError(f"{path} is damaged: the checksum of its header does not match")
         if kind not in KINDS or not 1 <= self.width <= MOST_WIDTH or not self.shard < self.of <= MOST_SHARDS:
             raise SourceError(f"{path} is damaged: kind {kind}, width {self.width}, shard {self.shard} of {self.of}")
+        if about > MOST_ABOUT or (about > 0) != (version == ENCODED):
+            raise SourceError(f"{path} is damaged: version {version} with {about:,} bytes about its encoder")
         self.range = _native.MappedRange(np.frombuffer(self.map, np.uint8))
         self.kind, self.dtype = kind, KINDS[kind]
         index = index_at(self.rows, self.width, self.dtype)
-        if self.size != index + 20 * self.rows:
-            raise SourceError(f"{path} is damaged: {self.size:,} bytes, expected {index + 20 * self.rows:,}")
+        end = index + 20 * self.rows
+        if self.size != end + about:
+            raise SourceError(f"{path} is damaged: {self.size:,} bytes, expected {end + about:,}")
         found = zlib.crc32(memoryview(self.map)[index:])
         self.check_unchanged()
         if found != self.crc:
@@ -204,6 +213,7 @@ class _Shard:
             raise SourceError(
                 f"{path} is damaged: its index refers to rows that do not exist, or its keys are not in order"
             )
+        self.encoder = encoder_of(self.map[end:], path) if about else None
         self.fine = np.zeros(n, np.bool_)  # rows whose checksum was found to fit
 
     def check_unchanged(self) -> None:
@@ -260,6 +270,15 @@ class _Shard:
         for row in places.tolist():
             begin = (ROWS_AT + row * size) // mmap.PAGESIZE * mmap.PAGESIZE
             self.map.madvise(mmap.MADV_WILLNEED, begin, ROWS_AT + (row + 1) * size - begin)
+
+
+def encoder_of(about: bytes, path: Path) -> EncodedBy:
+    """Return what the end of a file tells about the encoder that made its vectors."""
+    try:
+        return EncodedBy.read(json.loads(about), str(path))
+    except (ValueError, RecursionError, DataError) as error:
+        told = str(error) if isinstance(error, DataError) else f"{path} is damaged: it does not describe its encoder"
+        raise SourceError(told) from error
 
 
 def index_at(rows: int, width: int, dtype: Any) -> int:

@@ -26,6 +26,7 @@ from ctrbox.arguments.numbers import whole
 from ctrbox.embed.embedder import FixedShape, Floats, Keys, NextUse, Row
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.table import checked_init, checked_keys
+from ctrbox.embed.vectors.encoded_by import EncodedBy
 from ctrbox.errors import DataError, PlanError
 
 NOBODY = np.empty(0, np.int64)
@@ -94,7 +95,8 @@ class PublishedTable(FixedShape):
 class PublishedVectors(PublishedTable):
     """``submodel``: None where it is none that weights alone bring back; then only what was published has vectors.
 
-    ``width``: numbers of an object. ``vocabulary``: of token lists, 0 where objects are floats.
+    ``width``: numbers of an object. ``vocabulary``: of token lists, 0 where objects are floats. ``encoder``: what made numbers of
+    images or texts, where it is known; ``dtype``: the type in which the vector file holds them.
     """
 
     def __init__(
@@ -106,10 +108,13 @@ class PublishedVectors(PublishedTable):
         width: int,
         vocabulary: int = 0,
         kept: int = KEPT,
+        encoder: EncodedBy | None = None,
+        dtype: npt.DTypeLike = np.float32,
     ) -> None:
         super().__init__(keys, vectors, Row(vectors.shape[1] if vectors.ndim == 2 else 0))
         self.submodel = None if submodel is None else submodel.eval().requires_grad_(False)
         self.width, self.vocabulary = width, vocabulary
+        self.encoder, self.dtype = encoder, np.dtype(dtype)
         self.kept = max(1, min(kept, KEPT_BYTES // (192 + 4 * self.dim)))  # 192: key, digest, headers
         self._seen: OrderedDict[int, tuple[bytes, Floats]] = OrderedDict()
         self._seen_lock = threading.Lock()
@@ -117,10 +122,7 @@ class PublishedVectors(PublishedTable):
 
     def checked(self, rows: npt.ArrayLike, what: str = "an object") -> npt.NDArray[np.generic]:
         """Objects as the sub-model takes them, (n, width): float32, or tokens as int32."""
-        if self.submodel is None:
-            raise DataError(
-                f"{what}: the sub-model of this version is a user-defined class, which the server cannot run"
-            )
+        self.check_submodel(what)
         text = self.vocabulary > 0
         given = np.asarray(rows)
         if given.ndim != 2 or given.shape[1] != self.width:
@@ -135,6 +137,12 @@ class PublishedVectors(PublishedTable):
         if not text and not np.isfinite(made).all():
             raise DataError(f"{what} holds a number that is not finite as float32")
         return made
+
+    def check_submodel(self, what: str) -> None:
+        if self.submodel is None:
+            raise DataError(
+                f"{what}: the sub-model of this version is a user-defined class, which the server cannot run"
+            )
 
     def embed(self, keys: Keys, rows: npt.NDArray[np.generic]) -> tuple[dict[int, Floats], int]:
         """Vectors of the objects among these that were not published, and for how many the sub-model ran.

@@ -13,6 +13,7 @@ key 0, a key twice.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import struct
 import zlib
@@ -29,15 +30,17 @@ import pyarrow.parquet as pq
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import whole
 from ctrbox.embed.embedder import Keys
+from ctrbox.embed.vectors.encoded_by import EncodedBy
 from ctrbox.embed.vectors.file import (
+    ENCODED,
     HEAD,
     KINDS,
     MAGIC,
     MOST_SHARDS,
     MOST_WIDTH,
+    PLAIN,
     ROWS_AT,
     SUFFIX,
-    VERSION,
     Data,
     VectorFile,
     index_at,
@@ -92,8 +95,18 @@ def write_tokens(
     return _write(path, _Chunks(data, key, tokens, cut), TOKENS, width, shards)
 
 
+def write_encoded(path: Path, batches: pa.RecordBatchReader, encoder: EncodedBy, dtype: str) -> VectorFile:
+    """Write the vectors that an encoder computed, batches of the columns ``key`` and ``vector``, and what it was."""
+    return _write(path, _Chunks(batches, "key", "vector"), FLOATS[dtype], None, None, encoder)
+
+
 def _write(
-    path: str | os.PathLike[str], chunks: _Chunks, kind: int, width: int | None, shards: int | None
+    path: str | os.PathLike[str],
+    chunks: _Chunks,
+    kind: int,
+    width: int | None,
+    shards: int | None,
+    encoder: EncodedBy | None = None,
 ) -> VectorFile:
     place, of = local_path(path, "a vector file"), 1 if shards is None else whole("shards=", shards, 1, MOST_SHARDS)
     check_place(place, chunks.data)
@@ -116,7 +129,7 @@ def _write(
         if not writers:
             raise DataError(f"{chunks.what} has no rows; a vector file needs at least one")
         for writer in writers:
-            writer.end()
+            writer.end(encoder)
     return VectorFile(place)
 
 
@@ -342,7 +355,7 @@ class _Writer:
         self.given.append(given)
         self.sums.append(np.array([zlib.crc32(row) for row in rows], np.uint32))
 
-    def end(self) -> None:
+    def end(self, encoder: EncodedBy | None = None) -> None:
         keys, given = np.concatenate(self.keys), np.concatenate(self.given)
         order = np.argsort(keys, kind="stable")
         ordered = keys[order]
@@ -354,12 +367,14 @@ class _Writer:
         begin = index_at(len(keys), self.width, KINDS[self.kind])
         padding = bytes(begin - ROWS_AT - len(keys) * self.width * KINDS[self.kind].itemsize)
         crc = 0
-        parts = (ordered.astype("<i8"), order.astype("<i8"), np.concatenate(self.sums).astype("<u4"))
+        arrays = (ordered.astype("<i8"), order.astype("<i8"), np.concatenate(self.sums).astype("<u4"))
+        about = b"" if encoder is None else json.dumps(encoder.facts()).encode()
         self.file.write(padding)
-        for part in parts:
-            self.file.write(part.tobytes())
-            crc = zlib.crc32(part.tobytes(), crc)
-        head = HEAD.pack(MAGIC, VERSION, self.kind, self.width, self.shard, self.of, 0, len(keys), crc)
+        for part in (*(one.tobytes() for one in arrays), about):
+            self.file.write(part)
+            crc = zlib.crc32(part, crc)
+        version = ENCODED if about else PLAIN
+        head = HEAD.pack(MAGIC, version, self.kind, self.width, self.shard, self.of, len(about), len(keys), crc)
         self.file.seek(0)
         self.file.write(head + struct.pack("<I", zlib.crc32(head)))
         self.file.flush()
