@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 import ctrbox as cb
 from ctrbox import _native
@@ -37,6 +38,12 @@ NO_OPERATOR = {
     "__replace__",
 }
 
+
+class Lengths(torch.nn.Module):
+    def forward(self, texts: list[str]) -> torch.Tensor:
+        return torch.tensor([[float(len(text)), 1.0] for text in texts])
+
+
 TEXT = pa.array(["sale 7", None, ""])
 VALUES = {
     "n": pa.array([5, None, 0]),
@@ -58,6 +65,7 @@ NAMES = {
     "when": cb.when,
     "cities": cb.Dictionary(["sale", ""]),
     "vectors": cb.Dictionary(["sale", ""], np.ones((2, 3))),
+    "encoder": cb.tables.Encoder(Lengths(), kind="text"),
 }
 # Rows that are no expression: steps of a view and a decorator.
 NO_EXPRESSION = {"history of keys", "past of keys", "join of keys", "merge of keys", "operator of keys"}

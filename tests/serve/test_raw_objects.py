@@ -21,6 +21,7 @@ from ctrbox.cli.job import encoders_of as encoders_of_job
 from ctrbox.cli.serve import encoders_of
 from ctrbox.cli.terminal import Mistake
 from ctrbox.embed.vectors import encoders
+from ctrbox.embed.vectors.encoded_items import EncodedItems
 from ctrbox.errors import DataError, PlanError
 from ctrbox.serve.model_folder import ModelFolder, create
 from ctrbox.serve.objects import Raw
@@ -159,7 +160,7 @@ def test_an_encoder_gives_the_bits_of_the_vector_file_whatever_threads_and_batch
     before = torch.get_num_threads()
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        raw._kept.clear()
+        raw.items._kept.clear()
         assert all(np.array_equal(raw.vector(Raw("image", picture(ad)), "an image"), rows[ad]) for ad in range(ADS))
         assert torch.get_num_threads() == threads
     torch.set_num_threads(before)
@@ -198,10 +199,10 @@ def test_equal_images_are_encoded_once_and_what_is_kept_is_bounded(world: World)
     for ad in (NEW, NEW + 1, NEW):
         ask(served, world.body(ad, ad_image={str(ad): sent(picture(1))}))
     assert served.objects()["encoded"] == 1
-    raw = RawEncoder(pixels(), kept_bytes=3 * (4 * WIDE + 256))
+    items = EncodedItems(pixels(), kept_bytes=3 * (4 * WIDE + 256))
     for seed in (1, 2, 3, 4, 4, 1):
-        raw.vector(Raw("", picture(seed)), "an image")
-    assert (raw.encoded, len(raw._kept)) == (5, 3)
+        items.vector(picture(seed))
+    assert (items.encoded, len(items)) == (5, 3)
 
 
 def bytes_of(*values: bytes) -> np.ndarray:

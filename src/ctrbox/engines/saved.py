@@ -53,6 +53,7 @@ from ctrbox.plan.graph.serial import (
     texts,
 )
 from ctrbox.plan.graph.unfilled_nulls import NullsUnfilled
+from ctrbox.plan.language.encode import EncodeOperator
 from ctrbox.plan.language.tables import Dictionary, misfit
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.plan.placement.device import Device
@@ -144,6 +145,8 @@ def _write(path: Path, parts: Sequence[Any]) -> None:
 
 
 def _check_importable(operator: UserOperator) -> None:
+    if isinstance(operator, EncodeOperator):  # is found by the facts of its encoder
+        return
     module, _, name = operator.path.partition(":")
     cure = "put it at the top level of a module that can be imported"
     if module == "__main__" or not DOTTED.fullmatch(module) or not DOTTED.fullmatch(name):
@@ -354,6 +357,8 @@ def _operator(written: dict[str, Any], allowed: bool | Sequence[UserOperator]) -
 
     A list of allowed operators is searched by path; a path that is not in it is never imported.
     """
+    if "encoder" in written:
+        return _encoder(a_dict(written["encoder"], "an encoder"), () if isinstance(allowed, bool) else allowed)
     path = a_text(written.get("path"), "an operator's path")
     module, _, name = path.partition(":")
     if not DOTTED.fullmatch(module) or not DOTTED.fullmatch(name):
@@ -399,3 +404,26 @@ def _operator(written: dict[str, Any], allowed: bool | Sequence[UserOperator]) -
             )
         return found
     raise PlanError(f"{path!r} is a {type(found).__name__}, expected a function declared with @cb.operator")
+
+
+def _encoder(written: dict[str, Any], allowed: Sequence[Any]) -> UserOperator:
+    """Return the allowed encoder that has the facts of the one that was saved, the checksum of its weights among them."""
+    facts = {
+        name: a_text(value, "a fact of an encoder") for name, value in a_dict(written.get("facts"), "facts").items()
+    }
+    name = facts.get("name", "")[:60]
+    given = [
+        getattr(one, "operator", one) for one in allowed
+    ]  # a cb.tables.Encoder, or the operator that it is in a plan
+    encoders = [one for one in given if isinstance(one, EncodeOperator)]
+    for one in encoders:
+        if dict(one.facts) == facts and one.width == written.get("width"):
+            return one
+    wanted = f"the plan encodes a column with the encoder {name!r} (module {facts.get('module', '')[:60]!r})"
+    near = next((dict(one.facts) for one in encoders if dict(one.facts).get("name") == facts.get("name")), None)
+    if near is None:
+        raise PlanError(
+            f"{wanted}, which a saved plan does not hold; pass it: cb.Plan.load(…, allow_operators=[encoder])"
+        )
+    other = [fact for fact in facts if near.get(fact) != facts[fact]] or ["width"]
+    raise PlanError(f"{wanted}; the encoder of that name that was given has other {' and '.join(other)}")

@@ -24,8 +24,8 @@ from torch import nn
 
 from ctrbox import models
 from ctrbox.columns.batch import Schema
+from ctrbox.columns.encoded_by import EncodedBy
 from ctrbox.embed.embedder import Embedder, Row
-from ctrbox.embed.vectors.encoded_by import EncodedBy
 from ctrbox.embed.vectors.published_table import PublishedTable, PublishedVectors
 from ctrbox.embed.vectors.submodels import OTHER, TEXT, kind_of, unfilled
 from ctrbox.errors import CtrboxError, DataError, PlanError

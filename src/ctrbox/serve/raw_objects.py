@@ -10,68 +10,41 @@ vectors another encoder made is refused. Any number of threads; each encodes one
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ctrbox.arguments.names import nearest
+from ctrbox.columns.encoded_by import TEXT, EncodedBy
 from ctrbox.embed.embedder import Floats
-from ctrbox.embed.vectors.encoded_by import TEXT, EncodedBy
+from ctrbox.embed.vectors.encoded_items import EncodedItems
 from ctrbox.embed.vectors.encoders import NAMED, Encoder
 from ctrbox.embed.vectors.pictures import Refused
 from ctrbox.embed.vectors.published_table import PublishedVectors
 from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.serve.objects import Raw
 
-KEPT_BYTES = 64 << 20  # of vectors that an encoder remembers
 MOST_IMAGES, MOST_PIXELS = 8, 16_000_000  # of one request; of one image
 log = logging.getLogger("ctrbox.serve")
 
 
-@dataclass
 class RawEncoder:
-    """One encoder with the vectors that it computed last, by the SHA-256 of their items' bytes."""
+    """One encoder, with the vectors that it computed last and its errors in words about a request."""
 
-    encoder: Encoder
-    most_pixels: int = MOST_PIXELS
-    kept_bytes: int = KEPT_BYTES
-    encoded: int = 0  # items for which the module ran
-    facts: EncodedBy = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.facts = self.encoder.facts
-        self._kept: OrderedDict[bytes, Floats] = OrderedDict()
-        self._lock = threading.Lock()
+    def __init__(self, encoder: Encoder, most_pixels: int = MOST_PIXELS) -> None:
+        self.encoder, self.facts = encoder, encoder.facts
+        self.items = EncodedItems(encoder, most_pixels=most_pixels)
 
     def vector(self, raw: Raw, what: str) -> Floats:
         """Return the vector of an item as float32, (width,). ``what`` names the item in errors."""
         if raw.kind and raw.kind != self.facts.kind:
             raise DataError(f"{what} is sent as {raw.kind}; the encoder of this field takes {self.facts.kind}")
-        digest = hashlib.sha256(raw.data).digest()
-        with self._lock:
-            known = self._kept.get(digest)
-            if known is not None:
-                self._kept.move_to_end(digest)
-                return known
-        vector = self._computed(raw.data, what)
-        with self._lock:
-            self.encoded += 1
-            self._kept[digest] = vector
-            while len(self._kept) > max(1, self.kept_bytes // (vector.nbytes + 256)):
-                self._kept.popitem(last=False)
-        return vector
-
-    def _computed(self, data: bytes, what: str) -> Floats:
-        named = f"{what}, {'a text' if self.facts.kind == TEXT else 'an image'} of {len(data):,} bytes,"
+        named = f"{what}, {'a text' if self.facts.kind == TEXT else 'an image'} of {len(raw.data):,} bytes,"
         try:
-            return self.encoder.encode([self.encoder.prepared(data, most_pixels=self.most_pixels)])[0]
+            return self.items.vector(raw.data)
         except Refused as refused:
             raise DataError(f"{named} {refused.detail}") from None
         except CtrboxError as error:
@@ -158,7 +131,7 @@ class RawEncoders:
         """Number of items that the modules ran for; None if the server has no encoders."""
         if not self.by_field:
             return None
-        return sum(one.encoded for one in {id(one): one for one in self.by_field.values()}.values())
+        return sum(one.items.encoded for one in {id(one): one for one in self.by_field.values()}.values())
 
 
 def facts_of(name: str, table: PublishedVectors) -> EncodedBy:

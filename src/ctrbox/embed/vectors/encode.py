@@ -16,7 +16,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,9 @@ import pyarrow as pa
 
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import whole
-from ctrbox.embed.vectors.encoded_by import EncodedBy
+from ctrbox.columns.encoded_by import EncodedBy
 from ctrbox.embed.vectors.encoded_so_far import EncodedSoFar
-from ctrbox.embed.vectors.encoders import Encoder
+from ctrbox.embed.vectors.encoders import Encoder, undivided
 from ctrbox.embed.vectors.file import VectorFile
 from ctrbox.embed.vectors.pictures import MOST_BYTES, MOST_PIXELS, Refused
 from ctrbox.embed.vectors.write import FLOATS, check_place, write_encoded
@@ -120,7 +120,7 @@ def encode(
     try:
         job = _Job(encoder, so_far, batch_size, width, bounds)
         schema, items = _items(data, column, key, bounds[0])
-        with ThreadPoolExecutor(threads, "ctrbox-encode") as pool:
+        with undivided(threads) as pool:
             job.run(items, threads, progress, pool)
         file = job.write(place, key, schema, dtype, told)
         report = place.with_name(place.name + ".skipped.jsonl")

@@ -12,11 +12,12 @@ their last bits.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ctrbox.arguments.names import nearest
-from ctrbox.embed.vectors.encoded_by import IMAGE, TEXT, EncodedBy
-from ctrbox.embed.vectors.pictures import MOST_BYTES, MOST_PIXELS, Refused, decode
+from ctrbox.columns.encoded_by import IMAGE, TEXT, EncodedBy
+from ctrbox.embed.vectors.encoded_items import EncodedItems
+from ctrbox.embed.vectors.pictures import MOST_BYTES, MOST_PIXELS, Refused, decode, pillow
 from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.plan.language.encode import EncodeOperator
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pictures
 
@@ -120,6 +123,18 @@ class Encoder:
         module = type(self.module).__name__
         return EncodedBy(self.name, self.kind, module, prepare, state.hexdigest(), self.device.type, torch.__version__)
 
+    @cached_property
+    def width(self) -> int:
+        """Numbers of a vector, by a trial: of the text "a", or of a black image of 256 x 256 pixels."""
+        trial = "a" if self.kind == TEXT else self.prepare(pillow().new("RGB", (256, 256)))
+        return int(self.encode([trial]).shape[1])
+
+    @cached_property
+    def operator(self) -> EncodeOperator:
+        """The operator that ``col("title").encode(encoder)`` puts into a plan."""
+        items = EncodedItems(self)
+        return EncodeOperator(items.column, ("s",), "*f", False, "arrow", width=self.width, facts=self.facts.same)
+
     def prepared(self, data: bytes, most_bytes: int = MOST_BYTES, most_pixels: int = MOST_PIXELS) -> Any:
         """Return the input of the module for the bytes of an image, or of a text in UTF-8; raise `Refused` if they are none.
 
@@ -140,8 +155,9 @@ class Encoder:
             raise DataError(f"prepare= gave tensors of different shapes: {sorted(shapes)[:3]}; expected one shape")
         if self.device.type != "cpu":
             return self._vectors(inputs)
-        with one_thread():
-            rows = list((map if pool is None else pool.map)(lambda one: self._vectors([one]), inputs))
+        if pool is None and torch.get_num_threads() > 1:
+            pool = _pool_of_one()
+        rows = list((map if pool is None else pool.map)(lambda one: self._vectors([one]), inputs))
         if len(widths := sorted({row.shape[1] for row in rows})) > 1:
             raise DataError(
                 f"encoder {self.name!r} gave vectors of {widths[0]} and of {widths[1]} numbers; expected one width"
@@ -164,18 +180,45 @@ class Encoder:
         return found.detach().to("cpu", torch.float32).contiguous().numpy()
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch divide no operation among threads: how it divides one changes the last bits of some results."""
+_pools: dict[int, Executor] = {}  # by process: threads do not survive a fork
+_starting = threading.Lock()
+
+
+def undivided(threads: int) -> Executor:
+    """Return threads in which torch divides no operation among further threads, which would change the last bits of some results.
+
+    torch keeps the number of such threads for each thread, and one for threads that are still to come. So the caller's number,
+    which is changed for these threads, is set again as soon as they run.
+    """
     before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    all_run = threading.Barrier(threads + 1)
+
+    def start() -> None:
+        torch.set_num_threads(1)
+        all_run.wait()
+
+    with _starting:
+        pool = ThreadPoolExecutor(threads, "ctrbox-encode")
+        try:
+            for _ in range(threads):
+                pool.submit(start)
+            all_run.wait()
+        except BaseException:
+            all_run.abort()  # the threads that did start must not wait for the others
+            raise
+        finally:
+            torch.set_num_threads(before)
+    return pool
+
+
+def _pool_of_one() -> Executor:
+    with _starting:
+        found = _pools.get(os.getpid())
+    if found is None:
+        found = undivided(1)
+        with _starting:
+            found = _pools.setdefault(os.getpid(), found)
+    return found
 
 
 def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:

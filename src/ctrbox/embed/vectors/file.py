@@ -29,9 +29,9 @@ import numpy.typing as npt
 
 from ctrbox import _native
 from ctrbox.arguments.numbers import whole
+from ctrbox.columns.encoded_by import EncodedBy
 from ctrbox.embed.embedder import Keys
 from ctrbox.embed.table import checked_keys
-from ctrbox.embed.vectors.encoded_by import EncodedBy
 from ctrbox.errors import DataError, SourceError
 from ctrbox.files.urls import local_path
 

@@ -29,8 +29,8 @@ import pyarrow.parquet as pq
 
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import whole
+from ctrbox.columns.encoded_by import EncodedBy
 from ctrbox.embed.embedder import Keys
-from ctrbox.embed.vectors.encoded_by import EncodedBy
 from ctrbox.embed.vectors.file import (
     ENCODED,
     HEAD,

@@ -206,7 +206,7 @@ def narrowed(source: Rows, picked: np.ndarray) -> Rows:
 def call_user(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Array:
     """The result of a user's function as an array of its declared type; DataError where it breaks its declaration."""
     valid = None
-    if op.on_gpu:  # as there: it sees no null, and where one was its result is null
+    if op.skips_nulls:  # as on a GPU: it sees no null, and where one was its result is null
         valid = valid_rows(arguments)
         arguments = [without_nulls(a) for a in arguments]
     try:

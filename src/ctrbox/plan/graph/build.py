@@ -15,6 +15,7 @@ from ctrbox.errors import PlanError
 from ctrbox.plan.graph.graph import FitSpec, FrameSpec, Graph, Output, SourceSpec
 from ctrbox.plan.graph.unfilled_nulls import Gap, NullsUnfilled, present, told
 from ctrbox.plan.graph.unlabelled import conjuncts, tested
+from ctrbox.plan.language.encode import EncodeOperator
 from ctrbox.plan.language.expr import Expr, Time, col, expression
 from ctrbox.plan.language.features import FeatureSet, Label, space_of
 from ctrbox.plan.language.node import Node
@@ -82,7 +83,7 @@ class Scope:
                 )
             widened.append(self.typed.widen(arg, kind))
         why = f"operator {function.name!r} may return nulls" if function.nullable else ""
-        nullable = function.nullable or (function.on_gpu and any(a.nullable for a in widened))
+        nullable = function.nullable or (function.skips_nulls and any(a.nullable for a in widened))
         return self.typed.node("user", tuple(widened), (("function", function),), function.result, nullable, why)
 
 
@@ -438,4 +439,7 @@ def vector_width(node: Node) -> int:
         node = node.inner if node.inner is not None else node.args[0]
     if node.op == "dictionary_vector":
         return int(node.param("table").data.width)
+    if node.op == "user":
+        function = node.param("function")
+        return function.width if isinstance(function, EncodeOperator) else 0
     return int(node.param("width")) if node.op == "column" else 0

@@ -21,6 +21,7 @@ from typing import Any
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.tasks import MOST_TASKS
 from ctrbox.errors import PlanError
+from ctrbox.plan.language.encode import EncodeOperator
 from ctrbox.plan.language.expr import Expr, Time, expression, plain
 from ctrbox.plan.language.features import FeatureSet, Label
 from ctrbox.plan.language.operators import PLAIN, SPECIAL
@@ -106,6 +107,9 @@ class Writer:
                 return {"tuple": [self.value(v) for v in value]}
             case Dictionary():
                 return {"dictionary": self._place(self.dictionaries, value)}
+            case EncodeOperator():
+                self._place(self.operators, value)
+                return {"encoder": {"facts": dict(value.facts), "width": value.width}}
             case UserOperator():
                 self._place(self.operators, value)
                 kinds = {"args": list(value.args), "result": value.result}
@@ -310,6 +314,8 @@ class Reader:
                 if place >= len(self.dictionaries):
                     raise malformed("it refers to a dictionary that does not exist")
                 return self.dictionaries[place]
+            case "encoder":
+                return self.operator({"encoder": a_dict(inner, "an encoder")})
             case "operator":
                 return self.operator(a_dict(inner, "an operator"))
         raise malformed(f"{tag[:60]!r} is not a kind of value")

@@ -104,6 +104,7 @@ KEYS = {
     ),
     "join": one('view.join(ads, on="ad_id")', "View.join", kinds="H → the columns of a view"),
     "merge": one("view.merge(basic)", "View.merge", kinds="int or str → the columns of a view"),
+    "encode": one('col("s").encode(encoder)', ".encode", kinds="str → list[float]"),
     "operator": one(
         '@cb.operator(args=["str"], result="int")', "operator", kinds="any but key, as declared → any but key"
     ),

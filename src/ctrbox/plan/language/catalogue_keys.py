@@ -135,6 +135,14 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ),
     # ---- one's own
     (
+        "encode",
+        "the vector that a cb.tables.Encoder computes of a text or of an image; as many columns of the dense matrix",
+        "null in, null out",
+        '"" is a text',
+        "a text that is not UTF-8 is an error",
+        "dense features are float32",
+    ),
+    (
         "operator",
         "a vectorised Python function over Arrow or NumPy columns with declared kinds",
         "nulls reach the function (NumPy: NaN or None); nulls it returns are an error unless nullable=True",

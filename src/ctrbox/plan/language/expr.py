@@ -369,6 +369,14 @@ class Expr:
         """Return the value of a ``cb.Dictionary`` for a word, or for each word of a list; ``default`` for unknown words."""
         return self._call("dictionary", table=dictionary, default=default)
 
+    def encode(self, encoder: Any) -> Expr:
+        """Return the vector that a ``cb.tables.Encoder`` computes of a text, or of the bytes of an image, for ``dense``."""
+        operator = getattr(encoder, "operator", None)
+        if not callable(operator):
+            raise PlanError(f"encode() takes a cb.tables.Encoder, got {type(encoder).__name__}")
+        found: Expr = operator(self)
+        return found
+
 
 def plain(value: Any) -> Any:
     """A Python value as a literal: times become microseconds tagged as such."""

@@ -64,6 +64,11 @@ class UserOperator:
         return self.scalar or bool(self.cuda)
 
     @property
+    def skips_nulls(self) -> bool:
+        """Whether the function never gets a null; then its result is null where an argument is, and only there."""
+        return self.on_gpu
+
+    @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the arguments, as the function has them."""
         return parameters(self.function, len(self.args), "operator")

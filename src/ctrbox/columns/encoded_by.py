@@ -46,6 +46,11 @@ class EncodedBy:
     def facts(self) -> dict[str, str]:
         return asdict(self)
 
+    @property
+    def same(self) -> tuple[tuple[str, str], ...]:
+        """Return the facts that equal encoders share."""
+        return tuple((name, getattr(self, name)) for name in SAME)
+
     def differences(self, other: EncodedBy) -> list[str]:
         """Return a phrase for each fact by which ``other`` is not the same encoder."""
         pairs = [(told, getattr(self, name), getattr(other, name)) for name, told in SAME.items()]

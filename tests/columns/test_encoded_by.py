@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ctrbox.embed.vectors.encoded_by import EncodedBy
+from ctrbox.columns.encoded_by import EncodedBy
 from ctrbox.embed.vectors.file import HEAD, VectorFile
 from ctrbox.embed.vectors.write import write_encoded
 from ctrbox.errors import DataError, SourceError

@@ -1,0 +1,33 @@
+"""Defines the operator that an encoder of images or texts is in a plan: ``col("title").encode(encoder)``.
+
+It is a user's operator (user.py) whose result is a vector of fixed width: a text, or the bytes of an image, becomes as many
+columns of the dense matrix. Python runs it, so on "cuda" it is placed on the CPU. Like every operator of a joined view it runs
+once for each row of the view, and equal values are encoded once. A saved plan holds the facts of the encoder instead of an import
+path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ctrbox.plan.language.user import UserOperator
+
+
+@dataclass(frozen=True)
+class EncodeOperator(UserOperator):
+    """``function`` maps an Arrow array of texts, or of images, to an array of lists of ``width`` numbers."""
+
+    width: int = 0
+    facts: tuple[tuple[str, str], ...] = ()  # of the encoder, without those that only decide about rounding
+
+    @property
+    def name(self) -> str:
+        return f"encode({dict(self.facts)['name']!r})"
+
+    @property
+    def path(self) -> str:
+        return self.name
+
+    @property
+    def skips_nulls(self) -> bool:
+        return True
