@@ -28,3 +28,14 @@ def no_thread_left() -> Iterator[None]:
     yield
     left = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("ctrbox")]
     assert not left
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread: its sums depend on the number, and threads of small tensors mostly wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

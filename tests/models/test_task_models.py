@@ -11,13 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from ctrbox.columns.batch import Schema
 from ctrbox.columns.tasks import Task
 from ctrbox.errors import DataError, PlanError
 from ctrbox.models import ESMM, TASK_MODELS, MMoE, Objective, build
 from ctrbox.models.esmm import EntireSpace
-from ctrbox.models.objective import stacked
+from ctrbox.models.objective import objective_of, stacked
 from tests.models.worlds import inputs, schema
 
 CLICK, CONVERT = Task("click", "binary"), Task("convert", "binary")
@@ -192,3 +193,92 @@ def test_a_model_returns_one_output_a_label_and_is_built_again_from_its_config(n
 def test_what_cannot_be_learned_is_refused(make: Any, told: str) -> None:
     with pytest.raises(PlanError, match=told):
         make()
+
+
+LATE = Task("convert", "binary", 30.0)
+shares = st.sampled_from([0.0, 1e-6, 0.25, 0.5, float(np.nextafter(np.float32(1), np.float32(0))), 1.0])
+
+
+clicks = st.sampled_from([(0.0, NONE), (1.0, 0.0), (1.0, 1.0), (1.0, NONE)])  # clicked, converted
+
+
+def late_loss_in_numpy(logit: np.ndarray, label: np.ndarray, share: np.ndarray) -> float:
+    """The mean loss of a label that arrives late, from its definition, in float64."""
+    p = 1 / (1 + np.exp(-logit))
+    each = np.where(label == 1, -np.log(p), -np.log(1 - p * share))
+    return float(np.where(np.isnan(label) | (share == 0), 0.0, each).sum() / len(label))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(logits, bits, shares), min_size=1, max_size=12))
+def test_the_loss_of_a_late_label_and_its_gradient_equal_numpy(rows: list[Any]) -> None:
+    logit, label, share = (np.array(column, np.float64) for column in zip(*rows, strict=True))
+    outputs = torch.tensor(logit[:, None], requires_grad=True)
+    y = torch.tensor(label[:, None])
+    loss = Objective(several(LATE)).double()(outputs, y, ~y.isnan(), None, {"convert": torch.tensor(share)})
+    assert float(loss.detach()) == pytest.approx(late_loss_in_numpy(logit, label, share), abs=1e-9)
+    loss.backward()
+    assert outputs.grad is not None
+    for row in range(len(rows)):
+        step = np.zeros(len(rows))
+        step[row] = 1e-6
+        rise = late_loss_in_numpy(logit + step, label, share) - late_loss_in_numpy(logit - step, label, share)
+        assert float(outputs.grad[row, 0]) == pytest.approx(rise / 2e-6, abs=1e-5)
+
+
+def test_the_loss_of_a_late_label_is_finite_for_extreme_logits_and_least_at_the_truth() -> None:
+    outputs = torch.tensor([[200.0], [-200.0], [200.0], [-200.0]], requires_grad=True)
+    y, share = torch.tensor([[0.0], [0.0], [1.0], [1.0]]), torch.tensor([0.5, 0.5, 1.0, 1.0])
+    objective = Objective(several(LATE))
+    loss = objective(outputs, y, y >= 0, None, {"convert": share})
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(outputs.grad).all()  # type: ignore[arg-type]
+    # Of rows of any age, p · F have the label 1: the expected loss is least at p.
+    p, ages = 0.3, np.array([0.1, 0.4, 1.0])
+    at = np.linspace(0.05, 0.6, 111)
+    expected = [np.mean([p * f * -np.log(q) - (1 - p * f) * np.log(1 - q * f) for f in ages]) for q in at]
+    assert at[int(np.argmin(expected))] == pytest.approx(p, abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(logits, logits, st.sampled_from([(0.0, NONE), (1.0, 0.0), (1.0, 1.0), (1.0, NONE)]), shares),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_the_loss_of_esmm_with_late_conversions_equals_numpy(rows: list[Any]) -> None:
+    a, b, share = (np.array([row[k] for row in rows]) for k in (0, 1, 3))
+    click, convert = (np.array([row[2][k] for row in rows]) for k in (0, 1))
+    pa_, pb = 1 / (1 + np.exp(-a)), 1 / (1 + np.exp(-b))
+    first = -np.log(np.where(click == 1, pa_, 1 - pa_))
+    second = np.where(convert == 1, -np.log(pa_ * pb), -np.log(1 - pa_ * pb * share))
+    counts = ((click == 0) | ~np.isnan(convert)) & (share > 0)
+    expected = (first.sum() + second[counts].sum()) / len(rows)
+    y = torch.tensor(np.stack([click, convert], 1))
+    loss = EntireSpace(several(CLICK, LATE)).double()(
+        torch.tensor(np.stack([a, b], 1)), y, ~y.isnan(), None, {"convert": torch.tensor(share)}
+    )
+    assert float(loss) == pytest.approx(expected, abs=1e-9)
+
+
+def test_esmm_with_late_conversions_needs_the_age_of_every_impression() -> None:
+    y = torch.tensor([[0.0, NONE]])
+    with pytest.raises(DataError, match="elapsed= of label 'convert' is null or negative in a row without a click"):
+        EntireSpace(several(CLICK, LATE))(torch.zeros(1, 2), y, ~y.isnan(), None, {"convert": torch.tensor([NONE])})
+    with pytest.raises(PlanError, match="the label 'click' of ESMM cannot arrive late"):
+        EntireSpace(several(Task("click", "binary", 3.0), CONVERT))
+
+
+def test_an_objective_that_cannot_be_told_of_late_conversions_is_refused() -> None:
+    class Mine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.objective = nn.Linear(1, 1)
+
+    with pytest.raises(
+        PlanError, match="conversions of label 'convert' arrive late, but the objective of Mine is a Linear"
+    ):
+        objective_of(Mine(), several(LATE))

@@ -1,22 +1,11 @@
-"""What trainings of ranks share: one thread of torch, whose sums depend on how many there are, and a small log."""
+"""What trainings of ranks share: a small log."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 import ctrbox as cb
 from tests.train.worlds import on_disk
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

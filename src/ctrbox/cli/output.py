@@ -119,4 +119,5 @@ def no_rows(schema: Any) -> Any:
         weight=none(schema.weight, np.float32),
         labels={task.name: np.zeros(0, np.float32) for task in schema.tasks},
         observed={task.name: np.zeros(0, bool) for task in schema.tasks},
+        arrived={task.name: np.zeros(0, np.float32) for task in schema.tasks if task.window is not None},
     )

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctrbox.arguments.names import nearest
-from ctrbox.columns.tasks import Task
+from ctrbox.columns.tasks import Task, late
 from ctrbox.errors import PlanError
 
 
@@ -133,7 +133,9 @@ class Batch:
     """One mini-batch. ``label``, ``weight`` and ``group`` are None when the feature set names none.
 
     If the feature set has several labels, ``labels`` has the values of each label by its name, and ``observed`` says in which
-    rows they are known; a label that was not observed is NaN. With one label or none, both are empty.
+    rows they are known; a label that was not observed is NaN. With one label or none, both are empty. ``arrived`` has, for each
+    label whose ones arrive late, the share of all ones that has arrived by the age of each row: 1 for rows that are as old as the
+    window, NaN where the age is not known.
     """
 
     schema: Schema
@@ -147,6 +149,7 @@ class Batch:
     ready: Any = None  # of a batch on a GPU: the event behind what wrote it, for streams other than the usual one
     labels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # float32
     observed: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # bool
+    arrived: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # float32
 
     def __len__(self) -> int:
         return self.rows
@@ -179,6 +182,14 @@ class Batch:
         for at, name in enumerate(self.schema.dense_names):
             columns[name, "float32"] = [f"{value:g}" for value in few.dense[:, at]]
         return framed(f"Batch of {self.rows:,} rows", grid(list(columns), zip(*columns.values(), strict=True)))
+
+    def final(self, label: str) -> np.ndarray:
+        """Return in which rows one of several labels was observed and cannot change any more.
+
+        A label whose ones arrive late is final in rows that are as old as its window.
+        """
+        known = self.observed[label]
+        return known & (self.arrived[label] >= 1) if label in self.arrived else known
 
     @property
     def on_device(self) -> bool:
@@ -219,6 +230,7 @@ class Batch:
             pick(self.weight),
             labels={name: values[rows] for name, values in self.labels.items()},
             observed={name: known[rows] for name, known in self.observed.items()},
+            arrived={name: shares[rows] for name, shares in self.arrived.items()},
         )
 
     def select(self, schema: Schema) -> Batch:
@@ -250,6 +262,7 @@ class Batch:
             self.index,
             labels={task.name: self.labels[task.name] for task in schema.tasks if task.name in self.labels},
             observed={task.name: self.observed[task.name] for task in schema.tasks if task.name in self.observed},
+            arrived={task.name: self.arrived[task.name] for task in schema.tasks if task.name in self.arrived},
         )
 
     @staticmethod
@@ -278,12 +291,14 @@ class Batch:
             join([b.weight for b in batches]),
             labels={name: np.concatenate([b.labels[name] for b in batches]) for name in first.labels},
             observed={name: np.concatenate([b.observed[name] for b in batches]) for name in first.observed},
+            arrived={name: np.concatenate([b.arrived[name] for b in batches]) for name in first.arrived},
         )
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return an Arrow batch: ``label``, ``weight``, ``group``, dense columns as float32, sparse ones as int64 or lists.
 
-        Each of several labels is a column with the name of the label; it is null where the label was not observed.
+        Each of several labels is a column with the name of the label; it is null where the label was not observed. The shares of
+        ``arrived`` are columns "arrived NAME".
         """
         if self.on_device:
             return self.cpu().to_arrow()
@@ -294,6 +309,8 @@ class Batch:
                 columns[name] = pa.array(array)
         for name, values in self.labels.items():
             columns[name] = pa.array(values, mask=~self.observed[name])
+        for name, shares in self.arrived.items():
+            columns[f"arrived {name}"] = pa.array(shares)
         for k, name in enumerate(self.schema.dense_names):
             columns[name] = pa.array(np.ascontiguousarray(self.dense[:, k]))
         for field in self.schema.sparse:
@@ -334,12 +351,17 @@ class Batch:
             optional("weight", schema.weight),
             labels={t.name: np.asarray(rows.column(t.name).to_numpy(zero_copy_only=False)) for t in schema.tasks},
             observed={t.name: np.asarray(rows.column(t.name).is_valid()) for t in schema.tasks},
+            arrived={
+                t.name: np.asarray(rows.column(f"arrived {t.name}").to_numpy(zero_copy_only=False))
+                for t in late(schema.tasks)
+            },
         )
 
     def torch(self) -> dict[str, Any]:
         """Return tensors over the same memory: label, dense, group, weight, and sparse as name → (values, offsets).
 
-        If there are several labels, ``labels`` and ``observed`` are dicts with one tensor for each label.
+        If there are several labels, ``labels`` and ``observed`` are dicts with one tensor for each label, and ``arrived`` is one
+        for the labels whose ones arrive late.
         """
         import torch
 
@@ -354,6 +376,7 @@ class Batch:
         if self.labels:
             tensors["labels"] = {name: tensor(values) for name, values in self.labels.items()}
             tensors["observed"] = {name: tensor(known) for name, known in self.observed.items()}
+            tensors["arrived"] = {name: tensor(shares) for name, shares in self.arrived.items()}
         tensors["sparse"] = {name: (tensor(r.values), tensor(r.offsets)) for name, r in self.sparse.items()}
         return tensors
 
@@ -364,6 +387,6 @@ class Batch:
         arrays = {n: tensors[n].numpy() if n in tensors else None for n in ("label", "weight", "group")}
         sparse = {n: Ragged(v.numpy(), o.numpy()) for n, (v, o) in tensors["sparse"].items()}
         several: dict[str, Any] = {
-            kind: {n: t.numpy() for n, t in tensors.get(kind, {}).items()} for kind in ("labels", "observed")
+            kind: {n: t.numpy() for n, t in tensors.get(kind, {}).items()} for kind in ("labels", "observed", "arrived")
         }
         return Batch(schema, len(dense), arrays["label"], dense, sparse, arrays["group"], arrays["weight"], **several)

@@ -21,10 +21,14 @@ MOST_LOG_COUNT = 80.0  # exp(89) no longer fits into a float32
 
 @dataclass(frozen=True)
 class Task:
-    """A label that a model predicts beside others: its name and its kind, one of `KINDS`."""
+    """A label that a model predicts beside others: its name and its kind, one of `KINDS`.
+
+    ``window``: the attribution window of a label whose ones arrive late, in the unit of its ages; None: nothing arrives late.
+    """
 
     name: str
     kind: str
+    window: float | None = None
 
 
 def predictions_of(outputs: np.ndarray, tasks: Sequence[Task]) -> np.ndarray:
@@ -56,6 +60,11 @@ def refused(task: Task, values: np.ndarray, observed: np.ndarray) -> int | None:
             good &= (values >= 0) & (values == np.floor(values))
     bad = np.flatnonzero(observed & ~good)
     return int(bad[0]) if len(bad) else None
+
+
+def late(tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """Return the tasks whose ones arrive late."""
+    return tuple(task for task in tasks if task.window is not None)
 
 
 def matrix(columns: Mapping[str, np.ndarray], tasks: Sequence[Task]) -> np.ndarray:

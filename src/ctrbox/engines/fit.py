@@ -1,4 +1,5 @@
-"""Fits the values that a plan learns from its log before extraction: quantiles, means and deviations, click histories.
+"""Fits the values that a plan learns from its log before extraction: quantiles, means and deviations, click histories,
+and how late conversions arrive.
 
 The log is streamed through the plan's own operators, filters and joins. Fits that need no other fit share
 one scan of the log; a fit whose input is made with another one needs a later scan. A filter that is itself made with
@@ -19,6 +20,7 @@ import numpy as np
 
 from ctrbox.columns.batch import Schema
 from ctrbox.engines.cpu.extract import Extractor
+from ctrbox.engines.delays import Delays
 from ctrbox.engines.sketch import Moments, QuantileSketch
 from ctrbox.errors import DataError
 from ctrbox.plan.graph.graph import FitSpec, Graph, Output
@@ -162,7 +164,13 @@ def exported(frame: Any, column: int) -> Values:
 
 
 def described(spec: FitSpec) -> str:
-    what = {"quantiles": "bucketize", "moments": "standardise", "history": "shows, clicks or rate"}[spec.how]
+    names = {
+        "quantiles": "bucketize",
+        "moments": "standardise",
+        "history": "shows, clicks or rate",
+        "delays": "the delays",
+    }
+    what = names[spec.how]
     return f"{what} of {origin(spec.inputs[0]).name!r}"
 
 
@@ -285,4 +293,5 @@ LEARNERS: dict[str, Callable[[FitSpec], Learner]] = {
     "quantiles": Quantiles,
     "moments": Standard,
     "history": History,
+    "delays": Delays,
 }

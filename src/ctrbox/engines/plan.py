@@ -327,8 +327,9 @@ class Plan:
         (``plan.histories``) with which the histories of the other log begin; default: they begin empty."""
         from ctrbox.engines.over import plan_over
 
-        fitted = self.fit().fitted
         made = plan_over(self, data, label, views, histories)
+        # The fits of labels are the last; a plan over rows without labels does not have them.
+        fitted = {k: state for k, state in self.fit().fitted.items() if k < len(made.graph.fits)}
         return made._like(fitted=fitted, made_over=self.made_over or self.fingerprint)
 
     def histories(self, state: str | os.PathLike[str] | None = None) -> Histories:

@@ -11,6 +11,9 @@ Binary labels have the figures of `metrics.Scores`. Regressions and counts have
     r2                 1 - mean squared error / variance of the label; NaN if all labels are equal
     deviance           counts only: mean Poisson deviance, 2 · mean(y log(y / p) - (y - p)); 0 if every prediction is exact
 
+A label whose ones arrive late is measured in the rows that are as old as its window, because a younger row whose label is 0 may
+still become 1, and one whose label is 1 was chosen by its label. ``young_rows`` is the number of rows that are left out.
+
 If rows have weights, each of these figures except ``rows`` also has a weighted version, weighted_NAME.
 """
 
@@ -22,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ctrbox.columns.tasks import Task
+from ctrbox.columns.tasks import Task, late
 from ctrbox.errors import DataError
 from ctrbox.evaluate.metrics import Scores
 
@@ -96,6 +99,7 @@ class TaskScores:
         self.by_task: dict[str, Scores | NumberScores] = {
             task.name: Scores() if task.kind == "binary" else NumberScores(task.kind) for task in tasks
         }
+        self.young = {task.name: 0 for task in late(tasks)}  # rows that were left out
         self.loss: float | None = None  # the loss of all tasks together; None if it is not known
 
     def add(
@@ -105,11 +109,17 @@ class TaskScores:
         predictions: np.ndarray,
         weight: Any = None,
         group: Any = None,
+        arrived: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Add one batch; ``predictions``: (rows, tasks), in the order of the tasks."""
+        """Add one batch; ``predictions``: (rows, tasks), in the order of the tasks; ``arrived``: as in a `Batch`."""
         self.rows += len(predictions)
         for k, task in enumerate(self.tasks):
             known = observed[task.name]
+            if task.name in self.young:
+                assert arrived is not None
+                old = known & (arrived[task.name] >= 1)
+                self.young[task.name] += int(known.sum() - old.sum())
+                known = old
             mine = None if weight is None else np.asarray(weight)[known]
             scores = self.by_task[task.name]
             if isinstance(scores, NumberScores):
@@ -125,6 +135,8 @@ class TaskScores:
             found["loss"] = self.loss
         for name, scores in self.by_task.items():
             found |= {f"{name}.{figure}": value for figure, value in scores.result().items()}
+            if name in self.young:
+                found[f"{name}.young_rows"] = float(self.young[name])
         return found
 
 

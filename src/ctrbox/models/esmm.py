@@ -7,7 +7,8 @@ Ma et al., "Entire Space Multi-Task Model: An Effective Approach for Estimating 
 
 A model of conversion that learns from clicked rows alone is trained on other rows than it has to score. ESMM learns from every
 impression: without a click, there was no conversion by a click, whether or not the conversion label was observed. A clicked row
-whose conversion was not observed adds to the loss of click alone.
+whose conversion was not observed adds to the loss of click alone. If conversions arrive late, "clicked and converted" is known to
+be so with the probability p(click) · p(convert | click) · F(age of the impression); see `objective`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import DataError, PlanError
 from ctrbox.models.inputs import Inputs
-from ctrbox.models.objective import Objective
+from ctrbox.models.objective import NOTHING_LATE, Objective
 from ctrbox.models.task_model import TaskModel, towers
 
 
@@ -80,15 +81,21 @@ class EntireSpace(Objective):
                 )
             if self.tasks[names.index(name)].kind != "binary":
                 raise PlanError(f"ESMM needs a binary label {name!r}, but it is {self.tasks[names.index(name)].kind}")
+        if self.tasks[names.index(click)].window is not None:
+            raise PlanError(f"the label {click!r} of ESMM cannot arrive late; delay= is for {convert!r}")
         if click == convert:
             raise PlanError(f"click= and convert= of ESMM are both {click!r}; expected two different labels")
         self.at = names.index(click), names.index(convert)
         self.told = False  # of conversions that are 0 in rows without a click
 
     def each(
-        self, outputs: torch.Tensor, labels: torch.Tensor, observed: torch.Tensor
+        self,
+        outputs: torch.Tensor,
+        labels: torch.Tensor,
+        observed: torch.Tensor,
+        arrived: Mapping[str, torch.Tensor] = NOTHING_LATE,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        each, counts = super().each(outputs, labels, observed)
+        each, counts = super().each(outputs, labels, observed, arrived)
         click, convert = self.at
         clicked = labels[:, click] == 1
         if bool((observed[:, click] & ~clicked & (labels[:, convert] == 1)).any()):
@@ -107,10 +114,19 @@ class EntireSpace(Objective):
             )
         both = (clicked & (labels[:, convert] == 1)).to(outputs.dtype)
         known = observed[:, click] & (~clicked | observed[:, convert])
+        share = arrived.get(self.tasks[convert].name)
+        if share is not None:
+            if bool((known & share.isnan()).any()):
+                raise DataError(
+                    f"elapsed= of label {self.tasks[convert].name!r} is null or negative in a row without a click, but ESMM "
+                    "learns conversions from all impressions and needs the age of each; give the time since the impression"
+                )
+            known = known & (share > 0)
+            share = torch.where(known, share, 1.0)
         each = torch.cat(
             [
                 each[:, :convert],
-                product_loss(outputs[:, click], outputs[:, convert], both)[:, None],
+                product_loss(outputs[:, click], outputs[:, convert], both, share)[:, None],
                 each[:, convert + 1 :],
             ],
             1,
@@ -119,11 +135,15 @@ class EntireSpace(Objective):
         return each, counts
 
 
-def product_loss(a: torch.Tensor, b: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+def product_loss(
+    a: torch.Tensor, b: torch.Tensor, label: torch.Tensor, share: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return the log loss of p = sigmoid(a) · sigmoid(b), which stays precise if p is close to 0 or 1.
 
-    It uses 1 - p = (e^-a + e^-b + e^-(a+b)) · p.
+    It uses 1 - p = (e^-a + e^-b + e^-(a+b)) · p. With ``share``, the loss where the label is 0 is -log(1 - p · share).
     """
     log_p = torch.nn.functional.logsigmoid(a) + torch.nn.functional.logsigmoid(b)
     log_not_p = torch.logaddexp(torch.logaddexp(-a, -b), -a - b) + log_p
+    if share is not None:
+        log_not_p = torch.logaddexp(log_not_p, log_p + torch.log1p(-share))  # 1 - p · share = (1 - p) + p · (1 - share)
     return -torch.where(label == 1, log_p, log_not_p)

@@ -6,6 +6,16 @@
     l of a regression label   (output - label)² / 2, the log loss of a normal distribution of deviation 1
     l of a count              exp(output) - label · output, the log loss of a Poisson distribution, without its constant
 
+A binary label whose ones arrive late (``cb.Label(…, delay=…, elapsed=…, window=…)``) is 0 in a row whose conversion is yet to
+come. With p the probability of the logit, and F the share of conversions that has arrived by the age of the row, it is 1 with the
+probability p · F, and l is the log loss of that, without the constant log F:
+
+    label 1    -log(p)
+    label 0    -log(1 - p · F)
+
+For a row as old as the window, F is 1 and l the usual log loss; a row of which no conversion can have arrived (F = 0) does not
+count. Whatever the ages of the rows, the expected loss is least where p is the probability of a conversion within the window.
+
 A label that was not observed adds nothing to the sum, but its row still counts among the rows that the sum is divided by. An
 observed label therefore counts as much in a batch with few observed labels as in a batch with many. Learned weights are those of
 Kendall, Gal and Cipolla, "Multi-Task Learning Using Uncertainty to Weigh Losses", CVPR 2018: each observed label adds
@@ -24,10 +34,11 @@ from torch import nn
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import number
 from ctrbox.columns.batch import Schema
-from ctrbox.columns.tasks import MOST_LOG_COUNT, Task
+from ctrbox.columns.tasks import MOST_LOG_COUNT, Task, late
 from ctrbox.errors import PlanError
 
 LEARNED = "learned"
+NOTHING_LATE: Mapping[str, torch.Tensor] = {}
 
 
 def tasks_of(schema: Schema, model: str) -> tuple[Task, ...]:
@@ -78,20 +89,38 @@ class Objective(nn.Module):
         self.register_buffer("given", torch.tensor(found), persistent=False)
 
     def each(
-        self, outputs: torch.Tensor, labels: torch.Tensor, observed: torch.Tensor
+        self,
+        outputs: torch.Tensor,
+        labels: torch.Tensor,
+        observed: torch.Tensor,
+        arrived: Mapping[str, torch.Tensor] = NOTHING_LATE,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return l (rows, tasks), and which of its values count (rows, tasks); values that do not count are finite.
 
         ``labels`` and ``observed``: (rows, tasks), with the values of a batch: a label is NaN where it was not observed.
+        ``arrived``: for each task whose ones arrive late, the share of ones that has arrived by the age of each row.
         """
         known = torch.where(observed, labels, 0.0)
-        columns = [loss_by_row(task, outputs[:, k], known[:, k]) for k, task in enumerate(self.tasks)]
-        return torch.stack(columns, 1), observed
+        columns, counts = [], observed
+        for k, task in enumerate(self.tasks):
+            share = arrived.get(task.name)
+            if share is None:
+                columns.append(loss_by_row(task, outputs[:, k], known[:, k]))
+                continue
+            some = observed[:, k] & (share > 0)
+            columns.append(late_loss(outputs[:, k], known[:, k], torch.where(some, share, 1.0)))
+            counts = torch.cat([counts[:, :k], some[:, None], counts[:, k + 1 :]], 1)
+        return torch.stack(columns, 1), counts
 
     def forward(
-        self, outputs: torch.Tensor, labels: torch.Tensor, observed: torch.Tensor, weight: torch.Tensor | None = None
+        self,
+        outputs: torch.Tensor,
+        labels: torch.Tensor,
+        observed: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        arrived: Mapping[str, torch.Tensor] = NOTHING_LATE,
     ) -> torch.Tensor:
-        each, counts = self.each(outputs, labels, observed)
+        each, counts = self.each(outputs, labels, observed, arrived)
         if self.log_variances is None:
             each = each * self.given
         else:
@@ -116,10 +145,26 @@ def loss_by_row(task: Task, output: torch.Tensor, label: torch.Tensor) -> torch.
     return torch.exp(output.clamp(max=MOST_LOG_COUNT)) - label * output
 
 
+def late_loss(logit: torch.Tensor, label: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """Return -log(p) where the label is 1 and -log(1 - p · share) where it is 0; ``share``: above 0 and at most 1.
+
+    It uses 1 - p · share = (1 + e^(logit + log(1 - share))) / (1 + e^logit), which stays precise if p is close to 0 or 1.
+    """
+    zero = F.softplus(logit) - F.softplus(logit + torch.log1p(-share))
+    return torch.where(label == 1, F.softplus(-logit), zero)
+
+
 def objective_of(model: nn.Module, schema: Schema) -> nn.Module:
     """Return the attribute ``objective`` of a model or, without one, an objective in which all tasks have the weight 1."""
     found = getattr(model, "objective", None)
-    return found if isinstance(found, nn.Module) else Objective(schema)
+    if not isinstance(found, nn.Module):
+        return Objective(schema)
+    if (tasks := late(schema.tasks)) and not isinstance(found, Objective):
+        raise PlanError(
+            f"conversions of label {tasks[0].name!r} arrive late, but the objective of {type(model).__name__} is a "
+            f"{type(found).__name__}, which cannot be told how many have arrived; derive it from cb.models.Objective"
+        )
+    return found
 
 
 def stacked(outputs: Any, tasks: Sequence[Task], rows: int, model: str) -> torch.Tensor:

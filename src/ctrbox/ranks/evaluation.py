@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ctrbox.columns.batch import Batch, Schema
+from ctrbox.columns.tasks import late
 from ctrbox.embed.gpu.batch import facts
 from ctrbox.engines.stream import Position
 from ctrbox.errors import TrainError
@@ -109,7 +110,7 @@ def no_columns(schema: Schema) -> dict[str, np.ndarray]:
     found |= {name: np.empty(0, kind) for name, kind in kinds.items() if getattr(schema, name)}
     for task in schema.tasks:
         found |= {f"label {task.name}": np.empty(0, np.float32), f"observed {task.name}": np.empty(0, np.uint8)}
-    return found
+    return found | {f"arrived {task.name}": np.empty(0, np.float32) for task in late(schema.tasks)}
 
 
 def columns_of(batch: Batch, outputs: np.ndarray) -> dict[str, np.ndarray]:
@@ -121,7 +122,7 @@ def columns_of(batch: Batch, outputs: np.ndarray) -> dict[str, np.ndarray]:
             f"label {task.name}": batch.labels[task.name],
             f"observed {task.name}": batch.observed[task.name],
         }
-    return found
+    return found | {f"arrived {name}": shares for name, shares in batch.arrived.items()}
 
 
 def batch_of(schema: Schema, columns: dict[str, np.ndarray]) -> Batch:
@@ -136,4 +137,5 @@ def batch_of(schema: Schema, columns: dict[str, np.ndarray]) -> Batch:
         columns.get("weight"),
         labels={task.name: columns[f"label {task.name}"] for task in schema.tasks},
         observed={task.name: columns[f"observed {task.name}"].astype(bool) for task in schema.tasks},
+        arrived={task.name: columns[f"arrived {task.name}"] for task in late(schema.tasks)},
     )

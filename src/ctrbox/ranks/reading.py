@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrbox.columns.batch import Batch, Ragged, Schema
+from ctrbox.columns.tasks import late
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.stream import Position, window_order
@@ -279,6 +280,7 @@ def no_rows(schema: Schema) -> Batch:
         np.empty(0, np.float32) if schema.weight else None,
         labels={task.name: np.empty(0, np.float32) for task in schema.tasks},
         observed={task.name: np.empty(0, bool) for task in schema.tasks},
+        arrived={task.name: np.empty(0, np.float32) for task in late(schema.tasks)},
     )
 
 
@@ -302,7 +304,7 @@ def packed(batch: Batch, told: Sequence[tuple[int, int]]) -> np.ndarray:
     """Return the rows of a batch as bytes, together with the numbers in the log that this rank reports for stream rows."""
     beside = {name: getattr(batch, name) for name in BESIDE}
     arrays = [array for array in beside.values() if array is not None]
-    arrays += [columns[name] for columns in (batch.labels, batch.observed) for name in columns]
+    arrays += [columns[name] for columns in (batch.labels, batch.observed, batch.arrived) for name in columns]
     for ragged in batch.sparse.values():
         arrays += [ragged.values, ragged.offsets]
     about = {
@@ -310,6 +312,7 @@ def packed(batch: Batch, told: Sequence[tuple[int, int]]) -> np.ndarray:
         "told": told,
         "beside": [name for name, array in beside.items() if array is not None],
         "labels": list(batch.labels),
+        "late": list(batch.arrived),
         "fields": list(batch.sparse),
         "arrays": [[array.dtype.str, list(array.shape)] for array in arrays],
     }
@@ -331,6 +334,7 @@ def unpacked(message: np.ndarray, schema: Schema) -> tuple[Batch, list[tuple[int
     read = iter(arrays)
     beside: dict[str, Any] = dict.fromkeys(BESIDE) | {name: next(read) for name in about["beside"]}
     labels, observed = ({name: next(read) for name in about["labels"]} for _ in range(2))
+    arrived = {name: next(read) for name in about["late"]}
     sparse = {name: Ragged(next(read), next(read)) for name in about["fields"]}
-    batch = Batch(schema, about["rows"], sparse=sparse, **beside, labels=labels, observed=observed)
+    batch = Batch(schema, about["rows"], sparse=sparse, **beside, labels=labels, observed=observed, arrived=arrived)
     return batch, [(place, number) for place, number in about["told"]]

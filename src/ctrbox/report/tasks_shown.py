@@ -11,6 +11,7 @@ from ctrbox.show.page import named, section, table
 
 FIGURES = {
     "rows": "rows observed",
+    "young_rows": "rows too young",
     "auc": "AUC",
     "gauc": "GAUC",
     "logloss": "log loss",
@@ -74,13 +75,18 @@ def tasks_shown(s: Fields) -> str:
     ]
     heads = [("label", ""), ("figure", ""), ("value", "n"), ("95 % interval", "")]
     note = "Metrics of each label, over the validation rows in which it was observed."
+    if young := [task for task, figures in found.items() if "young_rows" in figures]:
+        note += (
+            f" Conversions of {' and '.join(map(repr, young))} arrive late: these metrics count only rows that are as old as the "
+            "window of the label; younger rows, whose label may still change, are left out."
+        )
     return section("labels", "Labels", note, table(heads, rows))
 
 
 def _number(name: str, value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return ""
-    return f"{value:,.0f}" if name == "rows" else f"{value:.4f}"
+    return f"{value:,.0f}" if name.endswith("rows") else f"{value:.4f}"
 
 
 def _interval(figures: Mapping[str, float], name: str) -> str:

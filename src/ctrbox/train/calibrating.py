@@ -5,7 +5,8 @@
 
 Calibration rows are the newest of the training rows. The model does not learn from them, and they are not among the validation
 rows, so that the figures of the validation rows show what the map does to rows that it was not fitted to. A model of several
-labels gets a map for each binary label, fitted to the calibration rows in which the label was observed.
+labels gets a map for each binary label, fitted to the calibration rows in which the label was observed; of a label whose ones
+arrive late, only rows as old as its window are taken.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch
-from ctrbox.columns.tasks import Task
+from ctrbox.columns.tasks import Task, late
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.evaluate.calibration import intercept, label_shift, weights_advice
@@ -75,23 +77,33 @@ def check_labels(settings: Settings, plan: Plan, split: Split) -> None:
     """Refuse calibration rows of one label before the model is trained, rather than after it."""
     binary = {task.name for task in plan.schema.tasks if task.kind == "binary"}
     columns = {name: label.expression for name, label in plan.features.labels.items() if name in binary}
+    windows = {task.name: np.float32(task.window) for task in late(plan.schema.tasks)}
+    ages = {name: f"{name} elapsed" for name in windows}  # no label has a space in its name
     if plan.features.label is not None:
         columns = {"": plan.features.label}
     if not columns:
         return  # refused elsewhere
     observed, clicks = dict.fromkeys(columns, 0), dict.fromkeys(columns, 0)
     rows = 0
-    for part in plan.columns(columns, start=split.train_stop, stop=split.calibration_stop):
+    read = columns | {age: plan.features.labels[name].elapsed for name, age in ages.items()}
+    for part in plan.columns(read, start=split.train_stop, stop=split.calibration_stop):
         rows += part.num_rows
         for name in columns:
-            label = part.column(name).combine_chunks().drop_null().to_numpy(zero_copy_only=False)
+            labels = part.column(name).combine_chunks()
+            if name in windows:
+                elapsed = part.column(ages[name]).fill_null(-1).to_numpy()
+                labels = labels.filter(pa.array(elapsed.astype(np.float32) >= windows[name]))
+            label = labels.drop_null().to_numpy(zero_copy_only=False)
             observed[name] += len(label)
             clicks[name] += int(np.count_nonzero(label > 0))
     if not rows:
         raise TrainError(no_rows("calibration", plan, split.train_stop, split.calibration_stop))
     for name in columns:
         if clicks[name] in (0, observed[name]):
-            raise TrainError(of_label(name, single_label(str(settings.calibrate), clicks[name], observed[name])))
+            told = single_label(str(settings.calibrate), clicks[name], observed[name])
+            if name in windows:
+                told += f"; rows younger than window={windows[name]:g} of the label do not count, because it may still change"
+            raise TrainError(of_label(name, told))
 
 
 def of_label(name: str, error: str) -> str:
@@ -189,13 +201,13 @@ def calibrated_labels(tasks: Sequence[Task]) -> list[str]:
 def rows_by_label(
     batch: Batch, logits: np.ndarray, keys: np.ndarray | None, tasks: Sequence[Task]
 ) -> dict[str, LabelRows]:
-    """Return the rows of a batch for each label that gets a map, without those in which the label was not observed."""
+    """Return the rows of a batch for each label that gets a map, without those in which the label is not known for good."""
     if not tasks:
         return {"": LabelRows(np.asarray(batch.label) > 0, logits, keys)}
     found = {}
     for k, task in enumerate(tasks):
         if task.kind == "binary":
-            known = batch.observed[task.name]
+            known = batch.final(task.name)
             label, mine = batch.labels[task.name][known] > 0, None if keys is None else keys[known]
             found[task.name] = LabelRows(label, logits[known, k], mine)
     return found

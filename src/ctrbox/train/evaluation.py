@@ -154,7 +154,8 @@ def add_tasks(scores: TaskScores, learner: Learner, batch: Batch, outputs: np.nd
     with torch.inference_mode():
         lost = batch.rows * float(loss_of_tasks(torch.from_numpy(outputs), batch, learner.objective))
     predictions = predictions_of(outputs, learner.tasks)
-    scores.add(batch.labels, batch.observed, predictions, weight=batch.weight, group=batch.group)
+    more: dict[str, Any] = {"weight": batch.weight, "group": batch.group, "arrived": batch.arrived}
+    scores.add(batch.labels, batch.observed, predictions, **more)
     return lost
 
 

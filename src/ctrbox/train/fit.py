@@ -52,7 +52,7 @@ from ctrbox.train.schedule import ReduceOnPlateau, check_reaches, factor_at
 from ctrbox.train.settings import Settings, described, device_for, identity
 from ctrbox.train.state import BROKEN, State, state_of
 from ctrbox.train.summary import Look, judge, summarize
-from ctrbox.train.tasks import TaskLabels
+from ctrbox.train.tasks import TaskLabels, warn_of_young_rows
 from ctrbox.train.together import ALONE, Together
 from ctrbox.train.warm_up import WarmUp
 
@@ -226,6 +226,7 @@ class Fit:
             if self.split.valid is not None:
                 summary |= self._judge(look)
                 warn_of_weights(summary["metrics"], self.settings)
+                warn_of_young_rows(summary["metrics"], self.learner.tasks)
                 summary["rows"]["valid"] = summary["metrics"]["rows"]
                 if self.split.other is None:
                     summary["held"] = {"start": self.split.start, "stop": self.split.stop}

@@ -28,7 +28,8 @@ def loss_of_tasks(outputs: torch.Tensor, batch: Batch, objective: nn.Module) -> 
         torch.from_numpy(matrix(columns, batch.schema.tasks)) for columns in (batch.labels, batch.observed)
     )
     weight = None if batch.weight is None else torch.from_numpy(np.asarray(batch.weight, np.float32))
-    loss: torch.Tensor = objective(outputs, labels, observed, weight)
+    late = {name: torch.from_numpy(shares) for name, shares in batch.arrived.items()}
+    loss: torch.Tensor = objective(outputs, labels, observed, weight, **({"arrived": late} if late else {}))
     if not isinstance(loss, torch.Tensor) or loss.shape != ():
         raise PlanError(
             f"{type(objective).__name__} must return the loss of a batch, a tensor of one number, got {loss!r}"

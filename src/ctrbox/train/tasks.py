@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Batch, Schema
-from ctrbox.columns.tasks import Task, refused
+from ctrbox.columns.tasks import Task, late, refused
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.predict.naming_rows import RefusedInData, Sought
@@ -117,6 +118,19 @@ def start_from_means(
                 bias[k] = float(np.log((total + 0.5) / (rows + 0.5)))
             else:
                 bias[k] = total / rows
+
+
+def warn_of_young_rows(metrics: Mapping[str, float], tasks: Sequence[Task]) -> None:
+    """Warn where no validation row is old enough for the metrics of a label whose ones arrive late."""
+    for task in late(tasks):
+        young = metrics.get(f"{task.name}.young_rows", 0)
+        if young and not metrics.get(f"{task.name}.rows"):
+            warnings.warn(
+                f"the metrics of label {task.name!r} are missing: all {young:,.0f} validation rows with this label are younger "
+                f"than its window ({task.window:g}), so their labels may still change. 'loss', which allows for that, is the "
+                "loss of these rows; for the other metrics, give valid= a plan over rows that are old enough",
+                stacklevel=4,  # where fit is called
+            )
 
 
 def check_settings(schema: Schema, settings: Settings, asked: Mapping[str, Any]) -> None:

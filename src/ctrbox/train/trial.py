@@ -498,7 +498,7 @@ def _score(
             if judges is not None:
                 task = plan.schema.tasks[judges]
                 every.add(batch, every.rows, "validation")
-                known = batch.observed[task.name]
+                known = batch.final(task.name)
                 batch = replace(batch, rows=int(known.sum()), label=batch.labels[task.name][known], weight=None)
             labels.add(batch, labels.rows, "validation")
             seen.append(np.array(batch.label, np.float32))

@@ -27,10 +27,10 @@ from ctrbox.engines.cpu.assemble import Assembled, Assembler, Dimension
 from ctrbox.engines.cpu.early import EarlyScan
 from ctrbox.engines.cpu.in_order import in_order
 from ctrbox.engines.cpu.joined_views import load_dimension
-from ctrbox.engines.cpu.labels import OF_TASKS, with_labels
+from ctrbox.engines.cpu.labels import OF_TASKS, RefusedRow, with_labels
 from ctrbox.engines.cpu.merge import Aligned, MergeCursor, ascends, ids_of, in_one_batch, parts_of
 from ctrbox.engines.cpu.prune import prune_expression
-from ctrbox.engines.cpu.stages import Prepared, Rows, Stages, located
+from ctrbox.engines.cpu.stages import Prepared, Rows, Stages, located, located_in_batch
 from ctrbox.engines.cpu.tables import Tables
 from ctrbox.engines.lost_values import Casts
 from ctrbox.engines.missed_keys import Joins, watched
@@ -92,6 +92,7 @@ class Extractor:
         self.under_way = threads + max(1, threads // 2)
         self.chunk_rows = chunk_rows
         self.morsel_rows = MORSEL_ROWS
+        self.fitted = fitted
         self.tables = Tables(fitted)
         self.outputs = graph.outputs if outputs is None else outputs
         asked = [o.node for o in self.outputs]
@@ -189,7 +190,10 @@ class Extractor:
             native = self.body.native.run_batch([p.piece(b, n) for p, b, n in pieces], self.batch_plan, self.hints)
         except _native.RowError as error:
             raise located(error, pieces) from None
-        batch = self.wrap(native)
+        try:
+            batch = self.wrap(native)
+        except RefusedRow as error:
+            raise located_in_batch(error.message, error.row, pieces) from None
         self.stats.add("extract", batch.rows, time.perf_counter() - began)
         return batch
 
@@ -209,7 +213,7 @@ class Extractor:
             self.hints = [1.05 * values for values in native.values_per_row]
         s = self.schema
         if self.of_tasks:
-            return with_labels(self.of_tasks, native, s, sparse)
+            return with_labels(self.of_tasks, native, s, sparse, self.fitted)
         return Batch(
             s,
             rows,

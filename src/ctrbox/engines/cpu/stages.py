@@ -188,8 +188,21 @@ class Stages:
 def located(error: Any, pieces: list[tuple[Prepared, int, int]]) -> DataError:
     """A native RowError as an error that names file and row; ``pieces``: what the program was given."""
     message, piece, position = error.args
-    prepared, begin, _ = pieces[piece]
-    row = prepared.row(begin + position)
+    return located_in(message, pieces[piece][0], pieces[piece][1] + position)
+
+
+def located_in_batch(message: str, row: int, pieces: list[tuple[Prepared, int, int]]) -> DataError:
+    """An error about a row of the batch that was made of ``pieces``, with the file and the row."""
+    for prepared, begin, count in pieces:
+        if row < count:
+            return located_in(message, prepared, begin + row)
+        row -= count
+    raise AssertionError("the row is not in the batch")
+
+
+def located_in(message: str, prepared: Prepared, position: int) -> DataError:
+    """An error about a row of a morsel, with the file and the row."""
+    row = prepared.row(position)
     where = prepared.origin.name(row) if prepared.origin is not None else f"row {row}"
     return DataError(f"{message} (at {where})")
 

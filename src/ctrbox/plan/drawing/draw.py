@@ -73,6 +73,8 @@ ROLES = {
     "weight": ("#37474f", "#ffffff"),
     "task": ("#37474f", "#ffffff"),
     "observed": ("#90a4ae", "#ffffff"),
+    "delay": ("#90a4ae", "#ffffff"),
+    "elapsed": ("#90a4ae", "#ffffff"),
     "group": ("#37474f", "#ffffff"),
     "column": ("#90a4ae", "#ffffff"),
 }

@@ -25,6 +25,7 @@ from ctrbox.plan.language.user import UserOperator
 from ctrbox.views.recorded import RecordedSource
 from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, View, WithColumns, WithHistory
 
+LATE = ("delay", "elapsed")  # roles of the outputs of a label whose ones arrive late
 NOTHING: dict[str, Any] = {"s": "", "f": 0.0, "i": 0, "b": False, "t": Time(0), "*": ()}  # by the kind's first letter
 
 
@@ -386,6 +387,11 @@ def build(log: View, features: FeatureSet) -> Graph:
         outputs.append(Output("sparse", name, node, space=space))
     if gaps:
         raise NullsUnfilled(told(gaps))
+    # Fits of labels come last: a plan over rows without labels lacks them, and the numbers of the others stay.
+    for place, output in enumerate(outputs):
+        if output.role == "elapsed":
+            fit = fit_of_delays(output.name, features.labels[output.name], scope)
+            outputs[place] = replace(output, fit=fit)
     return Graph(builder.typed, builder.frames, outputs, builder.fits)
 
 
@@ -395,11 +401,30 @@ def task(name: str, label: Label, scope: Scope) -> list[Output]:
     node = resolve(e, scope)
     if node.kind not in ("b", "i", "f"):
         raise PlanError(f"label {name!r} must be a number, but {origin(node).name!r} is {name_of(node.kind)}")
+    about: dict[str, Any] = {"kind": label.kind, "window": label.window}
+    ages = [age(role, name, getattr(label, role), scope) for role in LATE if label.window is not None]
     if not node.nullable:
-        return [Output("task", name, node, kind=label.kind)]
+        return [Output("task", name, node, **about), *ages]
     # The value that fills a null is never used: the batch has NaN where the label was not observed.
     filled = resolve(e.fill(NOTHING[node.kind]), scope)
-    return [Output("task", name, filled, kind=label.kind), Output("observed", name, resolve(e.is_not_null(), scope))]
+    return [Output("task", name, filled, **about), Output("observed", name, resolve(e.is_not_null(), scope)), *ages]
+
+
+def age(role: str, name: str, e: Expr, scope: Scope) -> Output:
+    """Return the output of the ages of a label whose ones arrive late; a null becomes -1, which no age is."""
+    node = resolve(e, scope)
+    if node.kind not in ("i", "f"):
+        raise PlanError(
+            f"{role}= of label {name!r} must be a number, but {origin(node).name!r} is {name_of(node.kind)}; give the time in a "
+            "unit of your choice, such as hours, the same as that of window="
+        )
+    return Output(role, name, resolve(e.fill(-1 if node.kind == "i" else -1.0), scope) if node.nullable else node)
+
+
+def fit_of_delays(name: str, label: Label, scope: Scope) -> int:
+    """Return the number of the fit that learns how late the ones of a label arrive."""
+    inputs = tuple(resolve(e, scope) for e in label.expressions)
+    return scope.fit("delays", inputs, (("label", name), ("window", label.window)))
 
 
 def columns_after(view: View) -> dict[str, Node | Unusable]:

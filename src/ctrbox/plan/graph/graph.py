@@ -48,10 +48,10 @@ class FrameSpec:
 
 @dataclass(frozen=True)
 class Output:
-    """A part of the batch: role is label, weight, task, observed, group, dense or sparse.
+    """A part of the batch: role is label, weight, task, observed, delay, elapsed, group, dense or sparse.
 
     Each of several labels has the role "task"; a label that may be null also has an output "observed", which says where it is not
-    null. Both are columns of numbers.
+    null, and a label whose ones arrive late has the outputs "delay" and "elapsed". All of them are columns of numbers.
     """
 
     role: str
@@ -60,11 +60,13 @@ class Output:
     width: int = 1
     space: str = ""
     kind: str = ""  # the kind of a task, one of columns.tasks.KINDS
+    window: float | None = None  # of a task whose ones arrive late
+    fit: int | None = None  # number of the fit that has learned how late they arrive
 
 
 @dataclass(frozen=True)
 class FitSpec:
-    """Something learned from the log before extraction: quantiles, moments, a click history."""
+    """Something learned from the log before extraction: quantiles, moments, a click history, how late conversions arrive."""
 
     how: str
     inputs: tuple[Node, ...]
@@ -136,5 +138,5 @@ class Graph:
             "group" in roles,
             "weight" in roles,
             fingerprint,
-            tuple(Task(o.name, o.kind) for o in self.outputs if o.role == "task"),
+            tuple(Task(o.name, o.kind, o.window) for o in self.outputs if o.role == "task"),
         )

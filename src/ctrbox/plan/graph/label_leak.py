@@ -34,7 +34,7 @@ def label_leak(graph: Graph) -> str:
     """Return a warning about features that read a column that the label reads, or an empty text."""
     names: dict[int, str] = {}
     # A label may be looked up by an id that features read too.
-    labels = [_reads(o.node, names, keys=False) for o in graph.outputs if o.role in ("label", "task")]
+    labels = [_reads(o.node, names, keys=False) for o in graph.outputs if o.role in ("label", "task", "delay")]
     found: dict[int, list[str]] = {}
     for output in graph.outputs:
         if labels and output.role in ("sparse", "dense"):

@@ -183,8 +183,12 @@ class Writer:
         for role in ("sparse", "dense"):
             written[role] = [[name, self.expression(e)] for name, e in getattr(features, role).items()]
         if features.labels:
-            written["labels"] = [[n, self.expression(one.expression), one.kind] for n, one in features.labels.items()]
+            written["labels"] = [[n, *self._label(one)] for n, one in features.labels.items()]
         return written
+
+    def _label(self, label: Label) -> list[Any]:
+        first, *ages = (self.expression(e) for e in label.expressions)
+        return [first, label.kind, *ages, *([label.window] if ages else [])]
 
 
 # ---- reading ----------------------------------------------------------------------------------------------
@@ -337,11 +341,13 @@ class Reader:
             if len(many[role]) != len(pairs):
                 raise malformed(f"two {role} features have the same name")
         several: dict[str, Label] = {}
-        for triple in a_list(written.get("labels", []), "labels", most=MOST_TASKS):
-            name, place, kind = a_list(triple, "a label", length=3)
+        for part in a_list(written.get("labels", []), "labels", most=MOST_TASKS):
+            late = len(a_list(part, "a label")) > 3
+            name, place, kind, *ages = a_list(part, "a label", length=6 if late else 3)
             if a_text(name, "a label's name") in several:
                 raise malformed("two labels have the same name")
-            several[name] = Label(one(place), a_text(kind, "the kind of a label"))
+            more = {"delay": one(ages[0]), "elapsed": one(ages[1]), "window": ages[2]} if late else {}
+            several[name] = Label(one(place), a_text(kind, "the kind of a label"), **more)
         if sum(used) > MOST_CALLS:
             raise malformed(f"its features have {sum(used):,} calls; at most {MOST_CALLS:,} are allowed")
         return FeatureSet(**roles, sparse=many["sparse"], dense=many["dense"], labels=several)

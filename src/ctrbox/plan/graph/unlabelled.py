@@ -16,7 +16,14 @@ from ctrbox.plan.language.features import FeatureSet
 from ctrbox.plan.language.node import Node, closure
 from ctrbox.views.view import Filter, View
 
-LABELS = ("label", "weight", "task", "observed")  # roles of outputs that rows to be scored do not have
+LABELS = (
+    "label",
+    "weight",
+    "task",
+    "observed",
+    "delay",
+    "elapsed",
+)  # roles of outputs that rows to be scored do not have
 
 
 def conjuncts(condition: Expr) -> list[Expr]:
@@ -56,7 +63,7 @@ def _columns(nodes: list[Node]) -> set[int]:
 
 def unlabelled(log: View, features: FeatureSet) -> View:
     """Return the log without filters that ask for a label or a weight that no other feature reads."""
-    labels = (features.label, features.weight, *(label.expression for label in features.labels.values()))
+    labels = (features.label, features.weight, *(e for label in features.labels.values() for e in label.expressions))
     theirs = {name for e in labels for name in _names(e)}
     others = (features.group, *features.dense.values(), *features.sparse.values())
     theirs -= {name for e in others for name in _names(e)}

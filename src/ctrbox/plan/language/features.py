@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Never
 
 from ctrbox.arguments.names import nearest, no_argument
+from ctrbox.arguments.numbers import number
 from ctrbox.columns.tasks import KINDS, MOST_TASKS
 from ctrbox.errors import PlanError
 from ctrbox.plan.language import checks
 from ctrbox.plan.language.expr import Expr, column
 
 RESERVED = {"label", "weight", "group"}
+LEAST_AGE, MOST_AGE = 1e-30, 1e30  # of an attribution window; ages are float32 in a batch
 
 
 @dataclass(frozen=True, init=False)
@@ -23,12 +25,30 @@ class Label:
 
     ``cb.FeatureSet(labels={"click": col("clicked"), "value": cb.Label(col("revenue"), "regression")})``. A null means
     that the label was not observed: it is left out of the loss and of the metrics of this label.
+
+    ``delay``, ``elapsed`` and ``window`` are given together, for a binary label whose ones arrive late, such as conversions:
+    ``cb.Label("converted", delay="days_to_convert", elapsed="days_since_click", window=30)``. ``elapsed``: the time from the
+    click until the row was recorded. ``delay``: the time from the click to the conversion; it is read where the label is 1 and
+    may be null elsewhere. ``window``: a conversion counts if its delay is at most so long. All three have the same unit, which
+    may be any. The model then predicts the conversion within the window, also if most rows are younger than it
+    (docs/objectives.md).
     """
 
     expression: Expr
     kind: str
+    delay: Expr | None
+    elapsed: Expr | None
+    window: float | None
 
-    def __init__(self, expression: Any, kind: str = "binary") -> None:
+    def __init__(
+        self,
+        expression: Any,
+        kind: str = "binary",
+        *,
+        delay: Any = None,
+        elapsed: Any = None,
+        window: float | None = None,
+    ) -> None:
         if not isinstance(expression, Expr | str):
             raise PlanError(f"a label must be an expression or a column's name, got {checks.shown(expression)}")
         if kind not in KINDS:
@@ -37,6 +57,25 @@ class Label:
             )
         object.__setattr__(self, "expression", column(expression))
         object.__setattr__(self, "kind", kind)
+        given = {"delay": delay, "elapsed": elapsed, "window": window}
+        missing = [name for name, value in given.items() if value is None]
+        if 0 < len(missing) < len(given):
+            raise PlanError(
+                f"a label whose ones arrive late needs delay=, elapsed= and window= together; {' and '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} missing"
+            )
+        if not missing and kind != "binary":
+            raise PlanError(f"delay=, elapsed= and window= belong to a binary label, but its kind is {kind!r}")
+        for name in ("delay", "elapsed"):
+            if not isinstance(given[name], Expr | str | None):
+                raise PlanError(f"{name} must be an expression or a column's name, got {checks.shown(given[name])}")
+            object.__setattr__(self, name, None if given[name] is None else column(given[name]))
+        object.__setattr__(self, "window", None if window is None else number("window", window, LEAST_AGE, MOST_AGE))
+
+    @property
+    def expressions(self) -> tuple[Expr, ...]:
+        """The expressions that a label reads."""
+        return tuple(e for e in (self.expression, self.delay, self.elapsed) if e is not None)
 
 
 @dataclass(frozen=True, init=False)

@@ -23,7 +23,7 @@ class TableSpec:
 
     what: str
     data: Any
-    how: str = ""  # of a fit: quantiles, moments, history
+    how: str = ""  # of a fit: quantiles, moments, history, delays
 
 
 # What each kind of fit learns.
@@ -31,6 +31,7 @@ FITTED: dict[str, dict[str, type]] = {
     "quantiles": {"boundaries": np.float64},
     "moments": {"mean": np.float64, "scale": np.float64},
     "history": {"hashes": np.uint64, "buckets": np.int64, "shows": np.int64, "clicks": np.int64},
+    "delays": {"buckets": np.int64, "shares": np.float64},
 }
 
 
@@ -52,6 +53,11 @@ def misfit(how: str, state: Any) -> str:
             return "" if not np.isnan(b).any() and (b[1:] > b[:-1]).all() else "boundaries must ascend"
         case "moments":
             return "" if all(np.isfinite(array).all() for array in state.values()) else "moments must be finite"
+        case "delays":
+            at, shares = state["buckets"], state["shares"]
+            good = len(at) > 0 and (at[1:] > at[:-1]).all() and at[0] >= 0
+            good = good and (shares[1:] >= shares[:-1]).all() and shares[0] >= 0 and shares[-1] == 1
+            return "" if good else "delays must have ascending buckets, and shares that rise to 1"
     hashes, buckets = state["hashes"], state["buckets"]
     ahead = (hashes[1:] > hashes[:-1]) | ((hashes[1:] == hashes[:-1]) & (buckets[1:] > buckets[:-1]))
     if not ahead.all():
