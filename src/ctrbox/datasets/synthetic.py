@@ -6,7 +6,7 @@
     out/truth/*.parquet     instance_id, p_click
     out/users/*.parquet, out/ads/*.parquet   the dimension views, one row a key
     out/images, out/behaviours   where images are asked for (visual_views.py)
-    out/conversions, out/conversion_truth   where conversions are asked for (conversions.py)
+    out/conversions, out/conversion_truth, out/conversion_delays   where conversions are asked for (conversions.py)
 
 Blocks are drawn independently from (seed, block) and written by a few threads, so memory does not grow with
 the log and the values do not depend on the number of threads. The folder is written aside and renamed when
@@ -155,6 +155,10 @@ class AdLog:
     def conversion_truth(self) -> Path:
         return self.path / "conversion_truth"
 
+    @property
+    def conversion_delays(self) -> Path:
+        return self.path / "conversion_delays"
+
 
 def adlog(
     rows: int,
@@ -175,9 +179,9 @@ def adlog(
     `ads` to a fortieth (at most 200,000). `progress(done, rows)` is called as blocks are written, from the
     calling thread. With `images`, the numbers of an image (4,096 as in the paper), ads have images and users
     a visual taste that decides clicks; `images` and `behaviours` are views besides, and users has `behaviour`
-    and `all_clicks`. With `conversions`, clicks may lead to a conversion of known probability: `conversions` and
-    `conversion_truth` are views besides, and all others have the same values as without. A folder that holds another ad
-    log is replaced, unless `overwrite=False`; one that holds anything else is refused.
+    and `all_clicks`. With `conversions`, clicks may lead to a conversion of known probability, some hours later:
+    `conversions`, `conversion_truth` and `conversion_delays` are views besides, and all others have the same values as
+    without. A folder that holds another ad log is replaced, unless `overwrite=False`; one that holds anything else is refused.
     """
     for name, given in (
         ("rows", rows),
@@ -217,6 +221,7 @@ def adlog(
         "days": days,
         "images": images,
         "conversions": conversions,
+        "delays": conversions,  # a log that was written without them is made anew
     }
     found = _manifest(target)
     if found is not None and all(found.get(k, 0) == v for k, v in asked.items()):
