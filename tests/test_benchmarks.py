@@ -131,6 +131,10 @@ def calibration(tiny: Tiny, found: Any) -> None:
     tiny.set(found, QUICK_ROWS=20_000, USERS=100, ADS=50, STAGES=few, DRIFTS={"change": found.DRIFTS["change"]})
 
 
+def delayed_feedback(tiny: Tiny, found: Any) -> None:
+    tiny.set(found, BATCH=64, DIM=2, BOTTOM=(8,), HIDDEN=(4,))
+
+
 def overlap(tiny: Tiny, found: Any) -> None:
     tiny.set(found, data=lambda rows: tiny.ad_log)
 
@@ -251,6 +255,7 @@ RUNS: dict[str, tuple[list[str], Callable[[Tiny, Any], None] | None]] = {
         ["--kills", "1"],
         lambda tiny, found: tiny.set(found, data=lambda rows: tiny.ad_log),
     ),
+    "delayed_feedback": (["--rows", "12000", "--seeds", "1"], delayed_feedback),
     "dicm": (["--rows", "400", "--seeds", "1", "--only", "information"], dicm),
     "disk": (["--quick"], lambda tiny, found: tiny.set(found, QUICK_SIZE=8 << 20)),
     "embedder": (["--quick", "--repeats", "1", "--only", "ctrbox"], embedder),
