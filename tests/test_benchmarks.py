@@ -127,7 +127,7 @@ class Tiny:
 
 
 def calibration(tiny: Tiny, found: Any) -> None:
-    few = {name: found.STAGES[name] for name in ("none", "platt", "isotonic")}
+    few = {name: found.STAGES[name] for name in ("none", "platt", "isotonic, trend")}
     tiny.set(found, QUICK_ROWS=20_000, USERS=100, ADS=50, STAGES=few, DRIFTS={"change": found.DRIFTS["change"]})
 
 

@@ -15,7 +15,7 @@ from ctrbox.columns.batch import Field, Schema
 from ctrbox.errors import DataError, TrainError
 from ctrbox.evaluate import calibration_fit
 from ctrbox.evaluate.calibration import curve
-from ctrbox.evaluate.calibration_fit import SLICE_LABELS, SLICE_ROWS, fit_calibration, isotonic, platt, pooled
+from ctrbox.evaluate.calibration_fit import SLICE_LABELS, SLICE_ROWS, drift_of, fit_calibration, isotonic, platt, pooled
 from ctrbox.evaluate.calibration_maps import MOST_KNOTS, Calibration, IsotonicMap, PlattMap
 
 
@@ -337,6 +337,59 @@ def test_a_calibration_by_a_field_that_the_plan_has_not_is_refused() -> None:
     for there in ((Field("device", "device", True),), (Field("ad", "ad", False),)):
         with pytest.raises(DataError, match="by field 'device', which has not exactly one key per row"):
             made.check_field(Schema(there, (), True, False, False))
+
+
+# ---- a trend
+
+
+def moving(rows: int, drift: float, seed: int = 0) -> tuple[Any, Any, Any]:
+    """Clicks whose true logit is a line of the logit, and of the time from -1 to 0."""
+    rng = np.random.default_rng(seed)
+    logit, t = rng.normal(-1.0, 1.2, rows), np.linspace(-1, 0, rows)
+    return rng.random(rows) < probability(0.8 * logit - 0.5 + drift * t), logit, t
+
+
+def test_the_drift_is_that_of_the_logistic_regression_of_scikit_learn() -> None:
+    sklearn = pytest.importorskip("sklearn.linear_model")
+    clicked, logit, t = moving(8000, -1.5)
+    found = drift_of(clicked, logit, t)
+    reference = sklearn.LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(np.stack([logit, t], 1), clicked)
+    slope, drift = reference.coef_[0]
+    assert found == pytest.approx(drift / slope, rel=1e-3)  # the targets are not quite 0 and 1
+
+
+@pytest.mark.parametrize("kind", ["platt", "isotonic"])
+def test_a_map_with_a_trend_is_right_for_the_last_row_and_one_without_for_the_middle(kind: str) -> None:
+    clicked, logit, _ = moving(40_000, -2.0)
+    z = np.array([-1.0, 0.0, 0.5], np.float32)
+    for trend, at in ((True, 0.0), (False, -0.5)):
+        found = fit_calibration(kind, clicked, logit.astype(np.float32), trend=trend).apply(z, None)
+        np.testing.assert_allclose(probability(found), probability(0.8 * z - 0.5 - 2.0 * at), atol=0.03)
+
+
+def test_slices_have_a_drift_of_their_own_if_they_have_many_rows() -> None:
+    rows = 60_000
+    rng = np.random.default_rng(3)
+    t, logit = np.linspace(-1, 0, rows), rng.normal(-1, 1, rows)
+    key = rng.choice([1, 2, 3], rows, p=[0.49, 0.49, 0.02])  # 3 has too few rows for a drift of its own
+    drift = np.where(key == 1, -2.0, 0.0)
+    clicked = rng.random(rows) < probability(logit + drift * t)
+    found = fit_calibration("platt", clicked, logit.astype(np.float32), "by", key, trend=True)
+    assert found.keys == (1, 2, 3)
+    last = [float(one.apply(np.array([-1.0]))[0]) for one in found.slices]
+    assert last[0] == pytest.approx(-1.0, abs=0.12)
+    assert last[1] == pytest.approx(-1.0, abs=0.12)
+    assert last[2] < last[1]  # corrected by the drift of all rows, which it does not have
+
+
+@settings(max_examples=60, deadline=None)
+@given(labelled)
+def test_a_trend_of_few_rows_leaves_a_finite_map(rows: list[tuple[bool, int]]) -> None:
+    clicked, logit = np.array([c for c, _ in rows]), np.array([z / 3 for _, z in rows], np.float32)
+    for kind in ("platt", "isotonic"):
+        found = fit_calibration(kind, clicked, logit, trend=True).apply(np.array([-9.0, 0.0, 9.0], np.float32), None)
+        assert np.isfinite(found).all()
+        assert (np.diff(found) >= 0).all()
 
 
 # ---- the interval of the expected calibration error

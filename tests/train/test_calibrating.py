@@ -137,6 +137,20 @@ def test_slices_that_drift_apart_have_maps_of_their_own(tmp_path: Path) -> None:
     assert run.learner.score(looked).tolist() == alone.tolist()
 
 
+def test_a_trend_lowers_the_calibration_error_where_clicks_become_rarer(tmp_path: Path) -> None:
+    log = worlds.checkerboard(16_000)
+    keep = np.random.default_rng(2).random(16_000) < np.exp(-2.0 * np.linspace(0, 1, 16_000))
+    clicked = (log["clicked"].to_numpy() > 0) & keep
+    log = log.set_column(log.column_names.index("clicked"), "clicked", pa.array(clicked.astype(np.int8)))
+    runs = {
+        t: fitted(log, calibrate="platt", calibrate_share=0.6, calibrate_trend=t, batch_size=512) for t in (False, True)
+    }
+    told = {trend: run.summary["calibrator"] for trend, run in runs.items()}
+    assert told[True]["before"] == told[False]["before"]  # the same weights
+    assert told[True]["after"]["ece"] < 0.7 * told[False]["after"]["ece"]
+    assert runs[True].metrics["logloss"] < runs[False].metrics["logloss"]
+
+
 # ---- everywhere the same
 
 
@@ -220,6 +234,11 @@ def test_the_report_shows_the_calibration_before_and_after(log: pa.Table, tmp_pa
             {"calibrate_share": 0.1},
             "calibrate_share= needs calibrate='platt' or calibrate='isotonic', got calibrate=None",
         ),
+        (
+            {"calibrate_trend": True},
+            "calibrate_trend= needs calibrate='platt' or calibrate='isotonic', got calibrate=None",
+        ),
+        ({"calibrate_trend": "yes", "calibrate": "platt"}, "calibrate_trend must be True or False, got 'yes'"),
         ({"calibrate_by": "device", "calibrate": "intercept"}, "calibrate_by= needs calibrate='platt'"),
         ({"calibrate": "platt", "calibrate_share": 0}, "calibrate_share must be a share from 1e-06 to 0.9, got 0"),
         ({"calibrate": "platt", "calibrate_by": col("device")}, "calibrate_by must be the name of a sparse feature"),

@@ -11,9 +11,17 @@ integers and rates are compared by cross-multiplication, so that no result depen
 there are more steps than `MOST_KNOTS` allows, neighbouring steps are merged by their share of the rows. No probability is 0 or
 1: a first step of n rows without a click gets 1 / (n + 2), or half the rate of the next step where that is less, and a last step
 of clicks only is treated alike.
+
+Trend: where click rates drift, a map of all calibration rows is right for their middle, and the rows to be predicted come after
+their end. With ``trend``, a line in time is fitted beside slope and intercept: logit' = slope · logit + drift · t + intercept,
+where t rises from -1 at the first calibration row to 0 at the last. The map is then fitted to logit + drift / slope · t, which is
+the logit that a row would have as the last one. No drift beyond the last row is assumed. A slice has a drift of its own if it has
+ten times the rows that it needs for a map; others have that of all rows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -43,13 +51,19 @@ def fit_calibration(
     logit: npt.NDArray[np.float32],
     by: str | None = None,
     keys: Integers | None = None,
+    trend: bool = False,
 ) -> Calibration:
-    """Fit one map to all rows and, with ``by``, one to each of the `MOST_SLICES` most frequent keys that have enough rows."""
+    """Fit one map to all rows and, with ``by``, one to each of the `MOST_SLICES` most frequent keys that have enough rows.
+
+    ``trend``: correct for a drift of the click rate over the rows, which are in the order of time.
+    """
     clicked, z = np.asarray(label) > 0, logit.astype(np.float64)
     clicks = int(np.count_nonzero(clicked))
     if clicks in (0, len(clicked)):
         raise TrainError(single_label(kind, clicks, len(clicked)))
-    shared = fit_map(kind, clicked, z)
+    t = np.linspace(-1.0, 0.0, len(z)) if trend else np.zeros(len(z))
+    drift = drift_of(clicked, z, t) if trend else 0.0
+    shared = fit_map(kind, clicked, z + drift * t)
     if by is None or keys is None:
         return Calibration(kind, shared)
     known, slice_of, rows = np.unique(keys, return_inverse=True, return_counts=True)
@@ -61,8 +75,13 @@ def fit_calibration(
     begin = np.concatenate([[0], np.cumsum(rows)])
     chosen = sorted(frequent.tolist())
     parts = [order[begin[k] : begin[k + 1]] for k in chosen]
-    maps = tuple(fit_map(kind, clicked[part], z[part]) for part in parts)
-    return Calibration(kind, shared, by, tuple(int(known[k]) for k in chosen), maps)
+    maps = []
+    for k, part in zip(chosen, parts, strict=True):
+        least = min(int(clicks_of[k]), int(rows[k] - clicks_of[k]))
+        many = trend and rows[k] >= 10 * SLICE_ROWS and least >= 10 * SLICE_LABELS
+        mine = drift_of(clicked[part], z[part], t[part]) if many else drift
+        maps.append(fit_map(kind, clicked[part], z[part] + mine * t[part]))
+    return Calibration(kind, shared, by, tuple(int(known[k]) for k in chosen), tuple(maps))
 
 
 def single_label(kind: str, clicks: int, rows: int) -> str:
@@ -78,44 +97,71 @@ def fit_map(kind: str, clicked: Labels, logit: Floats) -> CalibrationMap:
     return platt(clicked, logit) if kind == "platt" else isotonic(clicked, logit)
 
 
+def drift_of(clicked: Labels, logit: Floats, t: Floats) -> float:
+    """Return what to add to the logit for each unit of time, so that a row of time ``t`` is one of time 0; see the file's head.
+
+    It is 0 if the logit says nothing about clicks, because the time cannot be expressed as a logit then.
+    """
+    spread = float(logit.std())
+    if not spread > 0:
+        return 0.0
+    target, constant = smoothed(clicked)
+    at = (0.0, 0.0, constant)
+    slope, drift, _ = fitted(target, ((logit - logit.mean()) / spread, t - t.mean(), np.ones(len(t))), at)
+    return drift / (slope / spread) if slope > 0 else 0.0
+
+
 # ---- Platt scaling
 
 
 def platt(clicked: Labels, logit: Floats) -> PlattMap:
     """Fit slope and intercept by maximum likelihood, the slope 0 or more."""
-    clicks = int(np.count_nonzero(clicked))
-    others = len(clicked) - clicks
-    target = np.where(clicked, (clicks + 1) / (clicks + 2), 1 / (others + 2))
+    target, constant = smoothed(clicked)
     middle, spread = float(logit.mean()), float(logit.std())
-    rate = float(target.mean())
-    constant = float(np.log(rate) - np.log1p(-rate))
     if not spread > 0:  # one logit for all rows: the slope cannot be known
         return PlattMap(1.0, constant - middle)
     u = (logit - middle) / spread  # both parameters are then of the same size
-    slope, at = 0.0, constant
-    loss = _loss(target, slope * u + at)
+    slope, at = fitted(target, (u, np.ones(len(u))), (0.0, constant))
+    if slope <= 0:
+        return PlattMap(0.0, constant)
+    return PlattMap(slope / spread, at - slope * middle / spread)
+
+
+def smoothed(clicked: Labels) -> tuple[Floats, float]:
+    """Return the targets of the rows, which are not quite 0 and 1, and the logit of their mean."""
+    clicks = int(np.count_nonzero(clicked))
+    target = np.where(clicked, (clicks + 1) / (clicks + 2), 1 / (len(clicked) - clicks + 2))
+    rate = float(target.mean())
+    return target, float(np.log(rate) - np.log1p(-rate))
+
+
+def fitted(target: Floats, columns: Sequence[Floats], start: Sequence[float]) -> tuple[float, ...]:
+    """Return the parameters of the logistic regression on the columns, by Newton's method."""
+    at = np.array(start)
+
+    def scores(parameters: Floats) -> Floats:
+        return np.asarray(sum(parameter * column for parameter, column in zip(parameters, columns, strict=True)))
+
+    loss = _loss(target, scores(at))
     for _ in range(MOST_STEPS):
-        p = 1.0 / (1.0 + np.exp(-np.clip(slope * u + at, -700, 700)))
+        p = 1.0 / (1.0 + np.exp(-np.clip(scores(at), -700, 700)))
         error, curve = p - target, p * (1 - p)
-        gradient = float((error * u).sum()), float(error.sum())
-        if max(map(abs, gradient)) <= 1e-12 * len(u):
+        gradient = np.array([float((error * column).sum()) for column in columns])
+        if np.abs(gradient).max() <= 1e-12 * len(target):
             break
         # A little is added so that the matrix stays invertible where all probabilities are next to 0 or 1.
-        a, b, c = float((curve * u * u).sum()) + 1e-12, float((curve * u).sum()), float(curve.sum()) + 1e-12
-        determinant = a * c - b * b
-        step = (c * gradient[0] - b * gradient[1]) / determinant, (a * gradient[1] - b * gradient[0]) / determinant
+        bent = [[float((curve * a * b).sum()) for b in columns] for a in columns] + 1e-12 * np.eye(len(columns))
+        step = np.linalg.solve(bent, gradient)
         size = 1.0
         while size > 1e-10:
-            new = _loss(target, (slope - size * step[0]) * u + at - size * step[1])
+            new = _loss(target, scores(at - size * step))
             if new < loss:
                 break
             size /= 2
         else:
             break  # no better point can be told apart
-        slope, at, loss = slope - size * step[0], at - size * step[1], new
-    if slope <= 0:
-        return PlattMap(0.0, constant)
-    return PlattMap(slope / spread, at - slope * middle / spread)
+        at, loss = at - size * step, new
+    return tuple(at.tolist())
 
 
 def _loss(target: Floats, logit: Floats) -> float:

@@ -135,7 +135,7 @@ def calibrate(
         clicks = int(np.count_nonzero(whole.label))
         if clicks in (0, len(whole.label)):
             raise TrainError(of_label(name, single_label(kind, clicks, len(whole.label))))
-        found[name] = fit_calibration(kind, whole.label, whole.logit, by, whole.keys)
+        found[name] = fit_calibration(kind, whole.label, whole.logit, by, whole.keys, settings.calibrate_trend)
         facts[name] = {"rows": len(whole.label), "clicks": clicks}
         if by is not None:
             facts[name] |= {"slices": len(found[name].keys)}

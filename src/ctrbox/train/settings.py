@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ctrbox.arguments.names import nearest
-from ctrbox.arguments.numbers import is_number, number, share, shown_value, whole
+from ctrbox.arguments.numbers import flag, is_number, number, share, shown_value, whole
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.traits import settings_of as table_settings
 from ctrbox.embed.traits import traits_of
@@ -69,6 +69,7 @@ class Settings:
     calibrate: str | float | None = None  # what corrects logits; see ``ctrbox.evaluate.calibration``
     calibrate_share: float | None = None  # of the training rows, the newest; None: `CALIBRATION_SHARE`
     calibrate_by: str | None = None  # a sparse field, each frequent key of which gets a map of its own
+    calibrate_trend: bool = False  # whether the map corrects for a drift of the click rate over the calibration rows
     adaptive_l2: float = 0.0  # a key's gradient += this · its row / how often it was met: rare keys are held most
     l2: float = 0.0  # a key's gradient of the summed loss += this · its row, for each time that the batch has the key
     average: float | None = None  # decay of a moving average of the dense weights, which are evaluated and saved
@@ -113,8 +114,9 @@ class Settings:
             object.__setattr__(self, "calibrate_share", share("calibrate_share", self.calibrate_share, 1e-6, 0.9))
         if self.calibrate_by is not None and not isinstance(self.calibrate_by, str):
             raise PlanError(f"calibrate_by must be the name of a sparse feature, got {self.calibrate_by!r}")
-        for name in ("calibrate_share", "calibrate_by"):
-            if getattr(self, name) is not None and not self.fits_map:
+        object.__setattr__(self, "calibrate_trend", flag("calibrate_trend", self.calibrate_trend))
+        for name in ("calibrate_share", "calibrate_by", "calibrate_trend"):
+            if getattr(self, name) not in (None, False) and not self.fits_map:
                 raise PlanError(
                     f"{name}= needs calibrate='platt' or calibrate='isotonic', got calibrate={self.calibrate!r}; change "
                     f"calibrate=, or remove {name}="

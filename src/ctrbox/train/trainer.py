@@ -102,6 +102,7 @@ class Trainer:
         calibrate: str | float | None = None,
         calibrate_share: float | None = None,
         calibrate_by: str | None = None,
+        calibrate_trend: bool = False,
         adaptive_l2: float = 0.0,
         l2: float = 0.0,
         average: float | None = None,
@@ -151,6 +152,8 @@ class Trainer:
           up to 0.9, and at most a million rows; default: 0.1.
         - ``calibrate_by``: name of a sparse feature with one key per row; each of its keys with at least 1,000 calibration rows
           (50 with and 50 without a click) gets a map of its own; default: one map for all rows.
+        - ``calibrate_trend``: whether that map is made for the end of the calibration rows, from a straight line in time that is
+          fitted with it, for logs in the order of time whose click rates drift; default: False.
         - ``adaptive_l2``: adds this number · row / (how often its key was met) to the gradient of each row of a table.
         - ``l2``: adds this number · row to the gradient of the summed loss for each time that a batch has the row's key, so that
           it means the same for a batch of any size.
@@ -200,6 +203,7 @@ class Trainer:
             calibrate=calibrate,
             calibrate_share=calibrate_share,
             calibrate_by=calibrate_by,
+            calibrate_trend=calibrate_trend,
             adaptive_l2=adaptive_l2,
             l2=l2,
             average=average,
