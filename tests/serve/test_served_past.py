@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -365,6 +367,23 @@ def test_an_event_with_a_wrong_clock_does_not_make_the_requests_of_now_too_old(p
     assert (found["taken"], found["future"]) == (1, 2)
     sent = body({"user": 1, "ts": str(now), "device": "ios"}, [{"ad": 1, "price": 0.5}])
     assert len(served.score(served.reader.from_json(sent))[0]) == 1
+
+
+def test_columns_of_events_that_nothing_reads_cost_nothing_and_are_not_looked_at(place: Path) -> None:
+    """Strangers may send 60,000 of them, lists in lists, and values of several types."""
+    past = served_of(place, "ffm").past
+    rows = events_of(table().slice(HALF, 2))
+    nested: Any = 1
+    for _ in range(500):
+        nested = {"a": nested}
+    began = time.process_time()
+    for extra in ([nested, nested], [2**64 - 1, -1], [1, "x"], [None, {"a": [1]}]):
+        sent = [{**row, "other": value} for row, value in zip(rows, extra, strict=True)]
+        assert past.observe(json.dumps({"rows": sent}).encode())["taken"] == 2
+    assert past.observe(json.dumps({"rows": [rows[0], {**rows[1], **{f"c{k}": k for k in range(60_000)}}]}).encode())[
+        "taken"
+    ]
+    assert time.process_time() - began < 2
 
 
 def test_a_full_disk_lets_events_wait(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def table_of_dicts(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, time_un
             continue
         try:
             made[name] = pa.array(values)
-        except (pa.ArrowException, TypeError, ValueError) as error:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise DataError(f"column {name!r} cannot be read: {first_line(error)}") from None
     return pa.table(made)
 

@@ -470,15 +470,17 @@ def _typed(view: View, rows: Any, columns: Sequence[str], what: str) -> pa.Recor
     types = {name: known.schema.field(name).type for name in columns}
     if is_dicts(rows):
         given = [rows] if isinstance(rows, Mapping) else list(rows)
-        rows = table_of_dicts(given, known.schema, view.time_units)
+        # Only what is read: columns that a stranger invents may be many, nested deeply, or of several types.
+        read = [{name: row[name] for name in columns if name in row} for row in given]
+        _check_there(columns, list(given[0]), view, what)
+        opened_rows = open_source(table_of_dicts(read, known.schema, view.time_units))
+    else:
+        opened_rows = open_source(rows)
+        _check_there(columns, opened_rows.schema.names, view, what)
+    if isinstance(opened_rows, MemorySource):
+        opened_rows.name = what
     described = Described(view.name, types, frozenset(name for name in columns if nullable(name)), cure=CURES[what])
-    given_rows = open_source(rows)
-    if isinstance(given_rows, MemorySource):
-        given_rows.name = what
-    there = given_rows.schema.names
-    if missing := [name for name in columns if name not in there]:
-        raise DataError(f"the {what} lacks {lacking(missing, there)}; a history reads it from view {view.name!r}")
-    source = AgreeingSource(given_rows, described, strict=True)
+    source = AgreeingSource(opened_rows, described, strict=True)
     try:
         batch = whole(source, list(columns))  # type: ignore[arg-type]
     except PlanError as error:
@@ -491,6 +493,11 @@ def _typed(view: View, rows: Any, columns: Sequence[str], what: str) -> pa.Recor
                 raise DataError(f"column {field.name!r} of the {what}: {error}, the type of the log") from None
             batch = batch.set_column(place, field.with_type(types[field.name]), rounded)
     return batch
+
+
+def _check_there(columns: Sequence[str], there: Sequence[str], view: View, what: str) -> None:
+    if missing := [name for name in columns if name not in there]:
+        raise DataError(f"the {what} lacks {lacking(missing, there)}; a history reads it from view {view.name!r}")
 
 
 def _morsel(batch: pa.RecordBatch, what: str) -> Morsel:
