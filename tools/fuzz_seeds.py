@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import ctrbox as cb
-from ctrbox import publish
+from ctrbox import col, publish
 
 VW = [
     b"1 2.5 'tag|user u1 |ad a7 b2:0.5\n-1 |user u2 |ad a7\n0 |user:2 u1:1e-3 |c x\n",
@@ -125,6 +125,31 @@ def published(scratch: Path) -> tuple[list[bytes], list[bytes]]:
     return weights, patches
 
 
+def request_plans(scratch: Path) -> list[bytes]:
+    """Plans for requests: without and with a join, a filter and the tables of operators."""
+    ads = pa.table({"ad": [1, 2, 3], "title": ["red shoe", "blue hat", ""], "bid": [0.5, None, 2.0]})
+    log = pa.table({"id": [1, 2], "user": [7, 8], "text": ["red", ""], "ad": [1, 2], "clicked": [0, 1]})
+    view, words = cb.View(log, key="id"), col("text").lower().split(" ")
+    sparse = {"user": col("user").key(), "words": words.key(), "user_x_ad": cb.cross("user", "ad")}
+    plain = cb.FeatureSet(label=col("clicked"), sparse=sparse, dense={"ad": col("ad")})
+    more = cb.FeatureSet(
+        label=col("clicked"),
+        sparse=sparse | {"few": col("title").is_in(["", "red"]).key(), "many": col("ad").is_in(list(range(20))).key()},
+        dense={
+            "overlap": cb.overlap(words, col("title").split(" ")),
+            "bucket": col("bid").bucketize([0.0, 1.0]),
+            "json": col("text").json("$.a[1]", "float").fill(0.0),
+        },
+    )
+    joined = view.join(cb.View(ads, key="ad", name="ads").fill(title="", bid=0.0), on="ad").filter(col("bid") < 1.5)
+    found = []
+    for n, (source, features) in enumerate([(view, plain), (joined, more)]):
+        path = scratch / f"{n}.request.ctr"
+        cb.serve.save_request_plan(cb.compile(source, features, device="cpu"), path, context=["user", "text"])
+        found.append(path.read_bytes())
+    return found
+
+
 def column_chunks() -> list[bytes]:
     """Pages as pyarrow writes them, behind what they are said to hold."""
     table = pa.table({"s": ["ab", None, "", "ab", "a longer word"] * 4, "n": [1, None, 3, 3, 2**40] * 4})
@@ -170,6 +195,7 @@ def main(out: Path) -> None:
             "checkpoint": [checkpoint(scratch)],
             "weight_file": weights,
             "patch_file": patches,
+            "request_plan": request_plans(scratch),
         }
         for target, seeds in files.items():
             write(out / target, *seeds)

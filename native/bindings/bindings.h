@@ -21,6 +21,7 @@ void bind_ffm(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_publish(nb::module_& m);
 void bind_requests(nb::module_& m);
+void bind_request_plan(nb::module_& m);
 void bind_parquet(nb::module_& m);
 void bind_past(nb::module_& m);
 void bind_vectors(nb::module_& m);

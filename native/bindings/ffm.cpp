@@ -200,14 +200,6 @@ void bind_validation(nb::module_& m) {
 
 }  // namespace
 
-void check_fields(const DeepFfm& model, const Examples& examples, bool of_context) {
-  model.check_fields(examples, 0, examples.rows());
-  for (uint16_t f : examples.fields)
-    if ((f < model.settings().context) != of_context)
-      throw nb::value_error(of_context ? "a context has a field of candidates"
-                                       : "a candidate has a field of the context");
-}
-
 void bind_ffm(nb::module_& m) {
   bind_examples(m);
   bind_validation(m);
@@ -316,7 +308,7 @@ void bind_ffm(nb::module_& m) {
           [](const DeepFfm& model, const Examples& example) {
             if (example.rows() != 1) throw nb::value_error("a context is one example");
             nb::gil_scoped_release release;
-            check_fields(model, example, true);
+            model.check_part(example, true);
             return model.context(example);
           },
           nb::arg("example"))
@@ -327,7 +319,7 @@ void bind_ffm(nb::module_& m) {
               throw nb::value_error(
                   "the context was made with other weights: of another model, or of this one before it learned");
             return scored(candidates, [&](float* out) {
-              check_fields(model, candidates, false);
+              model.check_part(candidates, false);
               return model.score(context, candidates, out);
             });
           },

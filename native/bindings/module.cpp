@@ -26,6 +26,7 @@ NB_MODULE(_native, m) {
   bind_attention(m);             // over the history of a request
   bind_publish(m);               // weights as 16-bit codes, patches
   bind_requests(m);              // candidates of a request from its JSON
+  bind_request_plan(m);          // plans for requests as files without Python
   bind_parquet(m);               // columns of a row group from their bytes
   bind_past(m);                  // earlier events by key: histories and sliding windows
   bind_vectors(m);               // the best rows by inner product

@@ -6,45 +6,18 @@
 #include <numeric>
 
 #include "bindings/bindings.h"
-#include "bindings/ffm_fields.h"
-#include "core/ffm/engine.h"
-#include "core/ffm/from_batch.h"
-#include "core/program/sinks.h"
+#include "core/request/model_fields.h"
 #include "core/request/request_rows.h"
 
 using namespace cb;
 
 namespace {
 
-// Maps the columns of a batch, of the context or of the candidates, to the fields of a Deep FFM: a request then goes
-// from the plan's batches to its scores in two calls. The bits are those of DeepFFM.context and DeepFFM.score.
-struct ModelFields {
-  std::vector<size_t> sparse;     // fields of the batch; all its dense columns follow
-  std::vector<uint64_t> salts;    // of both
-  std::vector<uint16_t> numbers;  // the model's fields they are
-
-  Examples examples(const Batch& batch) const {
-    std::vector<int64_t> one_each(static_cast<size_t>(batch.rows) + 1);
-    std::iota(one_each.begin(), one_each.end(), int64_t{0});
-    BatchColumns columns;
-    for (size_t k : sparse) {
-      const Batch::Field& field = batch.fields.at(k);
-      std::span<const int64_t> offsets = one_each;
-      if (field.ragged) offsets = {field.offsets.data(), field.offsets.size()};
-      columns.sparse.push_back({{field.values.data(), field.values.size()}, offsets});
-    }
-    columns.dense = batch.dense.data();
-    columns.rows = static_cast<size_t>(batch.rows);
-    columns.width = batch.dense_width;
-    return examples_of(columns, salts).renumbered(numbers);
-  }
-};
-
 FfmContext context_of(const ModelFields& fields, const DeepFfm& model, const Batch& batch) {
   if (batch.rows != 1) throw nb::value_error("a context is one example");
   nb::gil_scoped_release release;
   Examples example = fields.examples(batch);
-  check_fields(model, example, true);
+  model.check_part(example, true);
   return model.context(example);
 }
 
@@ -56,7 +29,7 @@ nb::tuple score_candidates(const ModelFields& fields, const DeepFfm& model, cons
   {
     nb::gil_scoped_release release;
     Examples examples = fields.examples(batch);
-    check_fields(model, examples, false);
+    model.check_part(examples, false);
     out->resize(examples.rows());
     if (const auto met = model.score(context, examples, out->data())) broken = static_cast<int64_t>(*met);
   }
@@ -88,7 +61,7 @@ void bind_requests(nb::module_& m) {
           "read",
           [](const RequestRows& self, nb::bytes body) -> nb::object {
             auto found = self.read({body.c_str(), body.size()});  // some microseconds: not worth the GIL
-            if (!found) return nb::none();
+            if (!found || found->rows == 0) return nb::none();    // no candidates: the slow way, which is fast then
             return nb::make_tuple(found->context_begin, found->context_end, found->frame);
           },
           nb::arg("body"), nb::sig("def read(self, body: bytes) -> tuple[int, int, Frame] | None"),
@@ -104,7 +77,9 @@ void bind_requests(nb::module_& m) {
              std::vector<uint16_t> numbers) {
             if (salts.size() != numbers.size() || sparse.size() > salts.size())
               throw nb::value_error("as many salts as numbers");
-            new (self) ModelFields{std::move(sparse), std::move(salts), std::move(numbers)};
+            std::vector<size_t> dense(salts.size() - sparse.size());  // all dense columns of the batch
+            std::iota(dense.begin(), dense.end(), size_t{0});
+            new (self) ModelFields{std::move(sparse), std::move(dense), std::move(salts), std::move(numbers)};
           },
           nb::arg("sparse"), nb::arg("salts"), nb::arg("numbers"))
       .def("context", &context_of, nb::arg("model"), nb::arg("batch"),

@@ -3,25 +3,11 @@
 
 #include <cmath>
 #include <cstring>
-#include <exception>
-#include <memory>
-#include <new>
-#include <string>
-#include <system_error>
 
-#include "capi/patch_file.h"
+#include "capi/guarded.h"
 #include "capi/weight_file.h"
-#include "capi/whole_file.h"
-#include "core/ffm/model_file.h"
-#include "core/system/checked_file.h"
 
 using namespace cb;
-
-struct ctrbox_model {
-  std::unique_ptr<DeepFfm> model;
-  FfmHead head;
-  std::vector<uint64_t> salts;  // hashes of the fields' names
-};
 
 struct ctrbox_context {
   FfmContext context;
@@ -31,82 +17,10 @@ namespace {
 
 thread_local std::string last_error;
 
-struct BadArgument : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-struct NotFinite : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-ctrbox_status failed(ctrbox_status status, const char* why) noexcept {
-  try {
-    last_error = why;
-  } catch (...) {
-    last_error.clear();
-  }
-  return status;
-}
-
-template <class F>
-ctrbox_status guarded(F f) noexcept {
-  try {
-    f();
-    return CTRBOX_OK;
-  } catch (const BadArgument& e) {
-    return failed(CTRBOX_BAD_ARGUMENT, e.what());
-  } catch (const CannotRead& e) {
-    return failed(CTRBOX_CANNOT_READ, e.what());
-  } catch (const CannotWrite& e) {
-    return failed(CTRBOX_CANNOT_WRITE, e.what());
-  } catch (const DamagedFile& e) {
-    return failed(CTRBOX_DAMAGED, e.what());
-  } catch (const BadPatch& e) {
-    return failed(CTRBOX_DAMAGED, e.what());
-  } catch (const WrongBase& e) {
-    return failed(CTRBOX_WRONG_BASE, e.what());
-  } catch (const TooLarge& e) {
-    return failed(CTRBOX_TOO_LARGE, e.what());
-  } catch (const NotFinite& e) {
-    return failed(CTRBOX_NOT_FINITE, e.what());
-  } catch (const NoZstd& e) {
-    return failed(CTRBOX_UNSUPPORTED, e.what());
-  } catch (const std::bad_alloc&) {
-    return failed(CTRBOX_TOO_LARGE, "no memory");
-  } catch (const std::length_error&) {
-    return failed(CTRBOX_TOO_LARGE, "no memory");
-  } catch (const std::exception& e) {
-    return failed(CTRBOX_FAILED, e.what());
-  } catch (...) {
-    return failed(CTRBOX_FAILED, "an error of no known kind");
-  }
-}
-
-void need(const void* p, const char* name) {
-  if (!p) throw BadArgument(std::string(name) + " is NULL");
-}
-
 std::string shown(const char* p, size_t n) {
   std::string out;
   for (size_t k = 0; k < n && k < 40; ++k) out += p[k] >= ' ' && p[k] <= '~' ? p[k] : '?';
   return n > 40 ? out + "..." : out;
-}
-
-// ---- a model
-
-std::unique_ptr<ctrbox_model> opened(const std::string& path) {
-  auto out = std::make_unique<ctrbox_model>();
-  try {
-    out->model = is_weight_file(path) ? load_weights(path, out->head) : load_ffm(path, out->head);
-  } catch (const CannotRead& e) {
-    throw CannotRead("cannot read " + path + ": " + e.what());
-  } catch (const DamagedFile& e) {
-    throw DamagedFile("cannot read " + path + ": " + e.what());
-  } catch (const std::system_error& e) {
-    throw CannotRead("cannot read " + path + ": " + e.code().message());
-  }
-  for (const std::string& name : out->head.fields)
-    out->salts.push_back(hash_bytes(name.data(), static_cast<uint32_t>(name.size())));
-  return out;
 }
 
 void check_field(const ctrbox_model& model, uint32_t field) {
@@ -180,6 +94,28 @@ void check_finite(const std::optional<size_t>& broken) {
 
 }  // namespace
 
+namespace cb {
+
+ctrbox_status failed(ctrbox_status status, const char* why) noexcept {
+  try {
+    last_error = why;
+  } catch (...) {
+    last_error.clear();
+  }
+  return status;
+}
+
+std::unique_ptr<ctrbox_model> opened_model(const std::string& path) {
+  auto out = std::make_unique<ctrbox_model>();
+  out->model =
+      reading(path, [&] { return is_weight_file(path) ? load_weights(path, out->head) : load_ffm(path, out->head); });
+  for (const std::string& name : out->head.fields)
+    out->salts.push_back(hash_bytes(name.data(), static_cast<uint32_t>(name.size())));
+  return out;
+}
+
+}  // namespace cb
+
 extern "C" {
 
 int32_t ctrbox_abi(void) { return CTRBOX_ABI; }
@@ -191,7 +127,7 @@ ctrbox_status ctrbox_open(const char* path, ctrbox_model** model) {
     need(model, "model");
     *model = nullptr;
     need(path, "path");
-    *model = opened(path).release();
+    *model = opened_model(path).release();
   });
 }
 

@@ -1,23 +1,26 @@
 /* libctrbox: scores of a Deep FFM from any language that can call C.
  *
- *   ctrbox_model* model = NULL;
- *   if (ctrbox_open("served.fbw", &model) != CTRBOX_OK) { puts(ctrbox_last_error()); return 1; }
- *   ...
- *   ctrbox_close(model);
+ *   ctrbox_scorer* scorer = NULL;
+ *   if (ctrbox_scorer_open("request.ctr", "served.fbw", &scorer) != CTRBOX_OK) { puts(ctrbox_last_error()); return 1; }
+ *   ctrbox_scorer_json(scorer, body, bytes, scores, capacity, &rows);
+ *   ctrbox_scorer_close(scorer);
  *
- * A model is a published weight file (cb.publish.pack) or a saved Deep FFM (engine.save). Scores are probabilities. For
- * the same features they have the same bits as engine.predict in Python.
+ * A scorer takes raw columns: it has the plan that makes features of them (ctrbox publish request-plan) and a model. A
+ * model alone takes features whose keys the caller computes (ctrbox_open). A model is a published weight file
+ * (cb.publish.pack) or a saved Deep FFM (engine.save). Scores are probabilities. For the same rows, or the same
+ * features, they have the same bits as engine.predict in Python.
  *
  * Errors. A function that can fail returns a ctrbox_status. If it is not CTRBOX_OK, ctrbox_last_error() returns a
  * sentence that says what is wrong, and the outputs of the function must not be used. NULL, wrong sizes, damaged files
  * and numbers that are not finite are reported by a status and never crash the caller. A pointer must be NULL or point
  * to as many elements as its count says; the library cannot check that.
  *
- * Threads. Any number of threads may use one model at the same time, because an open model never changes. Do not close
- * a model while another thread uses it; the library cannot detect that. Each thread has its own ctrbox_last_error().
+ * Threads. Any number of threads may use one model or one scorer at the same time, because an open one never changes.
+ * Do not close it while another thread uses it; the library cannot detect that. Each thread has its own
+ * ctrbox_last_error(). A call runs in the calling thread alone.
  *
- * Memory. All arrays belong to the caller; the library reads them only during the call. The library owns models and
- * contexts; the caller frees them with ctrbox_close and ctrbox_context_free.
+ * Memory. All arrays belong to the caller; the library reads them only during the call. The library owns models,
+ * contexts and scorers; the caller frees them with ctrbox_close, ctrbox_context_free and ctrbox_scorer_close.
  *
  * The header is plain C99. Numbers of statuses never change their meaning, new ones are only added: a program that was
  * built for CTRBOX_ABI 1 works with every library whose ctrbox_abi() returns 1. */
@@ -131,6 +134,44 @@ CTRBOX_API size_t ctrbox_context_bytes(const ctrbox_context* context); /* memory
 /* Writes one score for each candidate. Candidates must have no field of the context. */
 CTRBOX_API ctrbox_status ctrbox_context_score(const ctrbox_model* model, const ctrbox_context* context,
                                               const ctrbox_examples* candidates, float* scores);
+
+/* ---- raw columns in, scores out ---------------------------------------------------------------------------------- */
+
+/* A plan for requests (ctrbox publish request-plan MODEL -o request.ctr) with the weights of a model. Joined views are
+ * in the file, with the rows that they had when it was written. */
+typedef struct ctrbox_scorer ctrbox_scorer;
+
+/* Opens the plan and the weights. *scorer is NULL after a failure. CTRBOX_BAD_ARGUMENT: the model has a field that is
+ * no feature of the plan. A file that was made up to do harm can make a request slow or short of memory, and can do
+ * nothing else. */
+CTRBOX_API ctrbox_status ctrbox_scorer_open(const char* plan, const char* weights, ctrbox_scorer** scorer);
+/* Opens other weights, such as those of a new version, for the plan of an open scorer, which both then share in memory.
+ * Either may be closed first. */
+CTRBOX_API ctrbox_status ctrbox_scorer_with(const ctrbox_scorer* of, const char* weights, ctrbox_scorer** scorer);
+CTRBOX_API void ctrbox_scorer_close(ctrbox_scorer* scorer); /* NULL is fine */
+
+/* Scores a request, which is the JSON that POST /v1/score takes, in UTF-8 and without a zero byte behind it:
+ *
+ *   {"context": {"user_id": 7}, "candidates": [{"ad_id": 1}, {"ad_id": 2}]}     or "candidates": {"ad_id": [1, 2]}
+ *
+ * Every column that the plan reads must be there, with a value of its own kind or null; a wrong kind is an error.
+ * Stores the number of candidates in *rows and a score for each in scores[0] ... scores[*rows - 1]; NaN for a candidate
+ * that a filter of the plan drops. If `capacity`, the number of floats at `scores`, is smaller, nothing is scored: the
+ * status is CTRBOX_BAD_ARGUMENT, and *rows says how many are needed. A request has at most 1 GiB and 16,777,216
+ * candidates. Other than the server, the library takes no objects and no score expressions, no names of columns with
+ * escapes, and only candidates that all have the same columns in the same order. */
+CTRBOX_API ctrbox_status ctrbox_scorer_json(const ctrbox_scorer* scorer, const void* body, size_t bytes, float* scores,
+                                            size_t capacity, size_t* rows);
+
+/* The columns that a request must bring: those of the context (of_context: 1) and those of each candidate (0). */
+CTRBOX_API uint32_t ctrbox_scorer_columns(const ctrbox_scorer* scorer, int32_t of_context); /* 0 for NULL */
+/* Returns the name of a column, valid until the scorer is closed, and stores its kind in *kind unless `kind` is NULL:
+ * 'b' a truth value, 'i' a whole number, 'f' a number, 's' a string, 't' a time. NULL if there is no such column. */
+CTRBOX_API const char* ctrbox_scorer_column(const ctrbox_scorer* scorer, int32_t of_context, uint32_t column,
+                                            char* kind);
+CTRBOX_API uint64_t ctrbox_scorer_learned(const ctrbox_scorer* scorer); /* examples the model has learned from */
+/* Returns plan.fingerprint of the plan, valid until the scorer is closed; NULL for NULL. */
+CTRBOX_API const char* ctrbox_scorer_fingerprint(const ctrbox_scorer* scorer);
 
 /* ---- updates ----------------------------------------------------------------------------------------------------- */
 

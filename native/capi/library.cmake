@@ -8,7 +8,7 @@ string(REGEX REPLACE "[^0-9]*([0-9]+)" "\\1" CTRBOX_LIBRARY_ABI "${abi_line}")
 
 find_library(CTRBOX_ZSTD_LIBRARY NAMES zstd libzstd.so.1)
 set(capi_folder ${CMAKE_CURRENT_SOURCE_DIR}/native/capi)
-add_library(ctrbox_c STATIC ${capi_folder}/ctrbox.cpp ${capi_folder}/weight_file.cpp ${capi_folder}/patch_file.cpp
+add_library(ctrbox_c STATIC ${capi_folder}/ctrbox.cpp ${capi_folder}/scorer.cpp ${capi_folder}/weight_file.cpp ${capi_folder}/patch_file.cpp
             ${capi_folder}/whole_file.cpp)
 target_link_libraries(ctrbox_c PUBLIC ctrbox_core)
 if(NOT CTRBOX_FUZZ)

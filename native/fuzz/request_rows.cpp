@@ -271,12 +271,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::optional<RequestRows::Read> found;
   {
     fuzz::Heap heap;  // gone before the frame is looked at: it must have all it needs
-    found = reader.rows.read({heap.copy(text), text.size()});
+    const char* body = heap.copy(text);
+    std::string why;
+    found = reader.rows.read({body, text.size()});
+    EXPECT(reader.rows.read({body, text.size()}, &why).has_value() == found.has_value());
+    EXPECT(found.has_value() == why.empty());  // what is not taken has a reason
   }
   EXPECT(found || !plain);
   if (!found) return 0;
   const size_t begin = found->context_begin, end = found->context_end;
-  EXPECT(found->rows > 0 && found->rows <= reader.most && found->frame->rows() == found->rows);
+  EXPECT(found->rows >= 0 && found->rows <= reader.most && found->frame->rows() == found->rows);
   EXPECT(begin <= end && end <= text.size());
   EXPECT(begin == end || (text[begin] == '{' && (text[end - 1] == '}' || text[end - 1] == ']')));
   EXPECT(found->frame->columns().size() == reader.columns.size());

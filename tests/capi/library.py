@@ -71,6 +71,6 @@ def loaded(prefix: Path) -> ctypes.CDLL:
         getattr(lib, name).restype = ctypes.c_char_p
     lib.ctrbox_learned.restype = ctypes.c_uint64
     lib.ctrbox_context_bytes.restype = ctypes.c_size_t
-    for name in ("ctrbox_close", "ctrbox_context_free"):
+    for name in ("ctrbox_close", "ctrbox_context_free", "ctrbox_scorer_close"):
         getattr(lib, name).restype = None
     return lib

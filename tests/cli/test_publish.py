@@ -6,9 +6,11 @@ import json
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import ctrbox as cb
+from ctrbox import _native, col
 from tests.cli.test_cli import ctrbox
 
 
@@ -68,3 +70,22 @@ def test_the_commands_make_keys_sign_and_check(here: Path) -> None:
     (here / "signed" / "serve.json").write_text("{}")
     told = ctrbox("publish", "sign", "signed", "--sign-with", "model.key", cwd=here, check=1).stderr
     assert "its versions are in signed/weights" in told
+
+
+def test_the_plan_of_a_published_model_is_written_for_libctrbox(tmp_path: Path) -> None:
+    table = pa.table({"id": [1, 2], "user": [7, 8], "ad": [1, 2], "clicked": [0, 1]})
+    sparse = {"user": col("user").key(), "ad": col("ad").key()}
+    plan = cb.compile(cb.View(table, key="id"), cb.FeatureSet(label=col("clicked"), sparse=sparse), device="cpu")
+    engine = cb.DeepFFM(plan.schema, bits=8)
+    cb.serve.create(tmp_path / "model", plan, engine, context=["user"])
+    told = ctrbox("publish", "request-plan", "model", "-o", "request.ctr", "--json", cwd=tmp_path)
+    assert json.loads(told.stdout) == {
+        "output": "request.ctr",
+        "bytes": (tmp_path / "request.ctr").stat().st_size,
+        "context": ["user"],
+    }
+    read = _native.RequestPlan.read(str(tmp_path / "request.ctr"))
+    assert read.fingerprint == plan.fingerprint
+    wrong = ctrbox("publish", "request-plan", "none", "-o", "other.ctr", cwd=tmp_path, check=1).stderr
+    assert "there is no model folder none" in wrong
+    assert not (tmp_path / "other.ctr").exists()

@@ -160,6 +160,14 @@ void DeepFfm::check_fields(const Examples& examples, size_t begin, size_t end) c
     throw std::invalid_argument("an example has a field that the model does not have");
 }
 
+void DeepFfm::check_part(const Examples& examples, bool of_context) const {
+  check_fields(examples, 0, examples.rows());
+  for (uint16_t f : examples.fields)
+    if ((f < settings_.context) != of_context)
+      throw std::invalid_argument(of_context ? "a context has a field of candidates"
+                                             : "a candidate has a field of the context");
+}
+
 std::optional<size_t> DeepFfm::learn(const Examples& examples, float* predictions, bool sparse) {
   std::lock_guard<std::mutex> alone(learning_);
   changed();

@@ -44,6 +44,9 @@ class DeepFfm {
   std::optional<size_t> predict(const Examples& examples, float* predictions, size_t threads) const;
   // Throws so for the examples from `begin` to `end`.
   void check_fields(const Examples& examples, size_t begin, size_t end) const;
+  // Throws so where an example of one part of a request, the context or the candidates, has a field of the other part
+  // or one that the model does not have.
+  void check_part(const Examples& examples, bool of_context) const;
 
   // The context of a request (context.h), in the one example given, and its candidates: as predict of whole examples.
   FfmContext context(const Examples& example) const;

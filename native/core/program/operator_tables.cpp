@@ -188,7 +188,8 @@ struct TrieNode {
 
 }  // namespace
 
-JsonPaths::JsonPaths(const std::vector<std::string>& paths, const std::vector<std::string>& kinds) {
+JsonPaths::JsonPaths(const std::vector<std::string>& paths, const std::vector<std::string>& kinds)
+    : paths_(paths), result_kinds_(kinds) {
   if (paths.size() != kinds.size()) throw std::invalid_argument("JSON: as many kinds as paths are needed");
   if (paths.empty() || paths.size() > kJsonPaths)
     throw std::invalid_argument("JSON: " + std::to_string(paths.size()) + " paths; from 1 to 32 are possible");

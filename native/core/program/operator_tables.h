@@ -70,12 +70,15 @@ class JsonPaths : public Table {
  public:
   JsonPaths(const std::vector<std::string>& paths, const std::vector<std::string>& kinds);
   const void* view() const override { return &view_; }
+  const std::vector<std::string>& paths() const { return paths_; }
+  const std::vector<std::string>& result_kinds() const { return result_kinds_; }
   size_t bytes() const override;
 
  protected:
   void put_image(ImageWriter& to) const override;
 
  private:
+  std::vector<std::string> paths_, result_kinds_;  // as they were given
   std::vector<JsonNode> nodes_;
   std::vector<JsonEdge> edges_;
   std::string keys_;

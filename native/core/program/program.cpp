@@ -490,6 +490,12 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
   w.pool.reset();
 }
 
+bool Program::emits_nulls(int slot) const {
+  for (const Instruction& k : code_)
+    if (k.what == Do::Emit && k.fields[0] == slot) return nullable(k.in[0]);
+  return false;
+}
+
 std::vector<Looked> Program::looked() const {
   std::lock_guard<std::mutex> hold(mutex_);
   return looked_;

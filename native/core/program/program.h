@@ -102,8 +102,12 @@ class Program {
   // Per instruction and counted result, so far; empty where the instruction converts nothing.
   std::vector<std::vector<Converted>> converted() const;
   size_t worker_bytes() const { return slot_bytes_; }
+  // Whether what is emitted to a slot can be null.
+  bool emits_nulls(int slot) const;
 
  private:
+  friend class ProgramWriter;  // core/program/program_file.h
+
   struct Register {
     std::string kind;
     bool nullable;

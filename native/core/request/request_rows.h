@@ -4,9 +4,9 @@
 //
 // This is the fast path of ctrbox/serve/request.py. What it accepts, it reads with the same result as the slow path
 // there. It leaves everything else (another type, a missing column, bytes that are not UTF-8) and all errors to the
-// slow path, which makes the messages. `read` only finds where the context begins and ends; if the context is not in
-// the cache, a second reader with the columns of the context reads it by `row`. The bytes are not trusted: memory grows
-// only with what was read.
+// slow path, which makes the messages. libctrbox has no slow path: it asks `why` a request was not taken. `read` only
+// finds where the context begins and ends; if the context is not in the cache, a second reader with the columns of the
+// context reads it by `row`. The bytes are not trusted: memory grows only with what was read.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -37,9 +37,13 @@ class RequestRows {
   // ignored: columns of the log that may come and are not read. most: rows beyond which a request is left to others.
   RequestRows(std::vector<Column> columns, std::vector<std::string> ignored, int64_t most);
 
-  std::optional<Read> read(std::string_view body) const;
+  // `why`: what says, if the request is not taken, what was met and where; nullptr: nobody asks.
+  std::optional<Read> read(std::string_view body, std::string* why = nullptr) const;
   // Reads one object with the columns and returns a frame of one row, or nullptr if it is left to the slow path.
-  std::shared_ptr<Frame> row(std::string_view object) const;
+  std::shared_ptr<Frame> row(std::string_view object, std::string* why = nullptr) const;
+
+  const std::vector<Column>& columns() const { return columns_; }
+  const std::vector<std::string>& ignored() const { return ignored_; }
 
  private:
   struct Reading;

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ctrbox.cli.help_text import Commands
-from ctrbox.cli.options import AsJson, Servers, SignWith, vector_files
+from ctrbox.cli.options import AsJson, Servers, SignWith, pairs_of, vector_files
 from ctrbox.cli.reading_runs import AllowViews, OtherViews, OwnJob, fetched, load_run, reading
 from ctrbox.cli.terminal import Mistake, hint, say, say_json, tell
 from ctrbox.files.urls import stored_url, url_of
@@ -247,6 +247,47 @@ def checking(key: Path | None) -> str:
     return "" if key is None else f" --public-key {shlex.quote(f'{key}.pub')}"
 
 
+@app.command(
+    "request-plan",
+    epilog="\b\nExamples:\n  ctrbox publish request-plan model/ -o request.ctr\n"
+    "  ctrbox publish request-plan model/ -o request.ctr --view ads=tomorrow/ads\n",
+)
+def request_plan(
+    folder: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Folder of a published Deep FFM, as `ctrbox publish create` makes it: a local path, s3://, hdfs:// or https://.",
+        ),
+    ],
+    output: Output,
+    view: OtherViews = None,
+    allow_views: AllowViews = None,
+    public_key: PublicKeys = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the plan of a published model for libctrbox.
+
+    A program in C, Rust, Java or Go then scores raw columns without Python. The file holds the rows of the joined views as they
+    are now. It holds no weights: the program opens them beside it, and new versions or patches of them need no new file.
+    """
+    from ctrbox.publish import Trust
+    from ctrbox.publish.sources import DEEP_FFM
+    from ctrbox.serve import ModelFolder, save_request_plan
+
+    with reading(None):
+        model = ModelFolder.open(folder, trust=Trust(public_key) if public_key else None)
+        if model.kind != DEEP_FFM:
+            raise Mistake(f"{folder} does not hold a Deep FFM, and libctrbox scores no other model")
+        views = pairs_of("--view", view, "ads=tomorrow/ads")
+        save_request_plan(model.plan(views, allow_views=allow_views or ()), output, context=model.context)
+    size = output.stat().st_size
+    if as_json:
+        say_json(output=str(output), bytes=size, context=list(model.context))
+    tell(f"wrote {size:,} bytes to {output}")
+    hint(f"make -C examples/c request, then: examples/c/request {shlex.quote(str(output))} WEIGHTS < requests.jsonl")
+
+
 @app.command(epilog="\b\nExamples:\n  ctrbox publish keygen model.key       write model.key and model.key.pub\n")
 def keygen(
     key: Annotated[
@@ -322,7 +363,7 @@ def verify(
     public_key: PublicKeys = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the checksums of published files, and their signatures.
+    """Check the checksums and signatures of published files.
 
     Signatures are checked only if a public key is given. The exit code is 1 if a file is damaged or missing, or if a folder is
     not signed with one of the keys.

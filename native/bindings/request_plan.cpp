@@ -1,0 +1,101 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "core/request/request_plan.h"
+
+// Behind the core, whose names its own would hide.
+#include "bindings/bindings.h"
+#include "bindings/embedder.h"
+
+using namespace cb;
+
+namespace {
+
+// name, kind, lowest and highest whole number, whether float32, microseconds that a number counts
+using Described = std::tuple<std::string, std::string, int64_t, int64_t, bool, int64_t>;
+using Columns = std::tuple<std::vector<Described>, std::vector<std::string>>;  // and those that are not read
+using View = std::tuple<std::shared_ptr<Table>, std::shared_ptr<Records>>;
+using Filter = std::tuple<std::shared_ptr<Program>, std::vector<std::string>, std::vector<bool>>;
+using Slot = std::tuple<bool, std::string, uint32_t, std::string>;  // whether keys, kind, width, name
+using Part = std::tuple<std::vector<size_t>, std::optional<Filter>, std::vector<Slot>, std::shared_ptr<Program>>;
+
+RequestRows rows_from(Columns given, int64_t most) {
+  std::vector<RequestRows::Column> columns;
+  for (auto& [name, kind, low, high, single, unit] : std::get<0>(given))
+    columns.push_back({std::move(name), kind.at(0), low, high, single, unit});
+  return {std::move(columns), std::move(std::get<1>(given)), most};
+}
+
+RequestPart part_from(Part given) {
+  RequestPart out;
+  auto& [columns, filter, slots, program] = given;
+  out.columns = std::move(columns);
+  if (filter) out.filter = {std::get<0>(*filter), std::get<1>(*filter), std::get<2>(*filter)};
+  for (auto& [keys, kind, width, name] : slots) {
+    out.slots.push_back({keys ? BatchSlot::What::Keys : BatchSlot::What::Dense, std::move(kind), 0, width});
+    out.names.push_back(std::move(name));
+  }
+  out.program = std::move(program);
+  return out;
+}
+
+nb::tuple scores_of(const RequestScorer& scorer, nb::bytes body) {
+  auto out = std::make_shared<std::vector<float>>();
+  std::string wrong;
+  {
+    nb::gil_scoped_release release;
+    try {
+      const RequestScorer::Request request = scorer.read({body.c_str(), body.size()});
+      out->resize(request.rows);
+      scorer.score(request, out->data());
+    } catch (const BadRequest& e) {
+      wrong = e.what();
+    } catch (const BadScore& e) {
+      wrong = e.what();
+    }
+  }
+  return nb::make_tuple(shared_array(out->data(), {out->size()}, out), wrong);
+}
+
+}  // namespace
+
+void bind_request_plan(nb::module_& m) {
+  m.def(
+      "write_request_plan",
+      [](const std::string& path, Columns context, Columns candidates, uint32_t merged, const std::string& fingerprint,
+         const std::vector<View>& views, Part once, std::optional<Part> shared, Part each) {
+        RequestPlan plan;
+        plan.context = rows_from(std::move(context), 1);
+        plan.candidates = rows_from(std::move(candidates), RequestPlan::kMostCandidates);
+        plan.merged = merged;
+        plan.fingerprint = fingerprint;
+        for (const auto& [index, records] : views) plan.views.push_back({index, records});
+        plan.once = part_from(std::move(once));
+        if (shared) plan.shared = part_from(std::move(*shared));
+        plan.each = part_from(std::move(each));
+        with_file(path, [&] { plan.write(path); });
+      },
+      nb::arg("path"), nb::arg("context"), nb::arg("candidates"), nb::arg("merged"), nb::arg("fingerprint"),
+      nb::arg("views"), nb::arg("once"), nb::arg("shared").none(), nb::arg("each"),
+      "Write the native programs of a plan that was split for requests (core/request/request_plan.h).");
+  nb::class_<RequestPlan>(m, "RequestPlan", "A plan for requests, read from its file, as libctrbox reads it.")
+      .def_static(
+          "read", [](const std::string& path) { return with_file(path, [&] { return RequestPlan::read(path); }); },
+          nb::arg("path"))
+      .def_ro("fingerprint", &RequestPlan::fingerprint);
+  nb::class_<RequestScorer>(m, "RequestScorer",
+                            "A plan for requests with a Deep FFM: the bytes of a request in, scores out.")
+      .def(
+          "__init__",
+          [](RequestScorer* self, std::shared_ptr<const RequestPlan> plan, std::shared_ptr<const DeepFfm> model,
+             const std::vector<std::string>& fields) {
+            new (self) RequestScorer(std::move(plan), std::move(model), fields);
+          },
+          nb::arg("plan"), nb::arg("model"), nb::arg("fields"))
+      .def("scores", &scores_of, nb::arg("body"),
+           nb::sig("def scores(self, body: bytes) -> tuple[NDArray[numpy.float32], str]"),
+           "Scores of the candidates, NaN where a filter drops one; and what is wrong with the request, if anything.");
+}

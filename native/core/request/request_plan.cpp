@@ -1,0 +1,439 @@
+#include "core/request/request_plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace cb {
+
+namespace {
+
+constexpr char kMagic[8] = {'C', 'T', 'R', 'R', 'E', 'Q', 'P', 'L'};
+constexpr char kEnd[8] = {'C', 'T', 'R', 'E', 'N', 'D', '.', '.'};
+constexpr uint32_t kVersion = 1;
+constexpr uint64_t kMostColumns = 10'000;
+constexpr uint32_t kMostDense = 1u << 14;
+
+[[noreturn]] void damaged(const std::string& what) { throw DamagedFile(what); }
+
+bool is_dense(const BatchSlot& slot) { return slot.what == BatchSlot::What::Dense; }
+
+}  // namespace
+
+void RequestPart::name_features() {
+  sparse.clear();
+  dense.clear();
+  dense_width = 0;
+  for (size_t k = 0; k < slots.size(); ++k) {
+    BatchSlot& slot = slots[k];
+    slot.at = is_dense(slot) ? dense_width : static_cast<uint32_t>(sparse.size());
+    if (!is_dense(slot)) {
+      sparse.push_back(names[k]);
+      continue;
+    }
+    for (uint32_t c = 0; c < slot.width; ++c)
+      dense.push_back(slot.width == 1 ? names[k] : names[k] + "." + std::to_string(c));
+    dense_width += slot.width;
+  }
+}
+
+// ---- writing --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+void put_names(CheckedWriter& to, const std::vector<std::string>& names) {
+  to.put(static_cast<uint32_t>(names.size()));
+  for (const std::string& name : names) put_text(to, name);
+}
+
+void put_columns(CheckedWriter& to, const RequestRows& rows) {
+  to.put(static_cast<uint32_t>(rows.columns().size()));
+  for (const RequestRows::Column& c : rows.columns()) {
+    put_text(to, c.name);
+    to.put(c.kind);
+    to.put(c.low);
+    to.put(c.high);
+    to.put(static_cast<uint8_t>(c.single));
+    to.put(c.unit);
+  }
+  put_names(to, rows.ignored());
+}
+
+}  // namespace
+
+void RequestPlan::put_part(CheckedWriter& to, ProgramWriter& programs, const RequestPart& part) const {
+  to.put(static_cast<uint32_t>(part.columns.size()));
+  for (size_t column : part.columns) to.put(static_cast<uint32_t>(column));
+  to.put(static_cast<uint8_t>(part.filter.has_value()));
+  if (part.filter) {
+    to.put(static_cast<uint32_t>(part.filter->kinds.size()));
+    for (size_t k = 0; k < part.filter->kinds.size(); ++k) {
+      put_text(to, part.filter->kinds[k]);
+      to.put(static_cast<uint8_t>(part.filter->nullable[k]));
+    }
+    programs.put(*part.filter->program);
+  }
+  to.put(static_cast<uint32_t>(part.slots.size()));
+  for (size_t k = 0; k < part.slots.size(); ++k) {
+    to.put(static_cast<uint8_t>(!is_dense(part.slots[k])));
+    put_text(to, part.slots[k].kind);
+    to.put(part.slots[k].width);
+    put_text(to, part.names[k]);
+  }
+  programs.put(*part.program);
+}
+
+void RequestPlan::write(const std::string& path) const {
+  CheckedWriter to(path);
+  to.put(kMagic);
+  to.put(kVersion);
+  to.put(merged);
+  put_columns(to, context);
+  put_columns(to, candidates);
+  put_text(to, fingerprint);
+  to.seal();
+  ProgramWriter programs(to, views);
+  put_part(to, programs, once);
+  to.put(static_cast<uint8_t>(shared.has_value()));
+  if (shared) put_part(to, programs, *shared);
+  put_part(to, programs, each);
+  to.put(kEnd);
+  to.seal();
+  to.close();
+}
+
+// ---- reading --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+std::vector<std::string> get_names(CheckedReader& from) {
+  std::vector<std::string> names(get_count(from, 4, kMostColumns));
+  for (std::string& name : names) name = get_text(from);
+  return names;
+}
+
+RequestRows get_columns(CheckedReader& from, int64_t most) {
+  std::vector<RequestRows::Column> columns(get_count(from, 30, kMostColumns));
+  for (RequestRows::Column& c : columns) {
+    c.name = get_text(from);
+    c.kind = from.get<char>();
+    c.low = from.get<int64_t>();
+    c.high = from.get<int64_t>();
+    c.single = get_flag(from);
+    c.unit = from.get<int64_t>();
+    if (std::string_view("bifst").find(c.kind) == std::string_view::npos)
+      damaged("column '" + c.name.substr(0, 40) + "' is of a kind that a request cannot bring");
+    // Every time that is read must fit.
+    constexpr int64_t kMostUnit = int64_t{1'000'000};
+    if (c.kind == 't' && (c.unit < 0 || c.unit > kMostUnit ||
+                          (c.unit && (c.low < std::numeric_limits<int64_t>::min() / c.unit ||
+                                      c.high > std::numeric_limits<int64_t>::max() / c.unit))))
+      damaged("the numbers of time column '" + c.name.substr(0, 40) + "' do not fit");
+  }
+  std::vector<std::string> ignored = get_names(from);
+  return {std::move(columns), std::move(ignored), most};
+}
+
+SourceShape shape_of(const RequestRows& rows, const std::vector<size_t>& columns) {
+  std::vector<SourceColumn> shape;
+  for (size_t k : columns) shape.push_back({std::string(1, rows.columns()[k].kind)});
+  return shape;
+}
+
+// What a program must emit: exactly the slots below `slots`, and the mask where `masked`.
+void check_slots(const Emitted& emitted, size_t slots, bool masked) {
+  const size_t first = masked ? 1 : 0;
+  bool fits = emitted.size() == slots + first;
+  int expected = masked ? FrameBuilder::kMask : 0;
+  for (const auto& [slot, _] : emitted) fits = fits && slot == expected++;
+  if (masked) fits = fits && emitted.begin()->second.kind == "b";
+  if (!fits) damaged("a program does not emit what its part needs");
+}
+
+struct PartReader {
+  CheckedReader& from;
+  ProgramReader& programs;
+  const RequestPlan& plan;
+
+  // `given`: what the context hands to the candidates; nullptr: nothing.
+  RequestPart part(const RequestRows& rows, const std::vector<SourceColumn>* given, bool is_shared, Emitted& emitted) {
+    RequestPart out;
+    const uint64_t columns = get_count(from, 4, kMostColumns);
+    for (uint64_t k = 0; k < columns; ++k) {
+      out.columns.push_back(from.get<uint32_t>());
+      if (out.columns.back() >= rows.columns().size()) damaged("a part reads a column that requests do not bring");
+    }
+    std::vector<SourceShape> sources{shape_of(rows, out.columns)};
+    sources.resize(1 + plan.merged);
+    if (given) sources.emplace_back(*given);
+    if (get_flag(from)) out.filter = filter(sources);
+    const uint64_t slots = get_count(from, 13, kMostColumns);
+    for (uint64_t k = 0; k < slots; ++k) out.slots.push_back(slot(out));
+    out.name_features();
+    if (out.dense_width > kMostDense) damaged("a part has more than " + std::to_string(kMostDense) + " dense columns");
+    out.program = programs.get(sources, emitted);
+    if (is_shared) {
+      if (!out.slots.empty() || out.filter) damaged("what candidates read of the context is no feature");
+      check_slots(emitted, emitted.size(), false);
+      return out;
+    }
+    check_slots(emitted, out.slots.size(), false);
+    for (size_t k = 0; k < out.slots.size(); ++k)
+      if (emitted.at(static_cast<int>(k)).kind != out.slots[k].kind)
+        damaged("feature '" + out.names[k].substr(0, 40) + "' is of another kind than its program makes");
+    return out;
+  }
+
+ private:
+  RequestPart::Filter filter(std::vector<SourceShape>& sources) {
+    RequestPart::Filter out;
+    const uint64_t n = get_count(from, 5, kMostColumns);
+    for (uint64_t k = 0; k < n; ++k) {
+      out.kinds.push_back(get_text(from));
+      out.nullable.push_back(get_flag(from));
+    }
+    Emitted emitted;
+    out.program = programs.get(sources, emitted);
+    check_slots(emitted, n, true);
+    std::vector<SourceColumn> kept;
+    for (uint64_t k = 0; k < n; ++k) {
+      kept.push_back(emitted.at(static_cast<int>(k)));
+      if (kept.back().kind != out.kinds[k]) damaged("a filter keeps another kind than its program makes");
+    }
+    sources.push_back(n ? SourceShape(std::move(kept)) : std::nullopt);
+    return out;
+  }
+
+  BatchSlot slot(RequestPart& part) {
+    const bool keys = get_flag(from);
+    BatchSlot out{keys ? BatchSlot::What::Keys : BatchSlot::What::Dense, get_text(from)};
+    out.width = from.get<uint32_t>();
+    part.names.push_back(get_text(from));
+    const bool vector = out.kind == "*f";
+    const bool fits = keys ? (out.kind == "k" || out.kind == "*k") && out.width == 1
+                           : (vector && out.width >= 1 && out.width <= kMostDense) ||
+                                 ((out.kind == "f" || out.kind == "i" || out.kind == "b") && out.width == 1);
+    if (!fits) damaged("feature '" + part.names.back().substr(0, 40) + "' is neither dense nor keys");
+    return out;
+  }
+};
+
+std::shared_ptr<RequestPlan> read_plan(const std::string& path) {
+  CheckedReader from(path);
+  if (from.left() < sizeof kMagic)
+    damaged("it is not a request plan: it has " + std::to_string(from.left()) + " bytes");
+  char magic[sizeof kMagic];
+  from.get(magic, sizeof magic);
+  if (std::memcmp(magic, kMagic, sizeof kMagic) != 0)
+    damaged("it is not a request plan: it does not start with CTRREQPL");
+  const auto version = from.get<uint32_t>();
+  if (version != kVersion)
+    damaged("it has version " + std::to_string(version) + " of the format, but this version of CTRBox reads 1");
+  auto out = std::make_shared<RequestPlan>();
+  out->merged = from.get<uint32_t>();
+  if (out->merged > 1000) damaged("a plan of " + std::to_string(out->merged) + " merged views");
+  out->context = get_columns(from, 1);
+  out->candidates = get_columns(from, RequestPlan::kMostCandidates);
+  out->fingerprint = get_text(from);
+  from.check_seal("its head");
+  ProgramReader programs(from);
+  PartReader reader{from, programs, *out};
+  Emitted emitted, given;
+  out->once = reader.part(out->context, nullptr, false, emitted);
+  if (get_flag(from)) {
+    out->shared = reader.part(out->context, nullptr, true, given);
+    for (const auto& [slot, shape] : given) {
+      out->shared_kinds.push_back(shape.kind);
+      out->shared_nullable.push_back(out->shared->program->emits_nulls(slot));
+    }
+    if (given.empty()) damaged("candidates read nothing of the context, but there is a program for it");
+  }
+  std::vector<SourceColumn> shapes;
+  for (const auto& [_, shape] : given) shapes.push_back(shape);
+  emitted.clear();
+  out->each = reader.part(out->candidates, out->shared ? &shapes : nullptr, false, emitted);
+  if (out->once.filter) damaged("a context is not filtered");
+  for (size_t k = 0; k < out->each.columns.size(); ++k)
+    if (out->each.columns[k] != k) damaged("the columns of candidates are out of order");
+  char end[sizeof kEnd];
+  from.get(end, sizeof end);
+  if (std::memcmp(end, kEnd, sizeof kEnd) != 0) damaged("its end mark is missing");
+  from.check_seal("its programs");
+  if (from.left()) damaged(std::to_string(from.left()) + " bytes behind its end mark");
+  return out;
+}
+
+}  // namespace
+
+std::shared_ptr<const RequestPlan> RequestPlan::read(const std::string& path) {
+  try {
+    return read_plan(path);
+  } catch (const std::logic_error& e) {  // a table or a view that cannot be made of what the file says
+    damaged(e.what());
+  }
+}
+
+// ---- scoring --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// The rows of the sources of a program: those of a frame, of merged views none.
+Piece piece_of(const std::shared_ptr<Frame>& frame, size_t merged, int64_t rows) {
+  Piece piece;
+  piece.rows = rows;
+  piece.sources.resize(1 + merged);
+  piece.sources[0].frame = frame.get();
+  return piece;
+}
+
+std::shared_ptr<Batch> run_batch(const RequestPart& part, const Piece& piece) {
+  BatchSink sink(part.slots, part.dense_width, part.sparse.size(), piece.rows, {});
+  part.program->run({piece}, sink);
+  return sink.batch();
+}
+
+// One batch with the context's features in every row.
+Batch joined(const Batch& once, const Batch& each) {
+  Batch out;
+  const size_t rows = static_cast<size_t>(each.rows);
+  out.rows = each.rows;
+  out.dense_width = once.dense_width + each.dense_width;
+  out.dense.resize(rows * out.dense_width);
+  for (size_t r = 0; r < rows; ++r) {
+    float* to = out.dense.data() + r * out.dense_width;
+    std::copy_n(once.dense.data(), once.dense_width, to);
+    std::copy_n(each.dense.data() + r * each.dense_width, each.dense_width, to + once.dense_width);
+  }
+  for (const Batch::Field& field : once.fields) {
+    Batch::Field& many = out.fields.emplace_back();
+    const size_t n = field.values.size();
+    many.ragged = true;
+    many.values.resize(rows * n);
+    many.offsets.resize(rows + 1);
+    for (size_t r = 0; r < rows; ++r) std::copy_n(field.values.data(), n, many.values.data() + r * n);
+    for (size_t r = 0; r <= rows; ++r) many.offsets.data()[r] = static_cast<int64_t>(r * n);
+  }
+  for (const Batch::Field& field : each.fields) {
+    Batch::Field& same = out.fields.emplace_back();
+    same.ragged = field.ragged;
+    same.values.resize(field.values.size());
+    std::copy_n(field.values.data(), field.values.size(), same.values.data());
+    same.offsets.resize(field.offsets.size());
+    std::copy_n(field.offsets.data(), field.offsets.size(), same.offsets.data());
+  }
+  return out;
+}
+
+template <class T>
+std::vector<T> together(const std::vector<T>& a, const std::vector<T>& b) {
+  std::vector<T> out = a;
+  out.insert(out.end(), b.begin(), b.end());
+  return out;
+}
+
+std::string number_of(int64_t position, const std::vector<int32_t>* index) {
+  return std::to_string(index ? (*index)[static_cast<size_t>(position)] : position);
+}
+
+}  // namespace
+
+RequestScorer::RequestScorer(std::shared_ptr<const RequestPlan> plan, std::shared_ptr<const DeepFfm> model,
+                             const std::vector<std::string>& fields)
+    : plan_(std::move(plan)), model_(std::move(model)) {
+  const RequestPart &once = plan_->once, &each = plan_->each;
+  const std::vector<std::string> context = together(once.sparse, once.dense);
+  const std::vector<std::string> all = together(context, together(each.sparse, each.dense));
+  for (const std::string& field : fields)
+    if (std::find(all.begin(), all.end(), field) == all.end())
+      throw std::invalid_argument("the model's field '" + field.substr(0, 100) + "' is not a feature of the plan");
+  const size_t mine = model_->settings().context;
+  shares_ = mine > 0;
+  for (size_t f = 0; f < fields.size(); ++f)
+    shares_ = shares_ && (std::find(context.begin(), context.end(), fields[f]) != context.end()) == (f < mine);
+  once_ = ModelFields::of(once.sparse, once.dense, fields);
+  each_ = ModelFields::of(each.sparse, each.dense, fields);
+  joined_ = ModelFields::of(together(once.sparse, each.sparse), together(once.dense, each.dense), fields);
+}
+
+RequestScorer::Request RequestScorer::read(std::string_view body) const {
+  std::string why;
+  const auto found = plan_->candidates.read(body, &why);
+  if (!found) throw BadRequest(why);
+  const std::string_view given = body.substr(found->context_begin, found->context_end - found->context_begin);
+  Request out;
+  out.context = plan_->context.row(given.empty() ? std::string_view("{}") : given, &why);
+  if (!out.context) throw BadRequest("context: " + why);
+  out.candidates = found->frame;
+  out.rows = static_cast<size_t>(found->rows);
+  return out;
+}
+
+void RequestScorer::score(const Request& request, float* scores) const {
+  const RequestPlan& plan = *plan_;
+  std::shared_ptr<Batch> once;
+  std::shared_ptr<Frame> shared;
+  try {
+    once = run_batch(plan.once, piece_of(Frame::selected(request.context, plan.once.columns), plan.merged, 1));
+    if (plan.shared) {
+      const auto frame = Frame::selected(request.context, plan.shared->columns);
+      FrameBuilder builder(plan.shared_kinds, plan.shared_nullable, {frame});
+      plan.shared->program->run({piece_of(frame, plan.merged, 1)}, builder);
+      shared = builder.frame()->compacted();
+    }
+  } catch (const RowError& e) {
+    throw BadRequest(std::string("context: ") + e.what());
+  }
+  if (!request.rows) return;
+
+  const std::vector<int32_t> zeros(request.rows);  // every candidate reads the one row of the context
+  Piece piece = piece_of(request.candidates, plan.merged, static_cast<int64_t>(request.rows));
+  if (shared) piece.sources.push_back({shared.get(), zeros.data()});
+  std::vector<int32_t> passed;
+  const std::vector<int32_t>* index = nullptr;
+  std::shared_ptr<Frame> kept;
+  try {
+    if (plan.each.filter) {
+      std::vector<std::shared_ptr<const Frame>> keep{request.candidates};
+      if (shared) keep.push_back(shared);
+      FrameBuilder builder(plan.each.filter->kinds, plan.each.filter->nullable, std::move(keep));
+      plan.each.filter->program->run({piece}, builder);
+      kept = builder.frame();
+      passed = builder.selected();
+      index = &passed;
+      piece.rows = static_cast<int64_t>(passed.size());
+      piece.sources[0].index = passed.data();
+      piece.sources.push_back({plan.each.filter->kinds.empty() ? nullptr : kept.get()});
+    }
+    const auto each = run_batch(plan.each, piece);
+    score_parts(*once, *each, scores, index);
+  } catch (const RowError& e) {
+    throw BadRequest("candidate " + number_of(e.position, index) + ": " + e.what());
+  }
+  if (!index) return;
+  // Behind each other at first; the last one moves first.
+  for (size_t to = request.rows, from = passed.size(); to-- > 0;)
+    scores[to] = from > 0 && static_cast<size_t>(passed[from - 1]) == to ? scores[--from]
+                                                                         : std::numeric_limits<float>::quiet_NaN();
+}
+
+void RequestScorer::score_parts(const Batch& context, const Batch& candidates, float* scores,
+                                const std::vector<int32_t>* index) const {
+  std::optional<size_t> broken;
+  try {
+    if (shares_) {
+      const Examples one = once_.examples(context), many = each_.examples(candidates);
+      model_->check_part(one, true);
+      model_->check_part(many, false);
+      broken = model_->score(model_->context(one), many, scores);
+    } else {
+      broken = model_->predict(joined_.examples(joined(context, candidates)), scores, 1);
+    }
+  } catch (const std::invalid_argument& e) {
+    throw BadRequest(e.what());
+  }
+  if (broken)
+    throw BadScore("the score of candidate " + number_of(static_cast<int64_t>(*broken), index) +
+                   " is not finite; check that no value is too large");
+}
+
+}  // namespace cb
