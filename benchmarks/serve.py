@@ -242,28 +242,37 @@ def check_scores(
     return len(made) * CANDIDATES, most
 
 
+def tensors_of(body: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the columns of a body as a client of the v2 protocol sends them. A tensor has no null: in its place comes what the
+    plan fills it with."""
+    context, fills = body["context"], {"query": "", "device": "unknown", "context": ""}
+    positions = [-1 if c["position"] is None else c["position"] for c in body["candidates"]]
+    return {
+        "ts": np.array([context["ts"].encode()], object),
+        "user_id": np.array([context["user_id"]]),
+        **{n: np.array([(fill if context[n] is None else context[n]).encode()], object) for n, fill in fills.items()},
+        "ad_id": np.array([c["ad_id"] for c in body["candidates"]]),
+        "position": np.array(positions, np.int64),
+    }
+
+
+def inputs_of(library: Any, tensors: dict[str, np.ndarray]) -> list[Any]:
+    """Return tensors as inputs of tritonclient's library for HTTP or for gRPC."""
+    inputs = []
+    for column, values in tensors.items():
+        inputs.append(library.InferInput(column, list(values.shape), "BYTES" if values.dtype == object else "INT64"))
+        inputs[-1].set_data_from_numpy(values)
+    return inputs
+
+
 def triton(port: int, grpc_port: int, body: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]:
     import tritonclient.grpc as over_grpc
     import tritonclient.http as over_http
 
-    context = body["context"]
-    stamp = np.datetime64(context["ts"]).astype("datetime64[us]").astype(np.int64)
-    positions = [-1 if c["position"] is None else c["position"] for c in body["candidates"]]
-    tensors = {
-        "ts": np.array([stamp]),
-        "user_id": np.array([context["user_id"]]),
-        **{n: np.array([(context[n] or "").encode()], object) for n in ("query", "device", "context")},
-        "ad_id": np.array([c["ad_id"] for c in body["candidates"]]),
-        "position": np.array(positions, np.int64),
-    }
+    tensors = tensors_of(body)
     found = {}
     for name, library, at in (("HTTP, binary", over_http, port), ("gRPC", over_grpc, grpc_port)):
-        inputs = []
-        for column, values in tensors.items():
-            inputs.append(
-                library.InferInput(column, list(values.shape), "BYTES" if values.dtype == object else "INT64")
-            )
-            inputs[-1].set_data_from_numpy(values)
+        inputs = inputs_of(library, tensors)
         times = []
         with library.InferenceServerClient(f"127.0.0.1:{at}") as client:
             began = time.perf_counter()

@@ -318,6 +318,7 @@ ELSEWHERE = {
     "quality_data": DATA,
     "quality_peers": DATA,
     "ranks": "trains in several processes, pinned to cores; tests/ranks/test_command.py does, too",
+    "same_bits": "needs libctrbox and a server; tests/capi/test_same_bits.py runs it",
     "scale": "runs in tests/test_benchmark_of_growth.py",
     "scale_table": PART,
     "serve": PROCESSES,
