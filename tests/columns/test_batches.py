@@ -91,6 +91,16 @@ def test_a_piece_of_a_longer_array_is_joined_by_what_it_holds() -> None:
     assert plain(Batch.concat([cut, batch()]))["tags"] == [[1, 2], [], [3]] * 2
 
 
+@pytest.mark.parametrize(("start", "stop"), [(0, 3), (1, 3), (1, 2), (2, 2), (0, 0)])
+def test_a_slice_is_those_rows_over_the_same_memory(start: int, stop: int) -> None:
+    whole = batch()
+    part = whole.slice(start, stop)
+    assert plain(part) == plain(whole.take(np.arange(start, stop)))
+    assert part.sparse["tags"].offsets[0] == 0
+    assert stop == start or np.shares_memory(part.dense, whole.dense)
+    assert plain(part.slice(0, stop - start)) == plain(part)
+
+
 @pytest.mark.parametrize("roles", [(True, True, True), (False, False, False), (True, False, True)])
 def test_arrow_and_pytorch_give_back_what_they_were_given(roles: tuple[bool, bool, bool]) -> None:
     schema = Schema(SPARSE, DENSE, *roles)

@@ -233,6 +233,28 @@ class Batch:
             arrived={name: shares[rows] for name, shares in self.arrived.items()},
         )
 
+    def slice(self, start: int, stop: int) -> Batch:
+        """Return the rows from ``start`` up to ``stop`` as a batch over the same memory. The batch must not be on a GPU."""
+
+        def part(array: np.ndarray | None) -> np.ndarray | None:
+            return None if array is None else array[start:stop]
+
+        sparse = {}
+        for name, ragged in self.sparse.items():
+            offsets = ragged.offsets[start : stop + 1]
+            sparse[name] = Ragged(ragged.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+        return Batch(
+            self.schema,
+            len(self.dense[start:stop]),
+            part(self.label),
+            self.dense[start:stop],
+            sparse,
+            part(self.group),
+            part(self.weight),
+            labels={name: values[start:stop] for name, values in self.labels.items()},
+            observed={name: known[start:stop] for name, known in self.observed.items()},
+        )
+
     def select(self, schema: Schema) -> Batch:
         """Return a batch with the features that ``schema`` names, in its order.
 

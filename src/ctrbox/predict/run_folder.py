@@ -72,16 +72,7 @@ def read_run(
             "continue it"
         )
     state = read_state(place / "model")
-    saved = Plan.load(
-        place / "plan.ctrplan",
-        views=views,
-        allow_operators=allow_operators if plan is None else _and_those_of(plan, allow_operators),
-        allow_views=allow_views,
-    )
-    if plan is not None:
-        if plan.graph.fits and len(plan.graph.fits) == len(saved.graph.fits):
-            plan = plan._like(fitted=saved.fitted)
-        saved = plan
+    saved = plan_of_run(place, plan, views=views, allow_operators=allow_operators, allow_views=allow_views)
     schema = saved.schema
     if schema.fingerprint != state.get("fingerprint"):
         raise DataError(f"{place}: " + other_plan(str(state.get("fingerprint")), saved.fingerprint))
@@ -92,6 +83,28 @@ def read_run(
     read_dense(place / "model", model)
     restore_calibration(made, state, str(place / "model"))
     return saved, made
+
+
+def plan_of_run(
+    place: Path,
+    plan: Plan | None = None,
+    *,
+    views: dict[str, Any] | None = None,
+    allow_operators: bool | Sequence[UserOperator] = False,
+    allow_views: Sequence[str] = (),
+) -> Plan:
+    """Return the plan of a run folder or, if ``plan`` is given, that plan with the fitted values of the folder."""
+    saved = Plan.load(
+        place / "plan.ctrplan",
+        views=views,
+        allow_operators=allow_operators if plan is None else _and_those_of(plan, allow_operators),
+        allow_views=allow_views,
+    )
+    if plan is None:
+        return saved
+    if plan.graph.fits and len(plan.graph.fits) == len(saved.graph.fits):
+        return plan._like(fitted=saved.fitted)
+    return plan
 
 
 def _and_those_of(plan: Plan, allowed: bool | Sequence[UserOperator]) -> bool | Sequence[UserOperator]:

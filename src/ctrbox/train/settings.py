@@ -200,13 +200,6 @@ def identity(
     """Everything that decides the weights a run ends with."""
     import ctrbox
 
-    config = getattr(model, "config", None)
-    try:
-        json.dumps(config)
-    except (TypeError, ValueError) as error:
-        raise PlanError(
-            f"config of {type(model).__name__} must be plain JSON, so that it can be saved with the run: {error}"
-        ) from None
     versions = {view: table["version"] for view, table in plan.table_versions.items()}
     if valid is not None:
         versions |= {f"{view} (validation)": table["version"] for view, table in valid.table_versions.items()}
@@ -219,11 +212,23 @@ def identity(
         **({"version of the table": versions} if versions else {}),
         "data": [*plan.data_fingerprints(), *(valid.data_fingerprints() if valid is not None else ())],
         "model": type(model).__name__,
-        "model config": config,
+        "model config": config_of(model),
         "code of the model": _code(model),
-        "tables": [_table(t) for t in tables],
+        "tables": [described_table(t) for t in tables],
         "settings": settings.plain(),
     }
+
+
+def config_of(model: nn.Module) -> Any:
+    """Return the config of a model; PlanError unless it is plain JSON. It is None for a module without one."""
+    config = getattr(model, "config", None)
+    try:
+        json.dumps(config)
+    except (TypeError, ValueError) as error:
+        raise PlanError(
+            f"config of {type(model).__name__} must be plain JSON, so that it can be saved with the run: {error}"
+        ) from None
+    return config
 
 
 def same_run(folder: Any, kept: Any, mine: dict[str, Any]) -> None:
@@ -245,7 +250,8 @@ def same_run(folder: Any, kept: Any, mine: dict[str, Any]) -> None:
         )
 
 
-def _table(table: Embedder) -> str:
+def described_table(table: Embedder) -> str:
+    """Return the kind of a table and the settings that decide its rows, the same text in every process."""
     shown = [f"{name}={described(value)}" for name, value in table_settings(table).items()]
     return f"{type(table).__name__}({', '.join(shown)})"
 
