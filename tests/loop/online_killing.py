@@ -2,12 +2,13 @@
 
     Rounds(place, seed, FolderSource).go(kills=100)
     Rounds(place, seed, BrokerSource).go(kills=20)      # a real nats-server, which is killed now and then as well
+    Rounds(place, seed, kind="deepfm").go(kills=20)     # a click model of torch instead of a Deep FFM; "ssd": with a Sparse Table
 
 A producer hands chunks over to the stream, one at a time, while a loop learns from it in a process of its own; that is killed at
 a random moment and another goes on. After every kill the folder is looked at: its last checkpoint is whole, its versions verify,
 each learned from more examples than the one before, and none from more than the checkpoint. When the producer is done and nothing
-is left, the loop must have learned what an unbroken one learned: weights and accumulators bit by bit, the same counts of events,
-the same events that wait, the same versions.
+is left, the loop must have learned what an unbroken one learned: weights and optimizer states bit by bit, the same counts of
+events, the same events that wait, the same versions.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+import ctrbox as cb
 from ctrbox.datasets import adlog, adlog_events
+from ctrbox.embed.sharded import loaded
 from ctrbox.errors import CtrboxError
-from ctrbox.loop.checkpoint import Checkpoints
+from ctrbox.loop.checkpoint import Checkpoint, Checkpoints
 from ctrbox.loop.join import CHUNK
+from ctrbox.loop.online_model import OnlineFfm
+from ctrbox.predict.weights_folder import read_state
 from ctrbox.publish.weights import read_directory
 from ctrbox.serve.model_folder import ModelFolder
-from tests.loop.online_world import loop
+from tests.loop.online_world import engine_of, loop
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("warm", "piece", "checkpoint", "kept", "publish", "published", "idle", "ready")
@@ -82,7 +87,9 @@ class Rounds:
         rows: int = 3_000,
         chunk_rows: int = 60,
         pace: float = 0.15,
+        kind: str = "ffm",
     ) -> None:
+        self.kind = kind  # of the model
         self.usual_pace = pace  # seconds between two chunks, on average
         self.place, self.source, self.rng = place, source, random.Random(seed)
         self.seed, self.kills, self.runs, self.events = seed, 0, 0, 0
@@ -103,7 +110,8 @@ class Rounds:
         self.past = place / "past"
         adlog(rows=400, seed=seed + 1, out=self.past, days=1)
         self.past /= "impressions"
-        loop(self.data, self.chunks, unbroken, once=True, publish_at_end=False, warm_up=[str(self.past)]).run()
+        options: dict[str, Any] = {"once": True, "publish_at_end": False, "warm_up": [str(self.past)]}
+        loop(self.data, self.chunks, unbroken, engine=engine_of(kind, self.data, unbroken), **options).run()
         self.expected = self._facts(unbroken)
 
     def go(self, kills: int) -> Rounds:
@@ -154,7 +162,7 @@ class Rounds:
         said, times = self.rng.choice(WORDS), self.rng.randrange(1, 4)
         delay = self.rng.choice([0, 0.001, 0.01]) * self.rng.random()
         command = [sys.executable, "-m", "tests.loop.online_world", str(self.data), stream, str(model)]
-        command += ["--warm-up", str(self.past), *["--once"] * once]
+        command += ["--warm-up", str(self.past), "--model", self.kind, *["--once"] * once]
         errors = self.place / "errors"
         env = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -183,7 +191,7 @@ class Rounds:
         return not (idle > IDLE and self._all_learned(model))
 
     def _all_learned(self, model: Path) -> bool:
-        found = Checkpoints(model / "online").last(lambda line: None)
+        found = last_checkpoint(model, lambda line: None)
         return found is not None and found.state["learner"]["join"]["counts"] == self.expected["counts"]
 
     def _look(self, model: Path) -> None:
@@ -191,7 +199,7 @@ class Rounds:
         if not model.exists():
             return  # killed before it made the folder
         try:
-            found = Checkpoints(model / "online").last(self._damaged)
+            found = last_checkpoint(model, self._damaged)
             published = ModelFolder.open(model).published
             if wrong := published.verify():
                 raise Broken(f"{where}: {wrong}")
@@ -205,7 +213,7 @@ class Rounds:
         if found is None:
             if current > 1:
                 raise Broken(f"{where}: a version without a checkpoint")
-        elif _learned(published.file()) > found.engine.learned:
+        elif _learned(published.file()) > found.state["learned"]:
             raise Broken(f"{where}: a version learned from more examples than the checkpoint")
 
     def _damaged(self, line: str) -> None:
@@ -220,19 +228,40 @@ class Rounds:
 
     def _facts(self, model: Path) -> dict[str, Any]:
         """Everything that an unbroken loop ends with."""
-        found = Checkpoints(model / "online").last(self._damaged)
+        found = last_checkpoint(model, self._damaged)
         assert found is not None
-        place = Checkpoints(model / "online").found()[-1]
-        notes = [v.note for v in ModelFolder.open(model).published.log()]
+        versions = [(v.note, v.sha256) for v in ModelFolder.open(model).published.log()]
         held = found.tables["held"].drop_columns([CHUNK])  # a broker has other names for its chunks
         return {
             "counts": found.state["learner"]["join"]["counts"],
-            "learned": found.engine.learned,
-            "versions": notes,
+            "learned": found.state["learned"],
+            "versions": versions,
+            "batch": str(found.tables["batch"].to_pylist()) if "batch" in found.tables else "",
             "held": json.dumps(held.to_pylist(), default=str, sort_keys=True),
             "clicks": sorted(map(str, found.tables["clicks"].to_pylist())),
-            "weights": (place / "engine.ffm").read_bytes(),
+            "weights": weights_in(Checkpoints(model / "online").found()[-1]),
         }
+
+
+def last_checkpoint(model: Path, tell: Any) -> Checkpoint | None:
+    """Return the newest checkpoint of a model folder, after its files were checked."""
+
+    def read(place: Path, learned: Any) -> Any:
+        return OnlineFfm.read(place, learned) if (place / "engine.ffm").exists() else read_state(place / "model")
+
+    return Checkpoints(model / "online").last(tell, read=read)
+
+
+def weights_in(place: Path) -> bytes:
+    """Return the weights and optimizer states of a checkpoint: rows of tables in the order of their keys."""
+    if (place / "engine.ffm").exists():
+        return (place / "engine.ffm").read_bytes()
+    kept = [(place / "model" / f"{name}.safetensors").read_bytes() for name in ("dense", "optimizer")]
+    for path in sorted((place / "model").glob("table-*.ctrtable")):
+        table = loaded(path)
+        assert isinstance(table, cb.MemoryTable | cb.SparseTable)
+        kept += [part.tobytes() for part in table.export()]
+    return b"".join(kept)
 
 
 def _learned(path: Path) -> int:

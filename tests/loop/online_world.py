@@ -1,6 +1,6 @@
 """A small ad log, its stream of events, and a loop over them, for tests and for processes that are killed.
 
-    python -m tests.loop.online_world DATA STREAM MODEL [--once] [--every 500ex]
+    python -m tests.loop.online_world DATA STREAM MODEL [--once] [--every 500ex] [--model deepfm]
 
 learns until it is killed, with a checkpoint behind every piece, and says a word before and after each thing it does.
 """
@@ -10,13 +10,16 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.loop import loop as online_loop
 from ctrbox.loop.events import Piece
 from ctrbox.loop.loop import OnlineLoop
+
+if TYPE_CHECKING:
+    from ctrbox.loop.click_model import OnlineClickModel
 
 
 def made(data: Path, bits: int = 12) -> tuple[cb.Plan, cb.DeepFFM]:
@@ -38,12 +41,35 @@ def made(data: Path, bits: int = 12) -> tuple[cb.Plan, cb.DeepFFM]:
     return plan, cb.DeepFFM(plan.schema, k=4, hidden=(4,), bits=bits)
 
 
+def deepfm(data: Path, table: Any = None, **settings: Any) -> OnlineClickModel:
+    """A fresh DeepFM over the same plan; its dropout draws random numbers in every step."""
+    import torch
+
+    plan, _ = made(data)
+    with torch.random.fork_rng():  # the same weights in every process
+        torch.manual_seed(7)
+        net = cb.models.DeepFM(plan.schema, dim=4, hidden=(8,), dropout=0.1)
+    return cb.loop.OnlineClickModel(plan, net, cb.MemoryTable(4) if table is None else table, batch_size=48, **settings)
+
+
+def engine_of(kind: str, data: Path, model: Path) -> OnlineClickModel | None:
+    """Return a fresh model of a kind: None for a Deep FFM; "ssd" has a Sparse Table beside the model folder."""
+    if kind == "ffm":
+        return None
+    return deepfm(data, cb.SparseTable(f"{model}-rows", dim=4, ram="64MB") if kind == "ssd" else None)
+
+
 def loop(
-    data: Path, stream: str | Path, model: Path, kind: type[OnlineLoop] = OnlineLoop, **options: Any
+    data: Path,
+    stream: str | Path,
+    model: Path,
+    kind: type[OnlineLoop] = OnlineLoop,
+    engine: OnlineClickModel | None = None,
+    **options: Any,
 ) -> OnlineLoop:
-    plan, engine = made(data)
+    plan, usual_engine = made(data) if engine is None else (engine.plan, engine)
     usual: dict[str, Any] = {"every": "500ex", "window": "1h", "lateness": "4m", "context": ["user_id", "query", "ts"]}
-    return kind(plan, engine, str(stream), model, tell=lambda line: None, **{**usual, **options})
+    return kind(plan, usual_engine, str(stream), model, tell=lambda line: None, **{**usual, **options})
 
 
 class Talking(OnlineLoop):
@@ -82,12 +108,14 @@ def main() -> None:
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--every", default="500ex")
     parser.add_argument("--warm-up", default="")
+    parser.add_argument("--model", dest="kind", choices=["ffm", "deepfm", "ssd"], default="ffm")
     asked = parser.parse_args()
     made_loop = loop(
         asked.data,
         asked.stream,
         asked.model,
         Talking,
+        engine_of(asked.kind, asked.data, asked.model),
         once=asked.once,
         publish_at_end=False,
         every=asked.every,

@@ -56,12 +56,8 @@ def unbroken(world: Path) -> tuple[Path, dict[str, Any]]:
     return model, loop(world / "data", world / "parquet", model, once=True).run()
 
 
-def test_learning_equals_a_join_and_one_pass_by_hand(world: Path, unbroken: tuple[Path, dict[str, Any]]) -> None:
-    model, found = unbroken
-    counts = found["counts"]
-    assert counts["impressions"] == ROWS == counts["examples"] + found["held"]
-    assert 0 < counts["clicked"] <= counts["clicks"]
-    # By hand: the log's own rows in order of time, labelled by its clicks within the window, behind the watermark.
+def joined_by_hand(world: Path) -> tuple[pa.RecordBatch, np.ndarray]:
+    """Return the log's rows behind the watermark in order of time, and whether each was clicked within the window."""
     events = pq.read_table(world / "parquet")
     kind = events.column("event").to_pylist()
     shown = events.filter([k == "impression" for k in kind])
@@ -70,15 +66,25 @@ def test_learning_equals_a_join_and_one_pass_by_hand(world: Path, unbroken: tupl
     newest = max(events.column("ts").to_pylist())
     order = sorted(range(len(shown)), key=lambda n: (shown.column("ts")[n].as_py(), n))
     passed = [n for n in order if (newest - shown.column("ts")[n].as_py()).total_seconds() > 3600 + 240]
-    plan, engine = made(world / "data")
-    batch = plan.run(shown.take(passed).drop_columns(["event"]).combine_chunks())
     labels = []
     for n in passed:
         clicked = at.get(shown.column("instance_id")[n].as_py())
         delay = None if clicked is None else (clicked - shown.column("ts")[n].as_py()).total_seconds()
         labels.append(float(delay is not None and delay <= 3600))
+    (rows,) = shown.take(passed).drop_columns(["event"]).combine_chunks().to_batches()
+    return rows, np.array(labels, np.float32)
+
+
+def test_learning_equals_a_join_and_one_pass_by_hand(world: Path, unbroken: tuple[Path, dict[str, Any]]) -> None:
+    model, found = unbroken
+    counts = found["counts"]
+    assert counts["impressions"] == ROWS == counts["examples"] + found["held"]
+    assert 0 < counts["clicked"] <= counts["clicks"]
+    rows, labels = joined_by_hand(world)
+    plan, engine = made(world / "data")
+    batch = plan.run(rows)
     assert counts["late_clicks"] == 0  # the disorder is within the lateness
-    engine.learn(replace(batch, label=np.array(labels, np.float32)))
+    engine.learn(replace(batch, label=labels))
     engine.save(world / "by-hand.ffm")
     assert (world / "by-hand.ffm").read_bytes() == learned(model)
 
@@ -119,7 +125,7 @@ def test_a_served_folder_predicts_as_the_engine(world: Path, unbroken: tuple[Pat
     served = model.engine().predict(model.plan().run(rows))
     exact = Checkpoints(unbroken[0] / "online").last(print)
     assert exact is not None
-    np.testing.assert_allclose(served, exact.engine.predict(model.plan().run(rows)), atol=2e-3)
+    np.testing.assert_allclose(served, exact.engine.predict_batch(model.plan().run(rows)), atol=2e-3)
 
 
 def test_the_page_is_told_how_it_goes(unbroken: tuple[Path, dict[str, Any]]) -> None:
@@ -413,7 +419,7 @@ def test_another_plan_another_engine_and_another_version_are_refused(
     plan, _ = made(world / "data")
     other = cb.DeepFFM(plan.schema, k=8, hidden=(4,), bits=12)
     with pytest.raises(cb.errors.PlanError, match=r"has k=4, but the engine of this job has k=8; to continue, give"):
-        OnlineLoop(plan, other, str(world / "parquet"), model, once=True).run()
+        OnlineLoop(plan, other, str(world / "parquet"), model, once=True, window="1h", lateness="4m").run()
     for name, other_value, kept in (("window", "30m", "3600s"), ("lateness", "5m", "240s")):
         with pytest.raises(cb.errors.PlanError, match=rf"was trained with {name} {kept}, but {name} .*choose another"):
             loop(world / "data", world / "parquet", model, once=True, **{name: other_value}).run()

@@ -21,6 +21,7 @@ from ctrbox.files.sealed import sealed
 from ctrbox.loop.checkpoint import Checkpoints, _facts
 from ctrbox.loop.learner import Learner, _labelled
 from ctrbox.loop.loop import OnlineLoop
+from ctrbox.loop.online_model import OnlineFfm
 from ctrbox.loop.status import Complaints, status
 from ctrbox.serve.model_folder import ModelFolder
 from tests.loop.online_world import loop, made
@@ -40,7 +41,7 @@ def test_checkpoints_of_others_are_refused(world: Path, unbroken: tuple[Path, di
         cb.errors.PlanError,
         match=r"was trained with another plan \(fingerprint 0000000000000000…, but the plan of this job",
     ):
-        fresh._check(replace(found, state={**found.state, "plan": "0" * 64}))
+        fresh._check({**found.state, "plan": "0" * 64})
     state = {name: value for name, value in found.state.items() if name != "learner"}
     with pytest.raises(
         cb.errors.DataError,
@@ -110,7 +111,7 @@ def test_a_stream_that_fails_ends_a_loop_that_runs_once(world: Path, tmp_path: P
 
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Checkpoints:
-    engine = cb.DeepFFM(["a"], bits=5, k=1)
+    engine = OnlineFfm(cb.DeepFFM(["a"], bits=5, k=1))
     made = Checkpoints(tmp_path / "online")
     (tmp_path / "online").mkdir()
     made.write(1, {}, {"held": pa.table({"a": [1]})}, engine)
@@ -158,7 +159,7 @@ def test_a_plan_with_weights_and_rows_without_labels_are_not_learned_online() ->
     with pytest.raises(
         PlanError, match="the plan has sample weights, but the online loop counts every example once; remove weight="
     ):
-        Learner(plan, cb.DeepFFM(plan.schema, bits=5), None, lambda *given: None)  # type: ignore[arg-type]
+        Learner(plan, OnlineFfm(cb.DeepFFM(plan.schema, bits=5)), None, lambda *given: None)  # type: ignore[arg-type]
     batch = plan.run(rows)
     assert _labelled(batch, None) is batch
     with pytest.raises(

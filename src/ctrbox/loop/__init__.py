@@ -1,5 +1,21 @@
 """Learns online: joins events, learns from them and publishes new versions (docs/online.md)."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ctrbox.loop.loop import OnlineLoop
 
-__all__ = ["OnlineLoop"]
+if TYPE_CHECKING:
+    from ctrbox.loop.click_model import OnlineClickModel
+
+__all__ = ["OnlineClickModel", "OnlineLoop"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `OnlineClickModel` when it is first used: a loop with a Deep FFM need not wait for torch."""
+    if name == "OnlineClickModel":
+        from ctrbox.loop.click_model import OnlineClickModel
+
+        return OnlineClickModel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

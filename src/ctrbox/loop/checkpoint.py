@@ -1,12 +1,15 @@
-"""Writes and reads checkpoints of the online loop: the position in the stream, waiting events and the engine.
+"""Writes and reads checkpoints of the online loop: the position in the stream, waiting events and the model.
 
     model/online/
       LOCK                     held by the one loop that learns into this folder
       checkpoint-0000000012/   the last two
         state.json             sealed: positions, counts, progress; size and SHA-256 of the other files
-        engine.ffm             weights and accumulators, with checksums of its own
+        engine.ffm             of a Deep FFM: weights and accumulators, with checksums of its own
+        model/                 of a click model of torch: weights, tables and optimizer states (predict/weights_folder.py), with
+                               checksums of its own
         histories.past         the state of histories and counters, of a plan that has some; with checksums of its own
         held.arrow clicks.arrow ready.arrow window.arrow
+        batch.arrow            of a click model of torch: examples that wait until their batch is full
 
 A folder is written aside, every file synced, and renamed. So at any moment, and after a crash at any moment, what was learned
 from and what is still to come belong together: an event is in the engine's weights, or waits, or lies behind the position.
@@ -17,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,14 +29,16 @@ import pyarrow as pa
 
 from ctrbox.engines.past.histories import Histories
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError
-from ctrbox.ffm.engine import DeepFFM
 from ctrbox.files.atomic import locked, remove, synced, written_aside
 from ctrbox.files.sealed import read_sealed, sealed
+from ctrbox.loop.online_model import ENGINE, MODEL, OnlineFfm, OnlineModel
 
 NAME = re.compile(r"checkpoint-(\d{10})")
-STATE, ENGINE, PAST = "state.json", "engine.ffm", "histories.past"
+STATE, PAST = "state.json", "histories.past"
 CHECKED = (ENGINE, PAST)  # files that check themselves
 KEPT = 2
+
+Read = Callable[[Path, Any], OnlineModel]  # from the folder of a checkpoint and the number of examples learned
 
 
 @dataclass
@@ -41,7 +46,7 @@ class Checkpoint:
     number: int
     state: dict[str, Any]
     tables: dict[str, pa.Table]
-    engine: DeepFFM
+    engine: OnlineModel
     has_histories: bool = False
 
 
@@ -60,14 +65,14 @@ class Checkpoints:
         number: int,
         state: Mapping[str, Any],
         tables: Mapping[str, pa.Table],
-        engine: DeepFFM,
+        engine: OnlineModel,
         histories: Histories | None = None,
     ) -> None:
         """Whole or not at all; then the oldest goes."""
         place = self.folder / f"checkpoint-{number:010}"
         with written_aside(place, folder=True) as aside:
             aside.mkdir()
-            engine.save(aside / ENGINE)
+            engine.save(aside)
             if histories is not None:
                 histories.save(aside / PAST)
             for name, table in tables.items():
@@ -86,16 +91,26 @@ class Checkpoints:
             return []
         return sorted(p for p in self.folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir())
 
-    def last(self, tell: Any, histories: Histories | None = None) -> Checkpoint | None:
+    def last(
+        self,
+        tell: Any,
+        histories: Histories | None = None,
+        *,
+        check: Callable[[Mapping[str, Any]], None] = lambda state: None,
+        read: Read = OnlineFfm.read,
+    ) -> Checkpoint | None:
         """Return the newest whole checkpoint; SourceError if there is none. Newer ones that are damaged are removed, and ``tell``
         gets the reason.
 
-        ``histories``: gets the state that the checkpoint holds.
+        ``histories``: gets the state that the checkpoint holds. ``check``: raises a PlanError for the state of a sound checkpoint
+        that does not fit this loop. ``read``: reads the model.
         """
         wrong: dict[Path, str] = {}
         for place in reversed(self.found()):
             try:
-                found = _read(place, histories)
+                found = _read(place, histories, check, read)
+            except PlanError:  # a sound checkpoint of another job
+                raise
             except CtrboxError as error:
                 wrong[place] = str(error)
                 continue
@@ -108,15 +123,18 @@ class Checkpoints:
         return None
 
 
-def _read(place: Path, histories: Histories | None) -> Checkpoint:
+def _read(
+    place: Path, histories: Histories | None, check: Callable[[Mapping[str, Any]], None], read: Read
+) -> Checkpoint:
     state = read_sealed(place / STATE, "checkpoint")
     files = state.get("files")
-    if not isinstance(files, dict) or ENGINE not in files:
+    if not isinstance(files, dict) or not {ENGINE, MODEL} & files.keys():
         raise DataError(f"{place / STATE} does not name the files of a checkpoint")
+    check(state)
     tables = {}
     for name, facts in files.items():
         path = place / name
-        if Path(name).name != name or not path.is_file():
+        if Path(name).name != name or not (path.is_dir() if name == MODEL else path.is_file()):
             raise SourceError(f"{path} is missing")
         if _facts(path) != facts:
             raise DataError(f"{path} is damaged: its size or checksum does not match")
@@ -126,9 +144,7 @@ def _read(place: Path, histories: Histories | None) -> Checkpoint:
                     tables[path.stem] = file.read_all()
             except (pa.ArrowException, OSError, ValueError) as error:
                 raise DataError(f"{path} is damaged: {error}") from error
-    engine = DeepFFM.load(place / ENGINE)
-    if engine.learned != state.get("learned"):
-        raise DataError(f"{place / ENGINE} learned {engine.learned:,} examples, expected {state.get('learned')}")
+    engine = read(place, state.get("learned"))
     if histories is not None and PAST in files:
         with contextlib.suppress(PlanError):  # of another plan, which the loop tells
             histories.load(place / PAST)
@@ -143,7 +159,9 @@ def _write(path: Path, table: pa.Table) -> None:
 
 
 def _facts(path: Path) -> list[Any]:
-    """Size and checksum; the files of the engine and of histories check themselves."""
+    """Size and checksum; the files of the engine and of histories check themselves, and state.json checks its folder."""
+    if path.is_dir():
+        path /= STATE
     if path.name in CHECKED:
         return [path.stat().st_size, ""]
     with path.open("rb") as file:

@@ -1,8 +1,9 @@
-"""Feeds events through the join and the plan into the engine, without clocks and files.
+"""Feeds events through the join and the plan into the model, without clocks and files.
 
-Rows wait twice: in the join for their window, and in `ready` between the join and the engine, so that learning can stop behind
-any example. Everything that decides what is learned next is in `state`. Rows that the plan refuses (a null where the log has
-none, a document that does not parse where none may fail) are found by halving, counted and left out.
+Rows wait twice: in the join for their window, and in `ready` between the join and the model, so that learning can stop behind
+any example. A click model of torch also keeps the examples of a batch that is not full yet. Everything that decides what is
+learned next is in `state`. Rows that the plan refuses (a null where the log has none, a document that does not parse where none
+may fail) are found by halving, counted and left out.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from ctrbox.columns.batch import Batch
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.request import ORIGIN
 from ctrbox.errors import DataError, PlanError
-from ctrbox.ffm.engine import DeepFFM
 from ctrbox.loop.events import Events
 from ctrbox.loop.join import CLICKED, Examples, Join, Origin, origin_columns, origin_of
+from ctrbox.loop.online_model import OnlineModel
 from ctrbox.loop.past import PastOfExamples
 
 ROWS = 8192  # learned at once; an end is asked for between
@@ -34,10 +35,9 @@ class Learner:
     def __init__(
         self,
         plan: Plan,
-        engine: DeepFFM,
+        engine: OnlineModel,
         join: Join,
         bad_row: Callable[[str, int, str], object],
-        threads: int = 1,
         past: PastOfExamples | None = None,
     ) -> None:
         if plan.features.weight is not None:
@@ -45,7 +45,7 @@ class Learner:
                 "the plan has sample weights, but the online loop counts every example once; remove weight= "
                 "from the plan"
             )
-        self.plan, self.engine, self.join, self.bad_row, self.threads = plan, engine, join, bad_row, threads
+        self.plan, self.engine, self.join, self.bad_row = plan, engine, join, bad_row
         self.past = past  # of a plan with histories
         self.dropped = 0  # by the plan's filters
         self.refused = 0  # by the plan
@@ -62,11 +62,11 @@ class Learner:
         return bool(self._ready)
 
     def learn(self, most: int | None = None) -> None:
-        """From the examples that are ready, some thousands of them; ``most``: at most so many."""
+        """From the examples that are ready, some thousands of them; ``most``: at most so many, or until the batch is full."""
         if not self._ready:
             return
         part = self._ready.popleft()
-        rows = min(len(part), ROWS, ROWS if most is None else max(most, 1))
+        rows = min(len(part), ROWS, ROWS if most is None else self.engine.room(max(most, 1)))
         if rows < len(part):
             self._ready.appendleft(Examples(part.rows.slice(rows), part.clicked[rows:], part.origin[rows:]))
             part = Examples(part.rows.slice(0, rows), part.clicked[:rows], part.origin[:rows])
@@ -114,7 +114,7 @@ class Learner:
             return
         self.dropped += len(rows) - batch.rows
         if examples is not None:
-            self.engine.learn(examples, threads=self.threads)
+            self.engine.learn(examples)
 
     # ---- checkpoints
 
@@ -133,6 +133,7 @@ class Learner:
             "clicks": clicks,
             "ready": waiting,
             "window": pa.table(dict(zip(("label", "prediction", "weight"), map(pa.array, window), strict=True))),
+            **self.engine.tables(),
         }
         return {
             "join": numbers,
@@ -146,6 +147,7 @@ class Learner:
         self.join.restore(numbers["join"], tables["held"], tables["clicks"])
         window = [tables["window"].column(n).to_numpy() for n in ("label", "prediction", "weight")]
         self.engine.progress.restore(numbers["progress"], window)
+        self.engine.take_tables(tables)
         self.dropped, self.refused = int(numbers["dropped"]), int(numbers["refused"])
         ready, columns = tables["ready"], self.join.layout.columns
         if len(ready):

@@ -1,6 +1,7 @@
 """Runs the online loop: reads events, joins them, learns from them and publishes a patch every few minutes.
 
     OnlineLoop(plan, engine, "events/", "model/", every="5m", window="10m").run()
+    OnlineLoop(model.plan, model, "events/", "model/").run()          # model = cb.loop.OnlineClickModel(plan, …)
 
 One thread does everything in turn: take a piece of the stream, learn from the examples that are ready, and between two batches of
 examples write a checkpoint, publish, say how it goes. Only fetching runs beside it. A checkpoint comes before every version, so a
@@ -13,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,11 +33,12 @@ from ctrbox.loop.checkpoint import Checkpoint, Checkpoints
 from ctrbox.loop.events import Layout, Piece, unlikely_clock
 from ctrbox.loop.join import BEGIN, Join
 from ctrbox.loop.learner import ROWS, Learner
+from ctrbox.loop.online_model import OnlineModel, online_model
 from ctrbox.loop.past import PastOfExamples, histories_of
 from ctrbox.loop.status import Complaints, status, write_status
 from ctrbox.loop.stream import Position, Stream, open_stream
 from ctrbox.publish.keys import PrivateKey
-from ctrbox.publish.sources import RATES, SETTINGS
+from ctrbox.publish.sources import DEEP_FFM
 from ctrbox.publish.versions import Version
 from ctrbox.publish.weights import read_directory
 from ctrbox.serve.model_folder import ModelFolder, create
@@ -50,6 +52,7 @@ AGAIN_S = 5.0  # after a write that failed
 class OnlineLoop:
     """The loop that learns from ``stream`` and publishes into the folder ``out``, which `ctrbox serve` opens.
 
+    ``engine``      a `cb.DeepFFM`, or a click model of torch as a `cb.loop.OnlineClickModel`
     ``every``       a version: a span of time, or a number of examples ("100000ex")
     ``window``      a click counts within so long of its impression; ``lateness``: how long it waits after that for
                     events that arrive out of order, by the times of the events
@@ -61,6 +64,7 @@ class OnlineLoop:
     ``delete``      chunks that both checkpoints hold are removed from the folder
     ``strict``      the first malformed row or unreadable chunk is an error
     ``context``     the log's columns that come once per request, for the server
+    ``threads``     threads of a Deep FFM; default: 1. An OnlineClickModel has ``threads=`` of its own
     ``sign_with``   a private key, or its file, with which every version is signed
     ``state``       file with the state of the plan's histories (``plan.histories``) to begin with; default: they begin empty
     ``state_every`` how often this state is written to ``out``/histories.past, for servers that follow it; default: never
@@ -72,7 +76,7 @@ class OnlineLoop:
     def __init__(
         self,
         plan: Plan,
-        engine: DeepFFM,
+        engine: DeepFFM | OnlineModel,
         stream: str | os.PathLike[str],
         out: str | os.PathLike[str],
         *,
@@ -96,12 +100,12 @@ class OnlineLoop:
         delete: bool = False,
         strict: bool = False,
         publish_at_end: bool | None = None,
-        threads: int = 1,
+        threads: int | None = None,
         sign_with: PrivateKey | str | os.PathLike[str] | None = None,
         tell: Callable[[str], object] = print,
     ) -> None:
         self.plan, self.out, self.tell = plan, local_path(out, "the model folder of an online loop"), tell
-        self.engine, self.threads, self.context = engine, threads, tuple(context)
+        self.context = tuple(context)
         self.key = sign_with if sign_with is None or isinstance(sign_with, PrivateKey) else PrivateKey.read(sign_with)
         self.where = os.fspath(stream)
         self.every = Cadence.of(every)
@@ -115,6 +119,7 @@ class OnlineLoop:
         self.past, self.in_flight = tuple(warm_up), in_flight
         self.once, self.delete, self.strict = once, delete, strict
         self.publish_at_end = once if publish_at_end is None else publish_at_end
+        self.engine = online_model(engine, threads)
         key = plan.log.key[0] if plan.log.key else "id"
         self.histories, self.state = histories_of(plan.fit()), state
         if state is not None and self.histories is None:
@@ -159,10 +164,13 @@ class OnlineLoop:
         with contextlib.ExitStack() as stack:
             # A stream that is not there is told before anything is written.
             first = None if self.checkpoints.found() else self._open_stream(None, stack)
+            if first is not None:
+                self.engine.begin()
             self.folder = self._open_folder()
             stack.enter_context(self.checkpoints.locked())
             self.asked = stack.enter_context(asked_to_end())
-            position = self._restore(self.checkpoints.last(self.tell, self.histories))
+            last = self.checkpoints.last(self.tell, self.histories, check=self._check, read=self.engine.restored)
+            position = self._restore(last)
             self.began_with = self.engine.learned
             self._know_version()
             self.stream = first if first is not None and position is None else self._open_stream(position, stack)
@@ -187,6 +195,8 @@ class OnlineLoop:
             known = " new" if self._before is not None and self.began_with else ""
             return f"nothing was learned: {self.stream.name} has no{known} events"
         why = f"nothing was learned from {self.events_read:,} events"
+        if self.engine.waiting:
+            return f"{why}: {self.engine.waiting:,} examples wait until their batch is full"
         if not self.learner.join.held:
             return f"{why}: no impression among them could be used, see the counts"
         window = (self.window_us + self.lateness_us) / 1e6
@@ -360,7 +370,6 @@ class OnlineLoop:
             if self.state is not None and self.histories is not None:
                 self.histories.load(self.state)
             return None
-        self._check(found)
         if self.histories is not None and not found.has_histories:
             raise PlanError(
                 f"{self.out} was started by a version of CTRBox that read the histories of the plan from the events; this "
@@ -368,7 +377,6 @@ class OnlineLoop:
             )
         if self.state is not None:
             self.tell(f"{self.out} already has a state of histories; state= is ignored")
-        found.engine.progress.show = self.engine.progress.show
         self.engine, self._number = found.engine, found.number
         self.learner = self._fresh()
         try:
@@ -387,7 +395,7 @@ class OnlineLoop:
     def _fresh(self) -> Learner:
         join = Join(self.layout, self.window_us, self.lateness_us, self.held_bytes)
         past = None if self.histories is None else PastOfExamples(self.plan, self.histories)
-        return Learner(self.plan, self.engine, join, self.complaints.line, self.threads, past)
+        return Learner(self.plan, self.engine, join, self.complaints.line, past)
 
     @property
     def _decisive(self) -> dict[str, Any]:
@@ -402,22 +410,15 @@ class OnlineLoop:
             **({"time_unit": self.layout.clock_unit} if self.layout.clock_unit else {}),
         }
 
-    def _check(self, found: Checkpoint) -> None:
-        if found.state.get("plan") != self.plan.fingerprint:
+    def _check(self, state: Mapping[str, Any]) -> None:
+        """Refuse the state of a checkpoint that another plan or other settings made."""
+        if state.get("plan") != self.plan.fingerprint:
             raise PlanError(
-                f"{self.out} was trained with another plan (fingerprint {str(found.state.get('plan'))[:16]}…, but the "
+                f"{self.out} was trained with another plan (fingerprint {str(state.get('plan'))[:16]}…, but the "
                 f"plan of this job has "
                 f"{self.plan.fingerprint[:16]}…); choose another folder"
             )
-        mine, theirs = self.engine.published().about, found.engine.published().about
-        other = [name for name in ("names", *SETTINGS, *RATES) if mine[name] != theirs[name]]
-        if other:
-            raise PlanError(
-                f"the engine in {self.out} has {', '.join(_argument(n, theirs[n]) for n in other)}, but the engine of this "
-                f"job has {', '.join(_argument(n, mine[n]) for n in other)}; to continue, give the engine of this job the "
-                f"settings of the folder, or choose another folder"
-            )
-        settings = found.state.get("settings", {})  # older checkpoints have none
+        settings = state.get("settings", {})  # older checkpoints have none
         for name, mine in self._decisive.items():
             if settings.get(name, mine) != mine:
                 raise PlanError(
@@ -445,27 +446,42 @@ class OnlineLoop:
             return create(self.out, self.plan, self.engine, context=self.context, note=note, sign_with=self.key)
         folder = ModelFolder.open(self.out, sign_with=self.key)
         folder.published.need_key()
+        if folder.kind != self.engine.kind:
+            raise PlanError(
+                f"{self.out} holds a model of kind {folder.kind!r}, but this job trains one of kind {self.engine.kind!r}; choose "
+                "another folder"
+            )
         if folder.fingerprint != self.plan.fingerprint:
             raise PlanError(f"{self.out} holds the model of another plan; choose another folder")
-        if not self.checkpoints.found() and self._learned(folder) > self.engine.learned:
-            raise PlanError(
-                f"{self.out} holds a version that learned from {self._learned(folder):,} "
-                f"examples, but the engine of "
-                f"this job from {self.engine.learned:,}: load that version in the job with cb.DeepFFM.load, or choose "
-                f"another folder"
-            )
+        if not self.checkpoints.found():
+            self._check_version(self._learned(folder))
         return folder
 
-    def _learned(self, folder: ModelFolder) -> int:
-        found = read_directory(folder.published.file()).about.get("learned", 0)
-        return int(found) if isinstance(found, int) else 0
+    def _check_version(self, learned: int | None) -> None:
+        """Refuse to begin with weights that know less than the current version, which learned from so many examples."""
+        if learned is None and self.engine.fresh:
+            raise PlanError(
+                f"{self.out} holds the version of a trained run, but this job starts with new weights: start from that run "
+                "(start=, or on the command line --model RUN), or choose another folder"
+            )
+        if learned is not None and learned > self.engine.learned:
+            remedy = "load that version in the job with cb.DeepFFM.load, or " if self.engine.kind == DEEP_FFM else ""
+            raise PlanError(
+                f"{self.out} holds a version that learned from {learned:,} examples, but the engine of this job from "
+                f"{self.engine.learned:,}: {remedy}choose another folder"
+            )
+
+    def _learned(self, folder: ModelFolder) -> int | None:
+        """Return how many examples the current version learned from; None if it does not say so, as that of a run."""
+        found = read_directory(folder.published.file()).about.get("learned")
+        return int(found) if isinstance(found, int) else None
 
     def _know_version(self) -> None:
         found = self.folder.published.current
         if found is None:
             raise DataError(f"{self.out} has no published version")
         self.version: Version = found
-        self.published_learned = self._learned(self.folder)
+        self.published_learned = self._learned(self.folder) or 0
         self._published_s = datetime.strptime(found.time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
 
     def _due(self) -> bool:
@@ -505,6 +521,7 @@ class OnlineLoop:
             lag_s=None if newest == BEGIN else round(time.time() - newest / 1e6, 3),
             held=join.held,
             learned=self.engine.learned,
+            unlearned=self.engine.waiting,
             waited_s=round(self.stream.waited_s, 3),
             checkpoints={"number": self._number, "seconds": round(self.checkpoint_took_s, 3)},
             counts={
@@ -522,10 +539,3 @@ class OnlineLoop:
 
 def _note(learned: int) -> str:
     return f"online, {learned:,} examples"
-
-
-def _argument(name: str, value: Any) -> str:
-    """Write a setting of an engine as the argument of ``cb.DeepFFM`` that states it."""
-    if name in RATES:
-        return f"{name.removesuffix('_rates')}=cb.ffm.Rate({', '.join(f'{number:g}' for number in value)})"
-    return f"{name}={tuple(value) if name == 'hidden' else value!r}"
