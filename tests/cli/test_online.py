@@ -9,12 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import typer
 
+import ctrbox as cb
 from ctrbox import datasets as data
 from ctrbox.cli.main import app
-from ctrbox.cli.online import SECRET
+from ctrbox.cli.online import SECRET, of_own_class
 from ctrbox.cli.terminal import Mistake
 from ctrbox.datasets import adlog
 from ctrbox.errors import CtrboxError
@@ -37,6 +39,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     adlog(rows=600, seed=1, out=made / "data", days=1)
     (made / "job.py").write_text(JOB + "engine = cb.DeepFFM(plan.schema, k=2, bits=10)\ncontext = ['user_id']\n")
     (made / "bare.py").write_text(JOB)
+    net = JOB + "model = cb.models.LR(plan.schema)\ncontext = ['user_id']\n"
+    (made / "net.py").write_text(net + "settings = {'batch_size': 32, 'epochs': 2}\n")
+    (made / "thinned.py").write_text(net + "settings = {'negatives': 0.5}\n")
+    (made / "gpu.py").write_text(net + "bf16 = True\n")
     (made / "wrong.py").write_text(JOB + "engine = 7\n")
     return made
 
@@ -67,6 +73,25 @@ def test_a_stream_is_made_learned_from_and_gone_on_with(place: Path) -> None:
     assert "nothing was learned: events has no new events" in again.stderr
 
 
+def test_a_model_of_torch_learns_and_begins_with_a_run(place: Path) -> None:
+    made = ctrbox(place, "datasets", "events", "--chunk-rows", "100", "--out", "shown", "--json")
+    assert made.returncode == 0, made.stderr
+    trained = ctrbox(place, "train", "net.py", "--out", "run")
+    assert trained.returncode == 0, trained.stderr
+    words = ("online", "net.py", "--stream", "shown", "--out", "netmodel", "--model", "run", "--once", "--json")
+    first = ctrbox(place, *words)
+    assert first.returncode == 0, first.stderr
+    found = json.loads(first.stdout)
+    assert found["learned"] + found["unlearned"] + found["held"] == 600
+    assert found["learned"] % 32 == 0
+    assert found["version"] == 2
+    assert "examples wait until their batch is full" in first.stderr
+    assert "next: ctrbox serve netmodel\n" in first.stderr
+    again = ctrbox(place, *words[:-4], "--batch-size", "64", "--once")
+    assert again.returncode == 1, again.stderr
+    assert "has batch_size 32, but the model of this job has 64; to continue, give" in again.stderr
+
+
 def test_a_full_disk_ends_once_with_an_error(place: Path) -> None:
     (place / "none").mkdir()
     began = ctrbox(place, "online", "job.py", "--stream", "none", "--out", "small", "--once")
@@ -90,7 +115,24 @@ def test_a_full_disk_ends_once_with_an_error(place: Path) -> None:
     [
         (
             ("bare.py", "--stream", "events", "--out", "new"),
-            "bare.py defines no `engine`; add: engine = cb.DeepFFM(plan.schema)",
+            "bare.py defines neither `engine` nor `model`; add: engine = cb.DeepFFM(plan.schema), or: model = cb.models.DeepFM(",
+        ),
+        (
+            ("job.py", "--stream", "events", "--out", "new", "--model", "runs/today"),
+            "--model is for a job with a torch `model`, but job.py defines `engine`, a Deep FFM; remove --model",
+        ),
+        (
+            ("job.py", "--stream", "events", "--out", "new", "--batch-size", "64"),
+            "--batch-size is for a job with a torch `model`, but job.py defines `engine`",
+        ),
+        (
+            ("thinned.py", "--stream", "events", "--out", "new"),
+            "`settings` in thinned.py has 'negatives', which the online loop cannot use; remove it",
+        ),
+        (("gpu.py", "--stream", "events", "--out", "new"), "gpu.py sets `bf16`, which works only on a GPU"),
+        (
+            ("net.py", "--stream", "events", "--out", "new", "--model", "missing"),
+            "there is no run folder missing to start from",
         ),
         (("wrong.py", "--stream", "events", "--out", "new"), "wrong.py has a int as `engine`"),
         (("job.py", "--stream", "nothing", "--out", "new"), "there is no folder nothing to read a stream from"),
@@ -134,6 +176,16 @@ def test_a_mistake_is_told_and_leaves_nothing(
     with pytest.raises((CtrboxError, Mistake), match=re.escape(said)):
         typer.main.get_command(app).main(["online", *words], prog_name="ctrbox", standalone_mode=False)
     assert not (place / "new").exists()
+
+
+def test_a_model_of_ones_own_class_is_served_with_its_job() -> None:
+    import torch
+
+    assert of_own_class(torch.nn.Linear(1, 1))
+    assert of_own_class(type("LR", (torch.nn.Module,), {})())  # a name of cb.models alone is not enough
+    rows = pa.table({"a": [1, 2], "y": [0, 1]})
+    schema = cb.compile(cb.View(rows), cb.FeatureSet(label=cb.col("y"), sparse={"a": cb.col("a").key()})).schema
+    assert not of_own_class(cb.models.LR(schema))
 
 
 def test_what_is_said_holds_no_password() -> None:

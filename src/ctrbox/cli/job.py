@@ -137,7 +137,8 @@ def load_job(path: Path) -> Job:
     for name in OF_THE_JOB & settings.keys():
         raise Mistake(f"`settings` in {path} has {name!r}; define it as a variable of its own instead: {name} = […]")
     context = names.get("context", ())
-    if "engine" in names and (isinstance(context, str) or not all(isinstance(n, str) for n in listed(context))):
+    columns = not isinstance(context, str) and all(isinstance(n, str) for n in listed(context))
+    if "engine" in names and not columns:
         raise Mistake(f"`context` in {path} must be a list of the log's columns, got {context!r}")
     return Job(
         path,
@@ -148,7 +149,7 @@ def load_job(path: Path) -> Job:
         settings,
         names.get("bf16", False),
         names.get("engine"),
-        tuple(listed(context)) if "engine" in names else (),
+        tuple(listed(context)) if columns and ("engine" in names or "model" in names) else (),
         callbacks=callbacks_of(names.get("callbacks", []), path),
         tune=names.get("tune"),
         encoders=encoders_of(names.get("encoders", {}), path),

@@ -15,15 +15,16 @@ from typing import Annotated, Any
 
 import typer
 
-from ctrbox.cli.job import blaming, load_job
+from ctrbox.cli.job import Job, blaming, load_job
 from ctrbox.cli.options import AsJson, SignWith
-from ctrbox.cli.terminal import hint, say, say_json, stopped_with, tell, utf8
+from ctrbox.cli.terminal import Mistake, hint, say, say_json, stopped_with, tell, utf8
 
 ONLINE_EXAMPLES = """\b
 Examples:
   ctrbox online job.py --stream events/ --out model/
   ctrbox online job.py --stream nats://localhost:4222/ADS --out model/ --every 2m
   ctrbox online job.py --stream events/ --out model/ --warm-up past/ --once
+  ctrbox online job.py --stream events/ --out model/ --model runs/today      go on with a trained run
 """
 
 EVENTS_EXAMPLES = """\b
@@ -37,8 +38,15 @@ SECRET = re.compile(r"://[^/@\s]+@")  # of a broker's address; what is said may 
 
 JobFile = Annotated[
     Path,
-    typer.Argument(metavar="JOB.PY", help="Job file: a Python file that defines `plan` and `engine`."),
+    typer.Argument(
+        metavar="JOB.PY",
+        help="Job file: a Python file that defines `plan` and `engine` (a Deep FFM) or `model` (torch).",
+    ),
 ]
+# Arguments of Trainer.fit in `settings` of a job: those that the loop uses, and those that it cannot use, with their usual
+# values. Others, such as epochs, say how to go through a log and mean nothing to a stream.
+USED = ("batch_size", "clip", "l2", "adaptive_l2", "seed")
+UNUSABLE = {"negatives": 1.0, "average": None, "calibrate": None, "schedule": None}
 
 
 def online(
@@ -87,6 +95,22 @@ def online(
         typer.Option(
             metavar="DATA",
             help="Log of past rows with labels to learn from before the stream; may be repeated. Default: none.",
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Folder of a finished run of the job's `model`. A new model folder begins with its weights and optimizer "
+            "states. Default: new weights.",
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Examples per step of the job's `model`. Default: batch_size of the job's `settings`, else 256.",
         ),
     ] = None,
     state: Annotated[
@@ -170,15 +194,16 @@ def online(
         ),
     ] = False,
     threads: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1,
             max=256,
             metavar="N",
-            help="Number of learner threads. One thread learns one example after the other; several threads learn blocks of up "
-            "to 2048 examples, which gives other weights.",
+            help="Number of learner threads. With one thread, its default, a Deep FFM learns one example after the other; with "
+            "several, it learns blocks of up to 2048 examples, which gives other weights. A `model` uses as many as the plan by "
+            "default, and its weights do not depend on them.",
         ),
-    ] = 1,
+    ] = None,
     sign_with: SignWith = None,
     as_json: AsJson = False,
 ) -> None:
@@ -189,7 +214,8 @@ def online(
     utf8(out)
     given = ["ctrbox", *sys.argv[1:]]  # a job gets an argv of its own
     loaded = load_job(job)
-    engine = loaded.needed_engine()
+    with blaming(job):
+        plan, engine = learner_of(loaded, model, batch_size, threads)
     from ctrbox.loop.loop import OnlineLoop
     from ctrbox.train.interrupt import end_as_asked
 
@@ -207,7 +233,7 @@ def online(
     }
     with blaming(job):
         loop = OnlineLoop(
-            loaded.plan,
+            plan,
             engine,
             stream,
             out,
@@ -220,7 +246,7 @@ def online(
             publish_at_end=publish_at_end,
             delete=delete,
             strict=strict,
-            threads=threads,
+            threads=threads if loaded.engine is not None else None,
             sign_with=sign_with,
             tell=tell,
             **options,
@@ -235,7 +261,47 @@ def online(
         stopped_with(f"resume: {SECRET.sub('://…@', shlex.join(given))}")
         end_as_asked(loop.asked)
     checked = "" if sign_with is None else f" --public-key {shlex.quote(f'{sign_with}.pub')}"
-    hint(f"ctrbox serve {shlex.quote(str(out))}{checked}")
+    own = f" --job {shlex.quote(str(job))}" if loaded.engine is None and of_own_class(loaded.model) else ""
+    hint(f"ctrbox serve {shlex.quote(str(out))}{own}{checked}")
+
+
+def of_own_class(model: Any) -> bool:
+    """Return whether a model is of a class of the user's own, which a server can only get from the job."""
+    from ctrbox.models import EVERY_MODEL
+
+    return EVERY_MODEL.get(type(model).__name__) is not type(model)
+
+
+def learner_of(job: Job, run: Path | None, batch_size: int | None, threads: int | None) -> tuple[Any, Any]:
+    """Return the plan and the model that a job trains online: its `engine` or, without one, its `model`."""
+    if job.engine is not None:
+        for option, given in (("--model", run), ("--batch-size", batch_size)):
+            if given is not None:
+                raise Mistake(
+                    f"{option} is for a job with a torch `model`, but {job.path} defines `engine`, a Deep FFM; remove {option}"
+                )
+        return job.plan, job.needed_engine()
+    if job.model is None:
+        raise Mistake(
+            f"{job.path} defines neither `engine` nor `model`; add: engine = cb.DeepFFM(plan.schema), or: "
+            "model = cb.models.DeepFM(plan.schema)"
+        )
+    for name, usual in UNUSABLE.items():
+        if name in job.settings and job.settings[name] != usual:
+            raise Mistake(f"`settings` in {job.path} has {name!r}, which the online loop cannot use; remove it")
+    if job.bf16:
+        raise Mistake(
+            f"{job.path} sets `bf16`, which works only on a GPU, but the online loop learns on the CPU; remove it"
+        )
+    from ctrbox.loop.click_model import OnlineClickModel
+
+    settings = {name: job.settings[name] for name in USED if name in job.settings}
+    if batch_size is not None:
+        settings["batch_size"] = batch_size
+    learner = OnlineClickModel(
+        job.plan, job.needed_model(), job.table, optimizer=job.optimizer, threads=threads, start=run, **settings
+    )
+    return learner.plan, learner
 
 
 def told(found: dict[str, Any]) -> None:
@@ -246,6 +312,8 @@ def told(found: dict[str, Any]) -> None:
         f"learned from {found['examples']:,} examples, {found['clicked']:,} clicked{knew}; {found['held']:,} impressions wait; "
         f"version {found['version']}"
     )
+    if found["unlearned"]:
+        tell(f"  {found['unlearned']:,} examples wait until their batch is full")
     if found["examples"]:
         whole = (
             f"of the last whole window ({found['auc_examples']:,} examples)" if found["windows"] else "of all examples"
