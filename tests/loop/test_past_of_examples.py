@@ -20,6 +20,7 @@ from ctrbox.errors import DataError, PlanError
 from ctrbox.loop.checkpoint import Checkpoints
 from ctrbox.loop.learner import Learner
 from ctrbox.loop.loop import OnlineLoop
+from ctrbox.loop.past import PastOfExamples, histories_of
 
 ROWS, WINDOW_S, LATENESS_S = 1_000, 3_600, 240
 
@@ -292,3 +293,33 @@ def test_servers_get_the_state_of_the_examples_that_were_learned(world: Path, tm
     )
     with pytest.raises(PlanError, match="publishes the state of histories, but the plan has no histories"):
         OnlineLoop(plan, cb.DeepFFM(plan.schema, bits=12), world / "events", tmp_path / "b", state_every="5s")
+
+
+def test_a_sum_that_no_float_holds_leaves_out_its_rows_and_the_loop_goes_on() -> None:
+    prices = [1.7e308, 1.7e308, 1.0, 2.0, 3.0]
+    table = pa.table(
+        {
+            "instance_id": range(5),
+            "user": [1, 1, 1, 2, 2],
+            "price": prices,
+            "ts": pa.array([k * 1_000_000 for k in range(5)], pa.timestamp("us")),
+            "clicked": [0, 1, 0, 1, 0],
+        }
+    )
+    log = cb.View(table, key="instance_id", name="log")
+    log = log.with_history(spent=cb.past(by="user", time="ts").sum("price"), n=cb.past(by="user", time="ts").count())
+    log = log.with_history(more=cb.past(by="user", time="ts").sum("spent"))
+    plan = cb.compile(log, cb.FeatureSet(label=col("clicked"), dense={"spent": col("spent")}), device="cpu", threads=1)
+    histories = histories_of(plan)
+    assert histories is not None
+    left: list[tuple[int, str]] = []
+    columns = ["user", "price", "ts", "clicked"]
+    taken, places = PastOfExamples(plan, histories).add(
+        table.select(columns).to_batches()[0], None, lambda place, why: left.append((place, why))
+    )
+    assert left == [(2, "the sum of the values of one key does not fit into a float64")]
+    assert places.tolist() == [0, 1, 3, 4]
+    assert taken.column("spent").to_pylist() == [0.0, 1.7e308, 0.0, 2.0]
+    assert taken.column("n").to_pylist() == [0, 1, 0, 1]
+    assert not histories.broken
+    assert histories.taken == 5

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ctrbox.engines.past.histories import Histories
 from ctrbox.engines.past.source import PastSource
+from ctrbox.engines.past.states import TOO_LARGE, not_finite
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError
 
@@ -102,10 +103,17 @@ class PastOfExamples:
             return both[0] if both else parts[0], places
         for place in np.setdiff1d(np.arange(len(rows)), done.kept).tolist():
             bad_row(at + place, LATE)
-        taken = rows if len(done.kept) == len(rows) else rows.take(pa.array(done.kept))
-        for name in self.histories.made:
-            taken = _with(taken, name, done.rows.column(name))
-        return taken, done.kept
+        made = {name: done.rows.column(name) for name in self.histories.made}
+        kept, fits = done.kept, ~np.any([not_finite(column) for column in made.values()], axis=0)
+        if not fits.all():
+            for place in kept[~fits].tolist():
+                bad_row(at + place, TOO_LARGE)
+            kept, chosen = kept[fits], pa.array(np.flatnonzero(fits))
+            made = {name: column.take(chosen) for name, column in made.items()}
+        taken = rows if len(kept) == len(rows) else rows.take(pa.array(kept))
+        for name, column in made.items():
+            taken = _with(taken, name, column)
+        return taken, kept
 
     def _nothing(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         none = rows.slice(0, 0)

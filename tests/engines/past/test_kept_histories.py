@@ -296,6 +296,20 @@ def test_a_call_with_events_of_another_view_that_fails_halfway_breaks_the_state(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_events_whose_sum_no_float_holds_do_not_break_a_state_of_several_steps() -> None:
+    table = pa.table({"user": [1], "x": [1.0], "ts": pa.array([0], pa.timestamp("us"))})
+    view = cb.View(table, name="log")
+    past = cb.past(by="user", time="ts")
+    kept = histories_of(view.with_history(spent=past.sum("x")).with_history(n=past.count(), more=past.sum("spent")))
+    for second in range(4):
+        row = {"user": 1, "x": 1.7e308, "ts": f"2026-01-01T00:00:0{second}"}
+        assert kept.observe([row]).rows == 1
+    with pytest.raises(DataError, match="does not fit into a float64"):
+        kept.columns_of([{"user": 1, "ts": "2026-01-01T00:00:09"}])
+    assert kept.columns_of([{"user": 2, "ts": "2026-01-01T00:00:09"}])["spent"].to_pylist() == [0.0]
+    assert kept.observe([{"user": 2, "x": 1.0, "ts": "2026-01-01T00:00:09"}]).rows == 1
+
+
 def replacing(path: Path, other: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rename a copy of another file to the path each time that the first of the states in a file was read."""
     from ctrbox.engines.past import saved_states

@@ -123,10 +123,10 @@ def test_numbers_that_are_null_or_not_finite_are_in_no_sum_and_in_no_mean() -> N
     assert column_of(view, "d")[:4] == [0, 0.5, 0.25, 0.125 + 1.5]
 
 
-@pytest.mark.parametrize("kind", ["sum", "decayed"])
+@pytest.mark.parametrize("kind", ["sum", "mean", "decayed"])
 def test_a_sum_that_no_float_holds_is_an_error(kind: str) -> None:
     past = cb.past(by="user", time="ts", lateness="1s")
-    feature = past.sum("x") if kind == "sum" else past.decayed("x", half_life="9000d")
+    feature = past.decayed("x", half_life="9000d") if kind == "decayed" else getattr(past, kind)("x")
     view = log_of([0, 1, 2], x=[1.7e308, 1.7e308, 0.0]).with_history(s=feature)
     with pytest.raises(DataError, match=r"^'s': the sum of the values of one key does not fit into a float64; scale"):
         column_of(view, "s")

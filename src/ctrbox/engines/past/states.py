@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ VALUE, TEXT, TOTAL, FLOAT_TOTAL, DECAYED_WORD, WIDE_TOTAL = 1, 2, 3, 4, 5, 6  # 
 COUNT, SUM, DECAYED, SINCE, WIDE_SUM = 1, 2, 3, 4, 5  # CounterKind
 EXACT = 1 << 53  # whole numbers up to this one are floats without rounding
 READ_BACK = 60_000_000  # microseconds by which a request may be older than the oldest row that may still come
+
+TOO_LARGE = "the sum of the values of one key does not fit into a float64"
 
 Given = tuple[Any, ...]  # key, time, valid, asks, feeds and values, as a native state takes them
 
@@ -73,7 +75,10 @@ class State:
         raise NotImplementedError
 
     def passed(self, given: Given, threads: int) -> dict[str, pa.Array]:
-        """Read and feed rows that `given` returned; return the columns of the rows that need an answer."""
+        """Read and feed rows that `given` returned; return the columns of the rows that need an answer.
+
+        A sum that no float64 holds is infinite or NaN there, and not an error, because the rows have been fed.
+        """
         raise NotImplementedError
 
     def columns(self, rows: Rows) -> dict[str, pa.Array]:
@@ -81,6 +86,7 @@ class State:
         given = self.given(rows)
         self.check_order(rows)
         found = self.passed(given, rows.threads)
+        check_finite(found)
         self.check_budget()
         return found
 
@@ -95,7 +101,9 @@ class State:
             for is_text in self._texts()
         ]
         feeds = np.zeros(rows.count, np.uint8)
-        return self.passed((key.arrays[0], times, _bytes(valid), None, feeds, nothing), rows.threads)
+        found = self.passed((key.arrays[0], times, _bytes(valid), None, feeds, nothing), rows.threads)
+        check_finite(found)
+        return found
 
     def _texts(self) -> list[bool]:
         """Return whether the values of each word of the state are texts."""
@@ -293,7 +301,7 @@ class CounterState(State):
             case "decayed":
                 key = ("decayed", None if value is None else value.id, feature.half_life)
                 at = layout.read(DECAYED, layout.word(key, DECAYED_WORD, float(feature.half_life), numbers), 0)
-                return lambda found: self._finite(resolved.name, found[at][0].view(np.float64))
+                return lambda found: pa.array(found[at][0].view(np.float64))
         assert value is not None  # of sum and mean
         if value.kind == "b":  # whole numbers of 64 bits hold the sums of flags
             flags = layout.word(("flags", value.id), TOTAL, 0.0, lambda rows: numbers(rows).astype(np.uint64))
@@ -307,7 +315,7 @@ class CounterState(State):
             return words.view(np.int64).astype(np.float64) if value.kind == "b" else words.view(np.float64)
 
         if feature.what == "sum":
-            return lambda found: self._finite(resolved.name, sums(found))
+            return lambda found: pa.array(sums(found))
         counted = layout.read(COUNT, count(value), feature.within)
 
         def mean(found: list[Any]) -> pa.Array:
@@ -315,11 +323,6 @@ class CounterState(State):
             return _or_null(sums(found) / np.maximum(counts, 1), counts > 0)
 
         return mean
-
-    def _finite(self, name: str, values: np.ndarray) -> pa.Array:
-        if not np.isfinite(values).all():
-            raise DataError(f"{name!r}: the sum of the values of one key does not fit into a float64; scale them first")
-        return pa.array(values)
 
     def given(self, rows: Rows) -> Given:
         values = [np.ascontiguousarray(maker(rows)).view(np.uint64) for maker in self.layout.makers]
@@ -342,6 +345,19 @@ def states_of(features: Sequence[Resolved]) -> list[ListState | CounterState]:
             groups.setdefault(resolved.group, []).append(resolved)
     lists = [LISTS[resolved.feature.what](resolved) for resolved in features if resolved.feature.what in LISTS]
     return [*lists, *(CounterState(group) for group in groups.values())]
+
+
+def not_finite(column: pa.Array) -> np.ndarray:
+    """Return in which rows of a column of counters the sum of the values does not fit into a float64."""
+    if not pa.types.is_float64(column.type):
+        return np.zeros(len(column), bool)
+    return ~np.isfinite(column.fill_null(0.0).to_numpy(zero_copy_only=False))
+
+
+def check_finite(made: Mapping[str, pa.Array]) -> None:
+    for name, column in made.items():
+        if not_finite(column).any():
+            raise DataError(f"{name!r}: {TOO_LARGE}; scale them first")
 
 
 def load_state(state: State, path: str, begin: int) -> int:
