@@ -310,6 +310,19 @@ def test_events_whose_sum_no_float_holds_do_not_break_a_state_of_several_steps()
     assert kept.observe([{"user": 2, "x": 1.0, "ts": "2026-01-01T00:00:09"}]).rows == 1
 
 
+def test_a_row_of_the_log_that_lies_far_behind_events_of_another_view_is_late_and_breaks_nothing() -> None:
+    """A second step reads what the first one saw of these events, which may be forgotten for so old a row."""
+    table = clicks(4)
+    clicked = cb.View(table, name="clicks")
+    log = cb.View(table, name="shown").with_history(n=clicked.past(by="user", time="ts").count(within="1m"))
+    kept = histories_of(log.with_history(more=cb.past(by="user", time="ts").sum("n")))
+    row = {**table.slice(0, 1).to_pylist()[0], "ts": "2026-01-01T00:00:00"}
+    kept.observe([{**row, "ts": "2026-01-01T00:10:00"}], view="clicks")
+    found = kept.observe([row, {**row, "ts": "2026-01-01T00:09:30"}])
+    assert (found.rows, found.late) == (1, 1)
+    assert kept.observe([{**row, "ts": "2026-01-01T00:11:00"}]).rows == 1
+
+
 def replacing(path: Path, other: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rename a copy of another file to the path each time that the first of the states in a file was read."""
     from ctrbox.engines.past import saved_states

@@ -107,14 +107,26 @@ class StepStates:
 
     def _of_others(self, rows: Rows) -> dict[str, pa.Array]:
         made: dict[str, pa.Array] = {}
-        if rows.asks is not None:
-            return made
-        for states in self.others.values():
+        for state, mine in self._asking_others(rows):
+            made |= state.read(mine)
+        return made
+
+    def too_old(self, rows: Rows) -> np.ndarray:
+        """Return which rows of the log need an answer from events of other views, and are too old to get one."""
+        old = np.zeros(rows.count, bool)
+        for state, mine in self._asking_others(rows):
+            old |= state.too_old(mine)
+        return old
+
+    def _asking_others(self, rows: Rows) -> list[tuple[State, Rows]]:
+        """Return the states of other views, with rows of the log as they are asked for; nothing where no row needs an answer."""
+        found: list[tuple[State, Rows]] = []
+        for states in self.others.values() if rows.asks is None else ():
             for state in states:
                 assert state.first.asked is not None
                 key, time = state.first.asked
-                made |= state.seen(_renamed(state, rows, rows.columns[key.id], rows.columns[time.id]))
-        return made
+                found.append((state, _renamed(state, rows, rows.columns[key.id], rows.columns[time.id])))
+        return found
 
     def asked(self, morsel: Morsel, threads: int) -> dict[str, pa.Array]:
         """Return the columns of rows to be scored; only their keys and times are read."""
@@ -246,6 +258,8 @@ class Histories:
             ask = answers or len(self.steps) > 1
             rows = self._tried(batch, ask)
             late, future = _left_out([(s, r) for step, r in rows for s in step.own], count, until)
+            for step, mine in rows:
+                late |= step.too_old(mine) & ~future
             if late.any() or future.any():
                 kept = np.flatnonzero(~(late | future))
                 batch = batch.take(pa.array(kept))

@@ -92,31 +92,42 @@ class State:
 
     def seen(self, rows: Rows) -> dict[str, pa.Array]:
         """Return the columns of rows whose key and time alone are known, and change nothing."""
+        found = self.read(rows)
+        check_finite(found)
+        return found
+
+    def read(self, rows: Rows) -> dict[str, pa.Array]:
+        """Do the same as `seen`, but a sum that no float64 holds is infinite or NaN."""
+        self._check_age(rows)
         key, time = rows.columns[self.first.key.id], rows.columns[self.first.time.id]
         valid = _both(_both(key.valid, time.valid), rows.passed)
         (times,) = time.arrays
-        self._check_age(rows, times, valid)
         nothing = [
             (np.zeros(rows.count + 1, np.int64), np.zeros(0, np.uint8)) if is_text else np.zeros(rows.count, np.uint64)
             for is_text in self._texts()
         ]
         feeds = np.zeros(rows.count, np.uint8)
-        found = self.passed((key.arrays[0], times, _bytes(valid), None, feeds, nothing), rows.threads)
-        check_finite(found)
-        return found
+        return self.passed((key.arrays[0], times, _bytes(valid), None, feeds, nothing), rows.threads)
 
     def _texts(self) -> list[bool]:
         """Return whether the values of each word of the state are texts."""
         raise NotImplementedError
 
-    def _check_age(self, rows: Rows, times: np.ndarray, valid: np.ndarray | None) -> None:
-        newest = self.native.newest
+    def too_old(self, rows: Rows) -> np.ndarray:
+        """Return which rows are so old that events which they should see may be forgotten already."""
+        key, time = rows.columns[self.first.key.id], rows.columns[self.first.time.id]
+        valid, newest = _both(_both(key.valid, time.valid), rows.passed), self.native.newest
+        (times,) = time.arrays
         if newest is None:
-            return
-        old = times < newest - self.lateness - READ_BACK
-        old = old if valid is None else old & valid
+            return np.zeros(rows.count, bool)
+        old: np.ndarray = times < newest - self.lateness - READ_BACK
+        return old if valid is None else old & valid
+
+    def _check_age(self, rows: Rows) -> None:
+        old, newest = self.too_old(rows), self.native.newest
         if old.any():
             row = int(old.argmax())
+            (times,) = rows.columns[self.first.time.id].arrays
             raise DataError(
                 f"{self.first.name!r}: the time {_shown(times[row])} at {rows.where(row)} is more than "
                 f"{(self.lateness + READ_BACK) / 1e6:g} s before the newest event, {_shown(newest)}, and events that such a row "
