@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import ctrbox as cb
 from ctrbox.cli import serve as serving
 from ctrbox.cli import table as tables
 from ctrbox.cli import terminal
@@ -199,6 +200,43 @@ def test_the_command_of_a_training_holds_what_was_asked_for(trained: dict[str, A
     )
     assert (Trainer.given["best_auc"], Trainer.given["epochs"], Trainer.given["warm_up"]) == (0.75, 3, "continue")
     assert (Trainer.given["resume"], Trainer.given["overwrite"]) == (False, True)
+
+
+def test_options_of_the_dicm_recipe_reach_the_trainer_and_the_command(
+    trained: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    folder("runs/old", *FINISHED)
+    more: dict[str, Any] = {"adaptive_l2": 0.25, "decay": "0.9:100", "common": ["clicks", "images"]}
+    train(Path("job.py"), earlier=Path("runs/old"), warm_up="partial", **more)
+    given = asked["given"]
+    assert given == {
+        "adaptive_l2": 0.25,
+        "schedule": cb.optim.Decay(0.9, 100),
+        "warm_up": "partial",
+        "warm_from": "runs/old",
+    }
+    fit(a_job(common=("other",)), Path("runs/x"), given, common=asked["common"])
+    assert trained["command"][5:] == [
+        *("--adaptive-l2", "0.25", "--decay", "0.9:100", "--warm-up", "partial", "--from", "runs/old"),
+        *("--common", "clicks", "--common", "images"),
+    ]
+    assert (Trainer.given["common"], Trainer.given["schedule"](250)) == (("clicks", "images"), 0.9**2)
+    fit(a_job(common=("other",)), Path("runs/x"), {})
+    assert Trainer.given["common"] == ("other",)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"decay": "0.9"}, "--decay 0.9: expected FACTOR:STEPS, such as 0.9:1000"),
+        ({"decay": "0.9:x"}, "--decay 0.9:x: expected FACTOR:STEPS"),
+        ({"decay": "2:10"}, "--decay 2:10: factor of Decay"),
+        ({"warm_up": "partial"}, "--warm-up partial needs the run to start from; add --from RUN"),
+    ],
+)
+def test_wrong_options_of_the_recipe_are_named(asked: dict[str, Any], options: dict[str, Any], words: str) -> None:
+    with pytest.raises(Mistake, match=words):
+        train(Path("job.py"), **options)
 
 
 def test_a_cluster_is_asked_for_its_workers_and_servers(trained: dict[str, Any]) -> None:

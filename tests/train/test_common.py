@@ -118,6 +118,22 @@ def test_what_a_model_sees_of_a_batch_is_the_same_bits(plan: cb.Plan) -> None:
     assert references < sum(len(lookup.inverse) for lookup in learner.look(batch).lookups)  # type: ignore[union-attr]
 
 
+def test_tables_of_other_fields_may_count_and_count_as_without_common_fields(plan: cb.Plan) -> None:
+    def fitted(common: list[str]) -> cb.Run:
+        rate = cb.Adagrad(lr=0.1, initial=0.1)
+        counted = cb.MemoryTable(4, optimizer=rate, counters=cb.tables.Counters())
+        tables = {"tags": cb.MemoryTable(4, optimizer=rate), "*": counted}
+        trainer = cb.Trainer(Past(plan.schema), tables, threads=1, common=common)
+        return trainer.fit(plan, batch_size=128, epochs=2)
+
+    one, other = fitted(["tags"]), fitted([])
+    keys = np.unique(next(iter(plan.batches(1200))).sparse["ad"].values)
+    counts = [next(s for s in run.learner.sources if s.traits.shows).full.counts(keys) for run in (one, other)]
+    assert all(np.array_equal(a, b) for a, b in zip(*counts, strict=True))
+    assert counts[0][0].sum() > 0
+    assert one.metrics["auc"] == pytest.approx(other.metrics["auc"], abs=5e-3)
+
+
 def test_what_cannot_be_shared_is_refused(plan: cb.Plan) -> None:
     for common, message in (
         (["histori"], "nearest: 'history'"),
@@ -126,7 +142,9 @@ def test_what_cannot_be_shared_is_refused(plan: cb.Plan) -> None:
     ):
         with pytest.raises(PlanError, match=message):
             trained(plan, common)
-    with pytest.raises(PlanError, match="with tables without counters; remove"):
+    with pytest.raises(
+        PlanError, match=r"fields of tables without counters, and .* is in a table with counters; remove it"
+    ):
         trained(plan, ["history"], counters=cb.tables.Counters())
     view = cb.View(log(), key="id").fill(history=[])
     alone = cb.compile(view, cb.FeatureSet(label=col("clicked"), sparse={"history": col("history")}))

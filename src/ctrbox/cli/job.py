@@ -23,7 +23,20 @@ from ctrbox.errors import CtrboxError, PlanError
 
 FROM_THE_COMMAND_LINE = frozenset(["out", "resume", "overwrite", "progress"])
 OF_THE_JOB = frozenset(["callbacks"])
-READ = ("plan", "model", "table", "optimizer", "settings", "bf16", "engine", "context", "callbacks", "tune", "encoders")
+READ = (
+    "plan",
+    "model",
+    "table",
+    "optimizer",
+    "settings",
+    "bf16",
+    "engine",
+    "context",
+    "callbacks",
+    "tune",
+    "encoders",
+    "common",
+)
 ALIKE = (
     0.8  # similarity of two names, 0 to 1: `optimiser` and `tables` are at least as like, `label` and `table` are not
 )
@@ -46,6 +59,7 @@ class Job:
     callbacks: tuple[Any, ...] = ()  # of its training
     tuned: Path | None = None  # folder of the study whose best trial this is
     tune: Any = None  # a function from a trial of Optuna to what that trial trains, for `ctrbox tune`
+    common: tuple[str, ...] = ()  # fields that rows of one group share, an argument of the trainer
     encoders: dict[str, Any] = field(
         default_factory=dict
     )  # by field, of images and texts in requests, for `ctrbox serve`
@@ -104,18 +118,7 @@ def load_job(path: Path) -> Job:
             f"is a data file; expected a job file, such as job.py, that reads it with cb.View({str(path)!r}, "
             f"key=…) and defines `plan`"
         )
-    sys.path.insert(0, str(path.parent.resolve()))
-    sys.argv = [str(path)]
-    try:
-        # What a job prints is talk; stdout is for data.
-        with contextlib.redirect_stdout(sys.stderr):
-            names = runpy.run_path(str(path), run_name="ctrbox_job")
-    except (KeyboardInterrupt, Stopped):
-        raise
-    except SystemExit as end:
-        raise Mistake(f"{path} called exit (exit code {end.code}) before it defined `plan`") from end
-    except BaseException as error:
-        raise_mistake(error, path)
+    names = names_of(path, "`plan`")
     alike = misspelt(names)
     if "plan" not in names:
         raise Mistake(
@@ -152,8 +155,38 @@ def load_job(path: Path) -> Job:
         tuple(listed(context)) if columns and ("engine" in names or "model" in names) else (),
         callbacks=callbacks_of(names.get("callbacks", []), path),
         tune=names.get("tune"),
+        common=common_of(names.get("common", ()), path),
         encoders=encoders_of(names.get("encoders", {}), path),
     )
+
+
+def names_of(path: Path, wanted: str) -> dict[str, Any]:
+    """Run the user's file and return the names that it defines. ``wanted``: what it should define, for messages."""
+    sys.path.insert(0, str(path.parent.resolve()))
+    sys.argv = [str(path)]
+    try:
+        # What a job prints is talk; stdout is for data.
+        with contextlib.redirect_stdout(sys.stderr):
+            return runpy.run_path(str(path), run_name="ctrbox_job")
+    except (KeyboardInterrupt, Stopped):
+        raise
+    except SystemExit as end:
+        raise Mistake(f"{path} called exit (exit code {end.code}) before it defined {wanted}") from end
+    except BaseException as error:
+        raise_mistake(error, path)
+
+
+def load_encoder(path: Path) -> Any:
+    """Run the user's file and return the `encoder` that it defines."""
+    from ctrbox.embed.vectors.encoders import Encoder
+
+    if not path.is_file():
+        raise Mistake(f"there is no file {path}{files_there(path)}")
+    found = names_of(path, "`encoder`").get("encoder")
+    if not isinstance(found, Encoder):
+        met = "defines no `encoder`" if found is None else f"has a {type(found).__name__} as `encoder`"
+        raise Mistake(f"{path} {met}; expected a cb.tables.Encoder: encoder = cb.tables.Encoder(module, prepare)")
+    return found
 
 
 def misspelt(names: Mapping[str, Any]) -> dict[str, str]:
@@ -175,6 +208,13 @@ def callbacks_of(found: Any, path: Path) -> tuple[Any, ...]:
     """The `callbacks` of a job."""
     if not isinstance(found, list | tuple):
         raise Mistake(f"`callbacks` in {path} must be a list of callbacks, got {type(found).__name__}")
+    return tuple(found)
+
+
+def common_of(found: Any, path: Path) -> tuple[str, ...]:
+    """The `common` of a job."""
+    if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
+        raise Mistake(f"`common` in {path} must be a list of fields of the plan, got {found!r:.200}")
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +23,7 @@ from ctrbox.cli.options import AsJson, BatchSize, Epochs, in_words_of_options
 from ctrbox.cli.ranks import check_job, command_again, end_of_rank, joined, threads_of
 from ctrbox.cli.reading_runs import evaluate_command
 from ctrbox.cli.terminal import Mistake, Stopped, hint, stopped_with, tell, utf8, written_aside
+from ctrbox.errors import CtrboxError
 
 if TYPE_CHECKING:
     from ctrbox.files.stored_folder import StoredFolder
@@ -47,6 +48,12 @@ Limit = Annotated[
 
 # Rows a second on a terminal move by themselves; in a log a line now and then is enough.
 LOG_SECONDS = 15.0
+# What each kind of --warm-up takes over from an earlier run.
+TAKEN = {
+    "partial": "the weights and the sub-models, without the rows of tables,",
+    "full": "the weights and tables",
+    "continue": "the weights, tables and optimizer states",
+}
 TRAIN_EXAMPLES = """\b
 Examples:
   ctrbox train job.py
@@ -172,8 +179,42 @@ def train(
         typer.Option(
             "--from",
             metavar="RUN",
-            help="Continue from this finished run: start with its weights, tables and optimizer states. The run itself is not "
-            "changed.",
+            help="Continue from this finished run: start with its weights, tables and optimizer states, or as --warm-up says. "
+            "The run itself is not changed.",
+        ),
+    ] = None,
+    warm_up: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="What to take over from the run of --from: 'partial' (the weights of the model and the sub-models of Model "
+            "Servers, but no rows of tables), 'full' (the tables too) or 'continue' (the optimizer states too). Default: "
+            "continue.",
+        ),
+    ] = None,
+    decay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FACTOR:STEPS",
+            help="Multiply all learning rates by FACTOR, above 0 and at most 1, every STEPS steps, such as 0.9:1000. Default: "
+            "the job's schedule, otherwise rates that stay.",
+        ),
+    ] = None,
+    adaptive_l2: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PENALTY",
+            help="L2 penalty of the rows of tables, divided by how often a row's key has occurred, 0 to 1000000. Default: the "
+            "job's setting, otherwise 0.",
+        ),
+    ] = None,
+    common: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--common",
+            metavar="FIELD",
+            help="Field with many keys per row that the rows of one group share, such as a user's history; it is looked up and "
+            "pooled once per group and batch. May be repeated. Default: the job's `common`, otherwise none.",
         ),
     ] = None,
     tuned: Annotated[
@@ -243,6 +284,8 @@ def train(
         "patience": patience,
         "evaluate_every": evaluate_every,
         "look_ahead": look_ahead,
+        "adaptive_l2": adaptive_l2,
+        "schedule": decay_of(decay),
     }
     asked = {name: value for name, value in asked.items() if value is not None}
     if cluster is None and (workers, servers) != (1, 1):
@@ -258,7 +301,9 @@ def train(
     if earlier is not None:
         for name in {"warm_up", "warm_from"} & loaded.settings.keys():
             raise Mistake(f"`settings` in {job} has {name!r}, which --from also sets; remove one of the two")
-        asked |= {"warm_up": "continue", "warm_from": str(earlier)}
+        asked |= {"warm_up": warm_up or "continue", "warm_from": str(earlier)}
+    elif warm_up is not None:
+        raise Mistake(f"--warm-up {warm_up} needs the run to start from; add --from RUN")
     if tables is not None:
         asked["tables"] = tables
     if tuned is not None:
@@ -271,7 +316,7 @@ def train(
         tell(f"{place.with_name(job.stem)} holds a run; this one goes to {place} (--overwrite replaces the first)")
     if earlier is not None and not going_on and leads:
         tell(
-            f"starting from the weights, tables and optimizer states of {earlier}; steps, schedule and metrics start at 0"
+            f"starting from {TAKEN.get(warm_up or 'continue', warm_up)} of {earlier}; steps, schedule and metrics start at 0"
         )
     where = None if cluster is None else (cluster, workers, servers)
     done = fit(
@@ -284,6 +329,7 @@ def train(
         overwrite=overwrite,
         cluster=where,
         lr=lr,
+        common=common,
         ranks=together,
     )
     finish(done, as_json)
@@ -296,6 +342,23 @@ def calibration(given: str | None) -> str | float | None:
         return None if given is None else float(given)
     except ValueError:
         return given
+
+
+def decay_of(given: str | None) -> Any:
+    """Read --decay: the schedule that it stands for."""
+    if given is None:
+        return None
+    from ctrbox.train.schedule import Decay
+
+    factor, colon, steps = given.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return Decay(float(factor), int(steps))
+    except ValueError:
+        raise Mistake(f"--decay {given}: expected FACTOR:STEPS, such as 0.9:1000") from None
+    except CtrboxError as error:
+        raise Mistake(f"--decay {given}: {error}") from None
 
 
 def run_place(job: Path, out: str | None, resume: bool, overwrite: bool) -> tuple[Path | StoredFolder, bool]:
@@ -384,6 +447,7 @@ def fit(
     best: float | None = None,
     cluster: tuple[str, int, int] | None = None,
     lr: float | None = None,
+    common: Sequence[str] | None = None,
     ranks: Ranks | None = None,
 ) -> Done:
     """Train into a folder and write its report; an interrupt says how to go on."""
@@ -392,8 +456,11 @@ def fit(
     if ranks is not None:
         check_job(job, asked)
     for name, value in [*asked.items(), ("lr", lr), ("valid", valid), ("threads", threads)]:
-        if value is not None and name != "warm_up":
+        if name == "schedule":
+            command += ["--decay", f"{value.factor!r}:{value.every}"]
+        elif value is not None and (name, value) != ("warm_up", "continue"):
             command += ["--from" if name == "warm_from" else f"--{name.replace('_', '-')}", str(value)]
+    command += [word for name in common or () for word in ("--common", name)]
     if job.tuned is not None:
         command += ["--tuned", str(job.tuned)]
     if cluster is not None:
@@ -421,7 +488,9 @@ def fit(
                 settings["cluster"] = Cluster(address, workers=workers, servers=servers, cores=threads, tell=tell)
             if ranks is not None:
                 settings["cluster"] = ranks
-            trainer = Trainer(model, job.table, optimizer=job.optimizer, threads=threads, bf16=job.bf16, lr=lr)
+            shared = job.common if common is None else tuple(common)
+            given = {"optimizer": job.optimizer, "threads": threads, "bf16": job.bf16, "lr": lr, "common": shared}
+            trainer = Trainer(model, job.table, **given)
             run = trainer.fit(plan, out=place, resume=resume, overwrite=overwrite, progress=watch, **settings)
     except (KeyboardInterrupt, Stopped):
         if holds(place, "config.json"):

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ctrbox.cli.help_text import Commands
+from ctrbox.cli.job import load_encoder
 from ctrbox.cli.options import AsJson, Servers
 from ctrbox.cli.reading_runs import AllowViews, OtherViews, OwnJob, RunFolder
 from ctrbox.cli.terminal import Mistake, meter, say_json, tell
@@ -27,6 +28,7 @@ def vectors() -> None:
 
 @app.command(
     epilog="\b\nExamples:\n  ctrbox vectors encode images --encoder vgg16-fc6 --weights vgg16.safetensors -o images.ctrvec\n"
+    "  ctrbox vectors encode images --encoder palette.py -o images.ctrvec     an encoder of your own\n"
 )
 def encode(
     images: Annotated[
@@ -37,13 +39,21 @@ def encode(
     ],
     encoder: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Network that computes the vectors: vgg16-fc6 (4,096 numbers per image)."),
-    ],
-    weights: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="Weights of the network: a safetensors file, or a torch file of tensors."),
+        typer.Option(
+            metavar="NAME|FILE.PY",
+            help="Network that computes the vectors: vgg16-fc6 (4,096 numbers per image), or a Python file that defines "
+            "`encoder`, a cb.tables.Encoder of your own. The file is executed.",
+        ),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Vector file to write.")],
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Weights of the network: a safetensors file, or a torch file of tensors. Required for vgg16-fc6; an encoder of "
+            "your own loads its weights itself.",
+        ),
+    ] = None,
     space: Annotated[
         str, typer.Option(metavar="SPACE", help="Space of the keys, as in `.key(space=…)` of the job.")
     ] = "image",
@@ -71,7 +81,12 @@ def encode(
     threads: Annotated[
         int, typer.Option(metavar="N", min=1, max=256, help="Number of threads that decode images.")
     ] = 4,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="Device of the network: cpu or cuda.")] = "cpu",
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="DEVICE", help="Device of vgg16-fc6: cpu or cuda. An encoder of your own names its device."
+        ),
+    ] = "cpu",
     dtype: Annotated[
         str, typer.Option(metavar="TYPE", help="Data type of the vectors: float32 or float16.")
     ] = "float32",
@@ -91,7 +106,14 @@ def encode(
     folder = images.is_dir()
     if folder and column is not None:
         raise Mistake("--column is for a Parquet file; IMAGES is a folder")
-    made = Encoder.named(encoder, weights, device=device)
+    if encoder.endswith(".py"):
+        if weights is not None:
+            raise Mistake(f"--weights is for vgg16-fc6; {encoder} loads the weights of its encoder itself")
+        made = load_encoder(Path(encoder))
+    elif weights is None:
+        raise Mistake(f"--encoder {encoder} needs the weights of the network: --weights FILE")
+    else:
+        made = Encoder.named(encoder, weights, device=device)
     named = col(key).cast("int") if folder and ids == "int" else col(key)
     expression = (named.cast("str") if ids == "text" and not folder else named).key(space=space)
     with meter("images") as tick:

@@ -89,8 +89,15 @@ class ClickModel:
         self.noticed: Callable[[Source, Lookup, torch.Tensor], None] | None = None  # told of rows that predictions read
         read = {f.name: f.ragged for f in schema.sparse if f.name in self.reads.dims}
         self.common = check_common(read, common, schema.group)
-        if self.common and (self.carrier is not None or any(s.traits.shows for s in self.sources)):
-            raise PlanError("common= works only on the CPU and with tables without counters; remove common=")
+        if self.common and self.carrier is not None:
+            raise PlanError("common= works only on the CPU; remove common=")
+        # A key that rows share is looked up once, so a table would count one show of it.
+        counted = [name for s in self.sources if s.traits.shows for name in s.fields if name in self.common]
+        if counted:
+            raise PlanError(
+                f"common= works only for fields of tables without counters, and {counted[0]!r} is in a table with counters; "
+                "remove it from common="
+            )
         if self.tasks:
             check_tasks(model, self.carrier is not None, any(s.traits.shows for s in self.sources))
         # There is a native step for the usual models on a CPU; torch computes other models, and a GPU.
