@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import nn
 
 import ctrbox as cb
 from ctrbox import col
+from ctrbox.serve.model_folder import ModelFolder, create
+from ctrbox.serve.served import open_served
 from tests.ranks.threads import DRAWING, in_ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -132,6 +135,26 @@ def test_calibration_rows_that_are_all_too_young_are_refused(rows: pa.Table) -> 
         cb.errors.TrainError, match=r"label 'convert': .* 0 of the 0 .* younger than window=24 of the label"
     ):
         fitted(plan(rows), calibrate="platt")
+
+
+def test_a_trial_by_a_label_without_old_validation_rows_is_refused(rows: pa.Table) -> None:
+    p = plan(rows.slice(0, 32_000))
+    model = cb.models.SharedBottom(p.schema, dim=2, bottom=(4,), hidden=())
+    told = (
+        r"label 'convert' was not observed in a row that is as old as its window \(24\) among the 6,400 validation rows"
+    )
+    with pytest.raises(cb.errors.TrainError, match=told):
+        cb.trial(p, model, {"pair": cb.cross("user", "user")}, label="convert", seeds=1, valid=0.2, batch_size=4096)
+
+
+def test_a_server_scores_requests_that_have_neither_age_nor_delay(tmp_path: Path, rows: pa.Table) -> None:
+    run = fitted(plan(rows.slice(0, 30_000)), valid=0.0, epochs=1, batch_size=4096)
+    create(tmp_path / "model", run.plan, run, context=[], quantise=False)
+    served = open_served(ModelFolder.open(tmp_path / "model"))
+    body = json.dumps({"context": {}, "candidates": [{"user": 3}, {"user": 4}]}).encode()
+    found, _ = served.score(served.reader.from_json(body))
+    expected = run.predict(rows.slice(0, 2).select(["id", "user"]).set_column(1, "user", [[3, 4]]))
+    np.testing.assert_allclose(found[:, 1], expected["convert"], rtol=1e-6)
 
 
 def test_a_feature_that_reads_the_delay_is_a_leak(rows: pa.Table) -> None:

@@ -508,6 +508,12 @@ def _score(
                 parts.append(probability(logits).astype(np.float32))
     finally:
         stages.close()
+    if judges is not None and every.rows and not labels.rows:
+        task = plan.schema.tasks[judges]
+        young = "" if task.window is None else f" in a row that is as old as its window ({task.window:g})"
+        raise TrainError(
+            f"label {task.name!r} was not observed{young} among the {every.rows:,} validation rows of the trial"
+        )
     labels.check("validation", plan, split.start, split.stop)
     return np.concatenate(seen), [np.concatenate(parts, axis=1) for parts in guesses]
 
