@@ -202,6 +202,8 @@ def test_the_learning_curve_shows_training_and_validation_over_the_same_rows() -
     lines = [fields(kind="train", rows=100, loss=0.5), fields(kind="train", rows=300, loss=0.25)]
     page = shown.learning([*lines, valid(200, 0.75, auc_se=0.01), valid(400, 0.5)], fields(metrics={"best_auc": 0.875}))
     assert "validation AUC: 0.75 at 200 rows learned" in page
+    assert "validation: 0.25 at 200 rows learned" in page
+    assert "validation: 0.5 at 400 rows learned" in page
     assert "training, smoothed: 0.5 at 100 rows learned" in page
     assert "best possible 0.8750" in page
     assert "each record" not in words_of(page).split("training, smoothed")[0]
@@ -209,6 +211,14 @@ def test_the_learning_curve_shows_training_and_validation_over_the_same_rows() -
     assert page.count(">400</text>") == 2
     assert "There was one evaluation" not in page
     assert "cannot be compared" not in page
+
+
+def test_the_loss_of_several_labels_is_their_validation_curve() -> None:
+    lines = [fields(kind="valid", rows=rows, loss=loss) for rows, loss in ((200, 0.75), (400, 0.5))]
+    page = shown.learning(lines, fields())
+    assert "validation: 0.75 at 200 rows learned" in page
+    assert "validation: 0.5 at 400 rows learned" in page
+    assert "validation AUC:" not in page
 
 
 def test_one_evaluation_and_weighted_losses_are_told() -> None:
