@@ -115,8 +115,8 @@ class Reloader(Watcher):
 
     def _update(self, version: Version) -> Update:
         """Bring the copy to a version, or to one published meanwhile."""
-        refused = not self.refused.isdisjoint(range(self.served.version + 1, version.number + 1))
-        return self.published.updated(self.copy, whole=refused)
+        # A refused version may have a patch that cannot be read, so the versions behind it are loaded from whole files.
+        return self.published.updated(self.copy, whole=any(number < version.number for number in self.refused))
 
     def _failed(self, version: Version | None, error: Exception) -> None:
         """Say and count what went wrong, once for each reason; plan the next try where it may go right by itself."""
