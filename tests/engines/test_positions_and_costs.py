@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
@@ -27,6 +29,22 @@ def compiled() -> cb.Plan:
 def test_a_position_that_no_stream_has(start: Position, shuffle: int) -> None:
     with pytest.raises(PlanError, match=f"is not a position in a stream with shuffle={shuffle}"):
         next(compiled().walk(2, shuffle=shuffle, start=start))
+
+
+@pytest.mark.parametrize(("shuffle", "seed"), [(4, 2), (8, 3), (0, 3), (0, 0)])
+def test_a_position_of_a_shuffled_stream_belongs_to_its_settings(shuffle: int, seed: int) -> None:
+    with pytest.raises(
+        PlanError, match=r"belongs to a stream with shuffle=4, seed=3; continue with these values, not with"
+    ):
+        compiled().walk(2, shuffle=shuffle, seed=seed, start=Position(4, 0, 1, 4, 3))
+
+
+def test_what_is_no_position_is_refused() -> None:
+    start: Any = 4
+    with pytest.raises(
+        PlanError, match=r"start must be a Position, such as that of a stream of plan\.batches\(…\), got 4"
+    ):
+        compiled().walk(2, start=start)
 
 
 def test_a_stream_goes_on_inside_a_window_with_the_same_shuffle_alone() -> None:

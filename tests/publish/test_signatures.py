@@ -14,6 +14,7 @@ from ctrbox.errors import CtrboxError, DataError, PlanError, SignatureError, Sou
 from ctrbox.files.sealed import sealed
 from ctrbox.publish import Part, PrivateKey, PublicKey, Published, Trust, Weights, keygen, write_weights
 from ctrbox.publish.sealed_lines import sealed_line
+from ctrbox.publish.statement import MOST_STATEMENT, SIGNED, FileFacts, Statement, opened
 from tests.publish import forged
 
 
@@ -287,6 +288,20 @@ def test_trust_files_and_model_ids_are_checked(folder: Published, key: Path, tmp
     memory.write_text("{")
     with pytest.raises(DataError, match="is damaged"):
         reader(folder, key, memory=str(memory))
+
+
+@pytest.mark.parametrize(("length", "told"), [(MOST_STATEMENT, ""), (MOST_STATEMENT + 1, "its statement is not valid")])
+def test_a_statement_has_at_most_65536_characters(key: Path, length: int, told: str) -> None:
+    signer = PrivateKey.read(key)
+    statement = Statement("0" * 32, 1, 10, "0" * 64, {"plan.ctr": FileFacts(5, "1" * 64)}, "2026-01-02T03:04:05Z")
+    text = statement.signed_by(signer)["statement"].ljust(length)  # JSON may end in spaces
+    signed = {"key": signer.id, "statement": text, "signature": signer.sign(SIGNED + text.encode()).hex()}
+    keys = {signer.id: PublicKey.read(f"{key}.pub")}
+    if told:
+        with pytest.raises(SignatureError, match=told):
+            opened(signed, keys, "CURRENT")
+    else:
+        assert opened(signed, keys, "CURRENT") == statement
 
 
 def test_forged_statements_and_key_files_are_refused_in_one_sentence(tmp_path: Path) -> None:

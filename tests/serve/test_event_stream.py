@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -149,6 +150,45 @@ def test_streams_that_cannot_feed_a_state_are_refused(place: Path, state: Path, 
     with pytest.raises(SourceError, match="so limits retention is expected"):
         Server.open(place / "ffm", Settings(**settings, events=work.where))
     work.close()
+
+
+def at(position: str) -> EventStream:
+    past: Any = SimpleNamespace(histories=SimpleNamespace(position=position))
+    return EventStream(past, "nats://127.0.0.1:4222/EVENTS")
+
+
+def test_a_state_goes_on_behind_its_position() -> None:
+    told = {"name": at("").name, "refused": 0, "lost": 0}
+    assert at("").told() == {**told, "message": 0}
+    position = orjson.dumps({"stream": "EVENTS", "created": "2026-01-01", "seq": 7}).decode()
+    assert at(position).told() == {**told, "message": 7}
+    assert at(position.replace("7", "0")).told() == {**told, "message": 0}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"stream": "OTHER"},
+        {"stream": None},
+        {"seq": -1},
+        {"seq": 1.0},
+        {"seq": True},
+        {"seq": "1"},
+        {"created": None},
+        None,
+    ],
+)
+def test_a_state_with_a_position_of_another_stream_is_refused(changed: dict[str, Any] | None) -> None:
+    whole = {"stream": "EVENTS", "created": "2026-01-01", "seq": 7}
+    position = "17" if changed is None else orjson.dumps({**whole, **changed}).decode()
+    with pytest.raises(
+        PlanError, match="which is not one of stream 'EVENTS'; start with a state that was fed from this"
+    ):
+        at(position)
+    for name in whole:
+        rest = orjson.dumps({k: v for k, v in whole.items() if k != name}).decode()
+        with pytest.raises(PlanError, match="which is not one of stream 'EVENTS'"):
+            at(rest)
 
 
 def scores(server: Running, count: int = 6) -> list[list[float]]:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.engines.fingerprint import fingerprint
-from ctrbox.engines.saved import HEAD, MAGIC, load_plan, save_plan
+from ctrbox.engines.saved import HEAD, MAGIC, load_plan, paths_to_allow, save_plan
 from ctrbox.engines.saved_views import reference_of
 from ctrbox.errors import CtrboxError, PlanError, SourceError
 from ctrbox.plan.graph.serial import Reader, Writer, canonical
@@ -584,3 +584,38 @@ def test_the_digest_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = fingerprint(plan)
     monkeypatch.setattr(module, "_canonical_form", lambda plan: pytest.fail("computed again"))
     assert fingerprint(plan) == first
+
+
+def test_the_paths_of_a_plan_that_a_user_must_allow_are_those_outside_of_its_folder(tmp_path: Path) -> None:
+    """The views of a log, of a second log and of two joins: beside the plan, elsewhere, and in memory."""
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for folder in (inside, outside):
+        folder.mkdir()
+        pq.write_table(pa.table({"k": [1, 2], "user": [1, 2], "x": [0.5, 1.5]}), folder / "log.parquet")
+        pq.write_table(pa.table({"user": [1, 2], "age": [30.0, 40.0]}), folder / "users.parquet")
+
+    def saved(log: Path | pa.Table, users: Path | pa.Table) -> Path:
+        views = [data if isinstance(data, pa.Table) else str(data) for data in (log, users)]
+        joined = cb.View(views[0], key="k", name="log").join(
+            cb.View(views[1], key="user", name="users").fill(age=0.0), on="user"
+        )
+        dense = {"x": col("x"), "age": col("age")}
+        cb.compile(joined, cb.FeatureSet(dense=dense), device="cpu").save(inside / "p.ctrplan")
+        return inside / "p.ctrplan"
+
+    logs, users = (
+        (inside / "log.parquet", outside / "log.parquet"),
+        (inside / "users.parquet", outside / "users.parquet"),
+    )
+    assert paths_to_allow(saved(logs[0], users[0])) == []
+    assert paths_to_allow(saved(logs[1], users[0])) == [str(logs[1])]
+    assert paths_to_allow(saved(logs[1], users[0]), log=False) == []
+    assert paths_to_allow(saved(logs[0], users[1])) == [str(users[1])]
+    assert paths_to_allow(saved(logs[0], users[1]), log=False) == [str(users[1])]
+    assert sorted(paths_to_allow(saved(logs[1], users[1])) or []) == [str(logs[1]), str(users[1])]
+    assert paths_to_allow(saved(logs[1], users[1]), log=False) == [str(users[1])]
+    memory = pq.read_table(logs[0]), pq.read_table(users[0])
+    assert paths_to_allow(saved(memory[0], users[1])) is None
+    assert paths_to_allow(saved(memory[0], users[1]), log=False) == [str(users[1])]
+    assert paths_to_allow(saved(logs[1], memory[1])) is None
+    assert paths_to_allow(saved(logs[1], memory[1]), log=False) is None
