@@ -189,6 +189,36 @@ def test_one_worker_in_process_trains_the_bits_of_a_plain_training(
     assert not in_process.of("Server")
 
 
+def test_two_workers_in_process_train_and_close_the_folder_of_the_run(
+    log: cb.Plan, tmp_path: Path, in_process: InProcessRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+    close = workers.RunFolder.close
+
+    def closing(self: Any) -> None:
+        closed.append(self.lock)
+        close(self)
+
+    monkeypatch.setattr(workers.RunFolder, "close", closing)
+    run = fitted(log, OneProcessCluster(workers=2, servers=1), tmp_path / "run", limit=240, epochs=1)
+    assert closed[0] == -1  # worker 0's, which has no lock
+    assert closed[1] >= 0  # the driver's
+    assert len(closed) == 2
+    assert run.summary["rows"] == {"train": 216, "valid": 24}
+    assert run.summary["steps"] == 1
+
+
+def test_the_error_with_which_a_worker_began_is_the_one_it_raises(
+    log: cb.Plan, tmp_path: Path, in_process: InProcessRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*arguments: Any) -> None:
+        raise TrainError("no such table")
+
+    monkeypatch.setattr(workers.Worker, "_fit", refused)
+    with pytest.raises(TrainError, match="no such table"):
+        fitted(log, OneProcessCluster(workers=1, servers=1), tmp_path / "run")
+
+
 def test_a_model_server_of_one_worker_trains_the_bits_of_a_plain_training(
     tmp_path: Path, in_process: InProcessRay
 ) -> None:

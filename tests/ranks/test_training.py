@@ -17,6 +17,8 @@ from ctrbox.cli.demo import demo_job_path
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.ranks.group import RankLost
 from ctrbox.ranks.training import Followed
+from ctrbox.views.indexed import IndexedFiles
+from ctrbox.views.recorded import opened
 from tests.ranks.threads import DRAWING, fit, in_ranks, model
 from tests.train.worlds import on_disk, table, weights
 
@@ -122,6 +124,23 @@ def test_a_batch_with_fewer_rows_than_ranks_is_learned(plan: cb.Plan) -> None:
     alone, together = (fit(plan, n, limit=40, batch_size=2, valid=0.1)[0] for n in (1, 3))
     assert together.summary["rows"] == alone.summary["rows"]
     np.testing.assert_allclose(values(together), values(alone), atol=1e-5)
+
+
+def test_a_rank_tells_what_it_decoded_in_this_training_alone(tmp_path: Path) -> None:
+    own = [on_disk(tmp_path, 2000).using(threads=1) for _ in range(3)]  # two row groups
+
+    def trained(ranks: Any) -> Any:
+        mine = own[ranks.world.rank]
+        list(mine.batches(500))  # decoded before the training
+        net = model(mine)
+        return cb.Trainer(net, table(), threads=1).fit(mine, cluster=ranks, batch_size=500, valid=0.0, explain=False)
+
+    told = in_ranks(2, trained)[0].summary["ranks"]
+    list(own[2].batches(500))
+    whole = opened(own[2].log.source)
+    assert isinstance(whole, IndexedFiles)
+    assert [one["rows_read"] for one in told] == [1000, 1000]
+    assert sum(one["bytes_read"] for one in told) == whole.bytes_read > 0
 
 
 @pytest.mark.slow

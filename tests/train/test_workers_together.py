@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -42,23 +44,32 @@ def learner(plan: cb.Plan) -> Learner:
     return Learner(Tower(plan.schema), plan.schema, cb.MemoryTable(2, init=0.1), threads=1)
 
 
-def learned(plan: cb.Plan, batches: list[Any]) -> list[tuple[Learner, tuple[int, float, list[float]]]]:
-    """Let as many workers as there are batches take one step together; None is a worker without rows."""
-    store, address = listening(HOST, len(batches))
-    made = [learner(plan) for _ in batches]  # one after the other: they draw from one random state
+def in_a_gang(made: list[Learner], work: Callable[[Learner, int], Any]) -> list[Any]:
+    """Return what ``work`` returns for each worker of a gang and its number."""
+    store, address = listening(HOST, len(made))
 
     def worker(part: int) -> Any:
         mine = made[part]
-        mine.together = Gang(part, len(batches), address, HOST, store if part == 0 else None)
-        batch = batches[part]
-        told = mine.learn_part(None if batch is None else mine.look(batch), 1.0, (part + 1.0,))
+        mine.together = Gang(part, len(made), address, HOST, store if part == 0 else None)
+        told = work(mine, part)
         mine.together.leave()
         with pytest.raises(RuntimeError, match="this worker has left its gang"):
             mine.together.sums([1.0])
-        return mine, told
+        return told
 
-    with ThreadPoolExecutor(len(batches)) as pool:
-        return list(pool.map(worker, range(len(batches))))
+    with ThreadPoolExecutor(len(made)) as pool:
+        return list(pool.map(worker, range(len(made))))
+
+
+def learned(plan: cb.Plan, batches: list[Any]) -> list[tuple[Learner, tuple[int, float, list[float]]]]:
+    """Let as many workers as there are batches take one step together; None is a worker without rows."""
+    made = [learner(plan) for _ in batches]  # one after the other: they draw from one random state
+
+    def step(mine: Learner, part: int) -> Any:
+        batch = batches[part]
+        return mine, mine.learn_part(None if batch is None else mine.look(batch), 1.0, (part + 1.0,))
+
+    return in_a_gang(made, step)
 
 
 def weights(one: Learner) -> list[np.ndarray]:
@@ -93,6 +104,28 @@ def test_a_worker_without_rows_waits_for_the_others_and_learns_their_weights() -
     for mine, theirs in zip(busy.embedders[0].export()[:2], alone.embedders[0].export()[:2], strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
     assert len(idle.embedders[0]) == 0
+
+
+def test_workers_start_from_the_click_rate_of_all_their_rows() -> None:
+    plan = planned(sparse=False)
+    first, second = plan.batches(40)
+    batches = [first, None, second]
+
+    def started(start: float) -> list[float]:
+        made = [learner(plan) for _ in batches]
+        for one in made:
+            one.model.bias = nn.Parameter(torch.tensor([start]))
+
+        def start_one(mine: Learner, part: int) -> float:
+            mine._start_from_the_click_rate(batches[part])
+            return mine.model.bias.item()  # type: ignore[union-attr, operator, return-value]
+
+        return in_a_gang(made, start_one)
+
+    clicks = float(first.label.sum() + second.label.sum())  # type: ignore[union-attr]
+    assert 0 < clicks < 60
+    assert started(0.0) == [pytest.approx(math.log((clicks + 0.5) / (60 - clicks + 0.5)))] * 3
+    assert started(0.25) == [0.25] * 3
 
 
 def test_a_step_without_any_rows_changes_nothing() -> None:

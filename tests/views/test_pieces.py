@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,34 @@ def test_small_neighbours_of_a_file_are_decoded_together(
     files: Any, start: int, rows: int, kept: Any, found: list[Any]
 ) -> None:
     assert pieces(files, start, rows, kept) == found
+
+
+def test_threads_that_ask_at_the_same_time_read_every_footer_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        pq.write_table(pa.table({"id": [1, 2]}), tmp_path / f"{name}.parquet")
+    read, asked = [], threading.Barrier(2)
+    footer = Parquet.footer
+
+    def slowly(self: Parquet, file: Any) -> Footer:
+        read.append(file.shown)
+        time.sleep(0.02)  # time for the other thread to ask, too
+        return footer(self, file)
+
+    monkeypatch.setattr(Parquet, "footer", slowly)
+    source = open_source(str(tmp_path))
+    assert isinstance(source, IndexedFiles)
+    first = len(read)
+
+    def ask(_: int) -> tuple[int | None, list[int]]:
+        asked.wait(30)
+        return source.rows, source.groups
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(ask, range(2))) == [(6, [2, 2, 2])] * 2
+    assert (first, len(read)) == (1, 3)
+    assert len(set(read)) == 3
 
 
 class Shown:
