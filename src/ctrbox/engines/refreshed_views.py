@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ctrbox.engines.cpu.assemble import Dimension
 from ctrbox.engines.cpu.joined_views import load_dimension
@@ -31,8 +32,7 @@ from ctrbox.views.source import Source
 CURE = "fill such rows in this data, or train again with .fill({column}=…) on the view"
 
 
-@dataclass(frozen=True)
-class FoundFiles:
+class FoundFiles(NamedTuple):
     """The files of a view as a listing shows them, without their contents. ``digest`` is equal while none of them changes."""
 
     digest: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ctrbox.plan.graph.graph import Graph
-from ctrbox.plan.language.node import Node
+from ctrbox.plan.language.node import Node, reached
 from ctrbox.plan.language.typing import origin
 
 PARTS = ("json", "get")  # operators that take one part out of a column that holds several values
@@ -63,21 +63,21 @@ def _reads(node: Node, names: dict[int, str], keys: bool) -> Reads:
     """
     columns: set[int] = set()
     parts: set[tuple[int, int]] = set()
-    seen: set[int] = set()
-    waiting = [node]
-    while waiting:
-        one = waiting.pop()
-        if one.id in seen:
-            continue
-        seen.add(one.id)
+
+    def part(one: Node) -> bool:
+        return one.op in PARTS and origin(one).op == "column"
+
+    def below(one: Node) -> list[Node]:
+        if one.op == "column" or part(one):
+            return []
+        return [*([one.inner] if one.inner is not None else []), *(one.args if one.inner is None or keys else ())]
+
+    for one in reached(node, below):
         column = origin(one)
         if one.op == "column":
             columns.add(one.id)
             names[one.id] = one.name
-        elif one.op in PARTS and column.op == "column":
+        elif part(one):
             parts.add((one.id, column.id))
             names[column.id] = column.name
-        else:
-            waiting += [one.inner] if one.inner is not None else []
-            waiting += one.args if one.inner is None or keys else ()
     return Reads(frozenset(columns), frozenset(parts))

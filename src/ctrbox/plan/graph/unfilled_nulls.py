@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from keyword import iskeyword
 
 from ctrbox.errors import PlanError
-from ctrbox.plan.language.node import Node
+from ctrbox.plan.language.node import Node, reached
 from ctrbox.plan.language.operators import unit_of
 from ctrbox.plan.language.typing import origin, shown_name
 
@@ -143,19 +143,12 @@ def _drop(begin: Node, raw: Node, what: str) -> tuple[str, str]:
 
 def null_origins(node: Node) -> list[Node]:
     """The nodes where nulls of ``node`` begin: columns, and operators that make nulls, behind which one fill does."""
-    found: list[Node] = []
-    seen: set[int] = set()
-    waiting = [node]
-    while waiting:
-        node = waiting.pop()
-        if node.id in seen:
-            continue
-        seen.add(node.id)
+
+    def below(node: Node) -> list[Node]:
         if node.inner is not None and node.inner.nullable:
-            waiting.append(node.inner)
-            continue
-        below = [node.args[1]] if node.op == "fill" else [a for a in node.args if a.nullable]
-        if node.why or not below:
-            found.append(node)
-        waiting += [] if node.why else reversed(below)
-    return found
+            return [node.inner]
+        if node.why:
+            return []
+        return [node.args[1]] if node.op == "fill" else [a for a in reversed(node.args) if a.nullable]
+
+    return [one for one in reached(node, below) if not below(one)]

@@ -6,7 +6,7 @@ frame: ``inner`` is computed once per row of that frame, ``args[0]`` says which 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,18 @@ def marked_value(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(marked_value(v) for v in value)
     return type(value).__name__, repr(value) if isinstance(value, float) else value
+
+
+def reached(begin: Node, below: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
+    """Yield ``begin`` and the nodes that ``below`` leads to from it, each once; the node that was named last comes first."""
+    seen: set[int] = set()
+    waiting = [begin]
+    while waiting:
+        node = waiting.pop()
+        if node.id not in seen:
+            seen.add(node.id)
+            yield node
+            waiting += below(node)
 
 
 def closure(roots: Iterable[Node], given: Container[int] = ()) -> list[Node]:
