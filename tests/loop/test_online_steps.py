@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 from ctrbox.loop.cadence import Cadence, seconds
 from ctrbox.loop.join import BEGIN
 from ctrbox.loop.loop import AGAIN_S, STATUS_S, OnlineLoop
+from ctrbox.views.morsel import Morsel, Origin
 
 
 class Clock:
@@ -541,3 +544,55 @@ def test_past_rows_are_not_learned_from_again_and_not_from_a_file_that_changed(
         with pytest.raises(KeyboardInterrupt):
             Steps(clock, plan=plan, warm=warm, past=(), in_flight=1)._warm_up()
     assert asked == [("f", 7), ("f", 8), ("", 0)]
+
+
+class Past:
+    """Rows of a log, a morsel after the other, as `ahead` gives them."""
+
+    share_waited = 0.25
+
+    def __init__(self, *morsels: Morsel) -> None:
+        self.morsels, self.closed = morsels, False
+
+    def __iter__(self) -> Iterator[Morsel]:
+        return iter(self.morsels)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_past_rows_are_learned_in_parts_that_know_their_place_in_their_file(
+    interrupted: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def morsel(file: str, row: int, rows: int) -> Morsel:
+        return Morsel(pa.record_batch({"a": list(range(rows))}), Origin(file, row), 0)
+
+    past = Past(morsel("f", 10, 5), morsel("g", 0, 1))
+    learned: list[tuple[int, str, int]] = []
+    made = Noted(clock, past=(), in_flight=1, _between=lambda publish: None)
+    made.plan = SimpleNamespace(request_schema=lambda label: SimpleNamespace(names=["a"]))  # type: ignore[assignment]
+    made.warm, made.asked = {"done": False, "file": "", "rows": 0}, SimpleNamespace(by=15 if interrupted else None)
+
+    def learn_past(rows: Any, file: str, first: int) -> None:
+        learned.append((len(rows), file, first))
+        made.engine.learned += len(rows)
+
+    made.learner = SimpleNamespace(learn_past=learn_past)  # type: ignore[assignment]
+    monkeypatch.setattr("ctrbox.loop.loop.content_of", lambda path: f"checksum of {path}")
+    monkeypatch.setattr("ctrbox.loop.loop.ahead", lambda *given, **how: past)
+    monkeypatch.setattr(
+        "ctrbox.loop.loop.time", SimpleNamespace(monotonic=clock.monotonic, perf_counter=clock.monotonic)
+    )
+    monkeypatch.setattr("ctrbox.loop.loop.ROWS", 2)
+    made._warm_up()
+    assert past.closed == interrupted
+    if interrupted:
+        assert learned == [(2, "f", 10)]
+        assert made.warm == {"file": "f", "rows": 12, "done": False, "checksum": "checksum of f"}
+        assert made.did == []
+        return
+    assert learned == [(2, "f", 10), (2, "f", 12), (1, "f", 14), (1, "g", 0)]
+    assert made.warm == {"file": "g", "rows": 1, "done": True, "checksum": "checksum of g", "learned": 16}
+    assert made.said == ["warmed up with 6 examples in 0.0 s, 25.0% of it waiting for input"]
+    assert made.did == ["publish"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from ctrbox.engines.missed_keys import JoinCount
 from ctrbox.engines.refreshed_views import JoinedViews
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.serve.board import Board, Desk
@@ -24,6 +26,7 @@ from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.served import ServedFfm, open_served
 from ctrbox.serve.server import Server, Settings
 from ctrbox.serve.view_refresh import ViewFollower, ViewRefresher
+from ctrbox.serve.view_versions import joins_together
 from tests.serve.running import Running, running
 from tests.serve.test_scoring import body_of
 from tests.serve.test_workers import get, gone, until
@@ -80,6 +83,19 @@ def forced(served: Any) -> ViewRefresher:
     made.ask()
     made.look()
     return made
+
+
+def test_counts_of_the_same_join_are_added() -> None:
+    parts = (
+        [JoinCount("a", ("x",), 10, 2), JoinCount("b", ("y",), 1, 0)],
+        [JoinCount("a", ("x",), 5, 1), JoinCount("a", ("z",), 3, 3)],
+    )
+    assert joins_together(*parts) == [
+        JoinCount("a", ("x",), 15, 3),
+        JoinCount("b", ("y",), 1, 0),
+        JoinCount("a", ("z",), 3, 3),
+    ]
+    assert joins_together() == []
 
 
 @pytest.mark.parametrize("changed", ["users", "ads"])
@@ -171,11 +187,14 @@ def test_damaged_data_leave_the_old_rows_and_are_tried_again(
     file = Path(views["users"]) / "a.parquet"
     good = file.read_bytes()
     spoil(file)
+    began = time.time()
     refresher = forced(served)
     told = refresher.told()["views"]
     assert (refresher.refused, served.views.loaded["users"].number) == (1, 1)
     assert words in told["users"]["stale"]["reason"]
     assert told["ads"]["stale"] is None  # a view fails alone
+    since = told["users"]["stale"]["since"]
+    assert began <= since <= time.time()
     assert scores(served, world) == before
     state = refresher.states["users"]
     first = state.retry_at
@@ -186,6 +205,7 @@ def test_damaged_data_leave_the_old_rows_and_are_tried_again(
         refresher.look()
         assert state.wait == wait
     assert refresher.refused == 1  # told and counted once
+    assert refresher.told()["views"]["users"]["stale"]["since"] == since  # the first failure
     shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
     file.write_bytes(good)
     state.retry_at = 0.0
