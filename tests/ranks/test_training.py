@@ -143,6 +143,16 @@ def test_a_rank_tells_what_it_decoded_in_this_training_alone(tmp_path: Path) -> 
     assert sum(one["bytes_read"] for one in told) == whole.bytes_read > 0
 
 
+def test_the_bytes_sent_per_step_are_over_the_steps_of_this_training_alone(plan: cb.Plan, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"limit": 400, "batch_size": 100, "valid": 0.0, "checkpoint_steps": 3}
+    stopped = fit(plan, 2, stop_at=4, out=tmp_path / "run", **options)[0]
+    assert isinstance(stopped, TrainError)
+    run = fit(plan, 2, out=tmp_path / "run", resume=True, **options)[0]
+    assert run.summary["steps"] == 4
+    for one in run.summary["ranks"]:  # which took step 4
+        assert one["bytes_sent_per_step"] == one["bytes_sent"] > 0
+
+
 @pytest.mark.slow
 def test_sparse_tables_of_two_ranks_are_those_of_one_process(plan: cb.Plan, tmp_path: Path) -> None:
     def tables(name: str) -> Any:

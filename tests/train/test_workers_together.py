@@ -51,8 +51,10 @@ def in_a_gang(made: list[Learner], work: Callable[[Learner, int], Any]) -> list[
     def worker(part: int) -> Any:
         mine = made[part]
         mine.together = Gang(part, len(made), address, HOST, store if part == 0 else None)
-        told = work(mine, part)
-        mine.together.leave()
+        try:
+            told = work(mine, part)
+        finally:
+            mine.together.leave()  # or the others would wait for one that failed
         with pytest.raises(RuntimeError, match="this worker has left its gang"):
             mine.together.sums([1.0])
         return told
