@@ -295,7 +295,8 @@ def test_whole_numbers_become_floats_where_floats_were_recorded_and_only_exactly
     else:
         loose = agreeing(pa.table({"x": [None, value]}), strict=False, x=pa.float64())
         assert values(loose, "x") == {"x": [None, float(value)]}
-    assert values(agreeing(pa.table({"x": pa.array([1, 2], pa.uint8())}), x=pa.float64()), "x") == {"x": [1.0, 2.0]}
+    for type in (pa.uint8(), pa.int16(), pa.uint32(), pa.uint64()):
+        assert values(agreeing(pa.table({"x": pa.array([1, 2], type)}), x=pa.float64()), "x") == {"x": [1.0, 2.0]}
 
 
 def test_a_null_where_none_was_recorded_is_an_error_that_names_its_row() -> None:

@@ -156,7 +156,7 @@ class AgreeingSource(SourceOver):
 
 def _as_floats(column: pa.Array, name: str, morsel: Morsel) -> pa.Array:
     plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-    large = pc.or_kleene(pc.greater(plain, EXACT), pc.less(plain, -EXACT) if _signed(plain.type) else False)
+    large = pc.or_kleene(pc.greater(plain, EXACT), pc.less(plain, -EXACT))
     if pc.any(large).as_py():
         row = pc.index(large, True).as_py()
         raise DataError(
@@ -164,10 +164,6 @@ def _as_floats(column: pa.Array, name: str, morsel: Morsel) -> pa.Array:
             "integer cannot be represented exactly as a float64"
         )
     return plain.cast(pa.float64())
-
-
-def _signed(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_signed_integer(type_)) and type_.bit_width == 64
 
 
 def _shape(type_: pa.DataType) -> tuple[str | None, int]:
