@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -50,3 +52,28 @@ def test_a_score_that_cannot_be_written_is_refused_before_anything_is(tmp_path: 
         with pytest.raises(Mistake, match=message):
             learning.predict(str(run), log, str(out), score=score, allow_views=[str(tmp_path)])  # type: ignore[arg-type]
         assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "labels", "scored", "told"),
+    [
+        (["click"], ["click", "convert"], False, "key column 'click' of the log has the same name as a label"),
+        (["id", "score"], ["click"], True, "key column 'score' of the log has the same name as a column of the score"),
+        (["score"], ["score"], True, "key column 'score' of the log has the same name as a label"),
+        (["id"], ["click", "score"], True, "--score would write a column score, but a label of the run has this name"),
+        (["score"], ["click"], False, ""),
+        (["id"], ["score"], False, ""),
+        (["id"], ["click"], True, ""),
+    ],
+)
+def test_no_two_columns_of_predictions_have_one_name(
+    key: list[str], labels: list[str], scored: bool, told: str
+) -> None:
+    tasks = [SimpleNamespace(name=name) for name in labels]
+    run = SimpleNamespace(plan=SimpleNamespace(schema=SimpleNamespace(tasks=tasks), log=SimpleNamespace(key=key)))
+    score: Any = object() if scored else None
+    if told:
+        with pytest.raises(Mistake, match=f"^{told}"):
+            learning.Columns(run, score)
+    else:
+        assert learning.Columns(run, score).labels == labels

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import shutil
 from datetime import date, datetime
 from decimal import Decimal
@@ -20,6 +21,8 @@ import pytest
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import SourceError
+from ctrbox.files.filesystems import open_store
+from ctrbox.views.snapshots import iceberg
 from ctrbox.views.snapshots.iceberg import ById, ids_of
 from ctrbox.views.source import open_source
 from tests.views.test_delta import _plain, read, sorted_rows
@@ -306,6 +309,25 @@ def test_damaged_metadata_is_refused(catalog: SqlCatalog, damage: bytes) -> None
     Path(table.metadata_location.removeprefix("file://")).write_bytes(damage)
     with pytest.raises(SourceError, match="clicks cannot be read as an Iceberg table"):
         open_source(table.metadata_location)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_metadata_has_a_most_size_packed_and_unpacked(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    table = simple_table(catalog)
+    path = Path(table.metadata_location.removeprefix("file://"))
+    text = path.read_bytes()
+    if packed:
+        path = path.with_name(path.name.replace(".metadata.json", ".gz.metadata.json"))
+        path.write_bytes(gzip.compress(text))
+    monkeypatch.setattr(iceberg, "MOST_BYTES", len(text))
+    store, inside = open_store(str(path), None, None)
+    assert str(iceberg._parsed(store, inside).table_uuid) == json.loads(text)["table-uuid"]
+    monkeypatch.setattr(iceberg, "MOST_BYTES", len(text) - 1)
+    told = "unpacks to more than" if packed else "has more than"
+    with pytest.raises(SourceError, match=f"{re.escape(path.name)} {told} {len(text) - 1:,} bytes"):
+        iceberg._parsed(store, inside)
 
 
 def test_damaged_manifests_and_missing_files_are_refused(catalog: SqlCatalog) -> None:
