@@ -455,10 +455,10 @@ def test_statistics_prove_nulls_and_order(tmp_path: Path) -> None:
 
 def test_statistics_of_floats_and_lists_prove_no_order(tmp_path: Path) -> None:
     """NaN lies outside of the range of a column of floats, and the range of a list is that of its elements."""
-    floats = pa.array([1.0, 2.0, float("nan"), 3.0], pa.float64())
-    lists = pa.array([[1], [2], [3], [4]], pa.list_(pa.field("item", pa.int64(), nullable=False)))
+    floats = pa.array([1.0, 2.0, 3.0, float("nan"), 4.0, 5.0], pa.float64())
+    lists = pa.array([[k] for k in range(6)], pa.list_(pa.field("item", pa.int64(), nullable=False)))
     schema = pa.schema([pa.field(n, t, nullable=False) for n, t in (("x", floats.type), ("v", lists.type))])
-    pq.write_table(pa.Table.from_arrays([floats, lists], schema=schema), tmp_path / "a.parquet", row_group_size=1)
+    pq.write_table(pa.Table.from_arrays([floats, lists], schema=schema), tmp_path / "a.parquet", row_group_size=2)
     source = open_source(tmp_path / "a.parquet")
     assert [(source.nullable(name), source.ordered(name)) for name in ("x", "v")] == [(False, False)] * 2
 
