@@ -159,6 +159,18 @@ def test_as_of_joins_tables_of_operators_and_fits_are_in_the_file(tmp_path: Path
         assert met.tobytes() == expected.tobytes()
 
 
+def test_a_view_of_which_only_the_keys_are_read_is_in_the_file(tmp_path: Path) -> None:
+    ads = cb.View(pa.table({"ad": list(range(0, 3000, 2))}), key="ad", name="ads")
+    table = pa.table({"id": [1, 2, 3], "clicked": [0, 1, 0], "ad": [1, 2, 4]})
+    log = cb.View(table, key="id", name="log").join(ads, on="ad", how="inner")
+    features = cb.FeatureSet(label=col("clicked"), sparse={"ad": col("ad").key()})
+    served, scorer = scorers(tmp_path / "request.ctr", cb.compile(log, features, device="cpu"), ())
+    body = json.dumps({"candidates": {"ad": [1, 2, 5, 4, 2998, 3000]}}).encode()
+    expected, met = both(served, scorer, body)
+    assert met.tobytes() == expected.tobytes()
+    assert np.isnan(met).tolist() == [True, False, True, False, False, True]
+
+
 def test_a_model_that_leaves_features_out_is_scored(tmp_path: Path) -> None:
     plan = PLANS[0]
     fields = ["ad", "bid", "user", "words"]

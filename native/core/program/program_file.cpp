@@ -184,9 +184,11 @@ void ProgramWriter::put_view(const JoinedRows& view) {
     to_.put(static_cast<uint8_t>(field.nullable));
   }
   to_.put(uint64_t{records.rows()});
-  for (size_t begin = 0; begin < records.rows(); begin += kRowsTogether)
-    for (const RecordField& field : records.fields())
-      put_field(to_, records, field, begin, std::min(records.rows(), begin + kRowsTogether));
+  for (size_t begin = 0; begin < records.rows(); begin += kRowsTogether) {
+    const size_t end = std::min(records.rows(), begin + kRowsTogether);
+    for (const RecordField& field : records.fields()) put_field(to_, records, field, begin, end);
+    if (records.fields().empty()) to_.put(std::string(end - begin, '\0').data(), end - begin);
+  }
   const std::vector<uint32_t>& handles = records.handles();  // ascending
   auto row_of = [&](uint32_t handle) {
     const auto at = std::lower_bound(handles.begin(), handles.end(), handle);
@@ -514,7 +516,8 @@ JoinedRows ProgramReader::get_view() {
   uint64_t least = 0;  // bytes of a row in the file
   for (const RecordField& f : fields) least += f.nullable + (f.inside() || f.kind == "*s" ? 4 : entry_width(f.kind));
   uint64_t rows = from_.get<uint64_t>();
-  if (rows == 0 || rows >= kNoRow || (least && rows > from_.left() / least) || (!least && rows > (uint64_t{1} << 24)))
+  least = std::max<uint64_t>(least, 1);
+  if (rows == 0 || rows >= kNoRow || rows > from_.left() / least)
     damaged("a view claims " + std::to_string(rows) + " rows that it does not have");
   RecordSink sink(records);
   std::vector<FieldRows> columns(fields.size());
@@ -526,6 +529,7 @@ JoinedRows ProgramReader::get_view() {
       columns[k].read(from_, records->fields()[k], together);
       sink.take(static_cast<int>(k), columns[k].column, none);
     }
+    if (fields.empty()) get_values<uint8_t>(from_, together);
     sink.end();
   }
   std::shared_ptr<Table> index = get_index(from_, as_of, *records);

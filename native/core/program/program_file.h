@@ -20,7 +20,8 @@
 //   view            u8 as-of, u32 fields, each: text kind, u8 nullable; u64 rows; the rows in chunks of 1,024, field by
 //                   field: validity bytes where nullable, then the values: 8 bytes, or a byte of a bool; of a string or
 //                   list u32 counts, then what they hold; of a list of strings u32 counts, u32 bytes of each, the
-//                   bytes. Then the index: u64 n, n × (u64 hash, i64 time where as-of, u32 row)
+//                   bytes; a row without fields is a zero byte. Then the index: u64 n, n × (u64 hash, i64 time where
+//                   as-of, u32 row)
 //
 // Nothing that is read is believed: counts are held against the bytes that are left before memory is taken, registers,
 // kinds, parameters, tables and rows are checked as the planner of Python would make them. Whatever does not hold is
