@@ -317,7 +317,6 @@ ELSEWHERE = {
     "online_crash": "kills processes a hundred times; tests/loop/test_online_loop.py does twice, by the same Rounds",
     "quality_data": DATA,
     "quality_peers": DATA,
-    "ranks": "trains in several processes, pinned to cores; tests/ranks/test_command.py does, too",
     "same_bits": "needs libctrbox and a server; tests/capi/test_same_bits.py runs it",
     "ranks": "trains with pinned processes; tests/ranks/test_ahead.py compares with and without overlap",
     "ranks_crash": "kills processes of trainings; tests/ranks/test_command.py does it once",

@@ -28,7 +28,7 @@ def compiled() -> cb.Plan:
 )
 def test_a_position_that_no_stream_has(start: Position, shuffle: int) -> None:
     with pytest.raises(PlanError, match=f"is not a position in a stream with shuffle={shuffle}"):
-        next(compiled().walk(2, shuffle=shuffle, start=start))
+        next(compiled().batches(2, shuffle=shuffle, start=start).positioned())
 
 
 @pytest.mark.parametrize(("shuffle", "seed"), [(4, 2), (8, 3), (0, 3), (0, 0)])
@@ -36,7 +36,7 @@ def test_a_position_of_a_shuffled_stream_belongs_to_its_settings(shuffle: int, s
     with pytest.raises(
         PlanError, match=r"belongs to a stream with shuffle=4, seed=3; continue with these values, not with"
     ):
-        compiled().walk(2, shuffle=shuffle, seed=seed, start=Position(4, 0, 1, 4, 3))
+        compiled().batches(2, shuffle=shuffle, seed=seed, start=Position(4, 0, 1, 4, 3)).positioned()
 
 
 def test_what_is_no_position_is_refused() -> None:
@@ -44,18 +44,18 @@ def test_what_is_no_position_is_refused() -> None:
     with pytest.raises(
         PlanError, match=r"start must be a Position, such as that of a stream of plan\.batches\(…\), got 4"
     ):
-        compiled().walk(2, start=start)
+        compiled().batches(2, start=start).positioned()
 
 
 def test_a_stream_goes_on_inside_a_window_with_the_same_shuffle_alone() -> None:
     plan = compiled()
-    whole = [(b.dense[:, 0].tolist(), p) for b, p in plan.walk(2, shuffle=4, seed=3)]
+    whole = [(b.dense[:, 0].tolist(), p) for b, p in plan.batches(2, shuffle=4, seed=3).positioned()]
     position = whole[0][1]
     assert position.skip == 2
-    rest = [b.dense[:, 0].tolist() for b, _ in plan.walk(2, shuffle=4, seed=3, start=position)]
+    rest = [b.dense[:, 0].tolist() for b, _ in plan.batches(2, shuffle=4, seed=3, start=position).positioned()]
     assert rest == [rows for rows, _ in whole[1:]]
     with pytest.raises(PlanError, match="this position lies inside a shuffle window; continue with the same shuffle="):
-        next(plan.walk(2, start=Position(0, 2, 0)))
+        next(plan.batches(2, start=Position(0, 2, 0)).positioned())
 
 
 def test_costs_are_known_once_a_batch_was_taken() -> None:
@@ -125,9 +125,9 @@ def test_settings_of_a_stream_have_bounds(name: str, low: int, high: int) -> Non
     plan = compiled()
     for value in (low - 1, high + 1, True, 1.0, "1"):
         with pytest.raises(PlanError, match=f"^{name} must be a whole number from {low:,} to {high:,}, got {value!r}$"):
-            plan.walk(**{name: value})  # type: ignore[arg-type]
+            plan.batches(**{name: value}).positioned()  # type: ignore[arg-type]
     for value in (low, high):
-        plan.walk(**({"batch_size": 1} | {name: value})).close()
+        plan.batches(**({"batch_size": 1} | {name: value})).positioned().close()
 
 
 @pytest.mark.parametrize(("part", "of", "name"), [(0, 0, "of"), (0, 4097, "of"), (-1, 3, "part"), (3, 3, "part")])
@@ -138,7 +138,7 @@ def test_a_part_is_one_of_at_most_4096(part: int, of: int, name: str) -> None:
 
 @pytest.mark.parametrize("shuffle", [0, 8])
 def test_parts_are_the_batches_cut_at_the_same_places(shuffle: int) -> None:
-    whole = [b.dense[:, 0].tolist() for b, _ in compiled().walk(8, shuffle=shuffle)]
+    whole = [b.dense[:, 0].tolist() for b, _ in compiled().batches(8, shuffle=shuffle).positioned()]
     assert [len(rows) for rows in whole] == [8, 8, 4]
     for part in range(3):
         found = list(compiled().parts(8, part, 3, shuffle=shuffle))
@@ -153,31 +153,33 @@ def test_a_window_must_hold_a_batch() -> None:
     with pytest.raises(
         PlanError, match="shuffle=7 is smaller than a batch; expected a window of at least batch_size=8 rows"
     ):
-        plan.walk(8, shuffle=7)
-    assert [b.rows for b, _ in plan.walk(8, shuffle=8)] == [8, 8, 4]
-    assert [b.rows for b, _ in plan.walk(8, shuffle=15)] == [8, 8, 4]
+        plan.batches(8, shuffle=7).positioned()
+    assert [b.rows for b, _ in plan.batches(8, shuffle=8).positioned()] == [8, 8, 4]
+    assert [b.rows for b, _ in plan.batches(8, shuffle=15).positioned()] == [8, 8, 4]
     # A window of 17 rows is one of two whole batches: rows of both are mixed.
-    assert {int(n) // 16 for b, _ in list(plan.walk(8, shuffle=17))[:2] for n in b.dense[:, 0]} == {0}
+    assert {int(n) // 16 for b, _ in list(plan.batches(8, shuffle=17).positioned())[:2] for n in b.dense[:, 0]} == {0}
 
 
 @pytest.mark.parametrize("limit", [0, 1, 7, 8, 9, 16, 19, 20, 21])
 @pytest.mark.parametrize("shuffle", [0, 8])
 def test_a_limit_cuts_the_stream_at_its_row(limit: int, shuffle: int) -> None:
-    whole = [n for b, _ in compiled().walk(8, shuffle=shuffle) for n in b.dense[:, 0].tolist()]
-    found = [b.dense[:, 0].tolist() for b, _ in compiled().walk(8, shuffle=shuffle, limit=limit)]
+    whole = [n for b, _ in compiled().batches(8, shuffle=shuffle).positioned() for n in b.dense[:, 0].tolist()]
+    found = [b.dense[:, 0].tolist() for b, _ in compiled().batches(8, shuffle=shuffle, limit=limit).positioned()]
     assert [n for rows in found for n in rows] == whole[:limit]
     assert all(found)
 
 
 @pytest.mark.parametrize("seen", [1, 2, 3, 4])
 def test_positions_of_a_shuffled_stream_name_window_and_row(seen: int) -> None:
-    places = [p for _, p in compiled().walk(4, shuffle=8, seed=5)]
+    places = [p for _, p in compiled().batches(4, shuffle=8, seed=5).positioned()]
     expected = [(0, 4, 0), (8, 0, 1), (8, 4, 1), (16, 0, 2), (20, 0, 3)]
     assert [(p.row, p.skip, p.window) for p in places] == expected
-    whole = [b.dense[:, 0].tolist() for b, _ in compiled().walk(4, shuffle=8, seed=5)]
-    rest = [b.dense[:, 0].tolist() for b, _ in compiled().walk(4, shuffle=8, seed=5, start=places[seen - 1])]
+    whole = [b.dense[:, 0].tolist() for b, _ in compiled().batches(4, shuffle=8, seed=5).positioned()]
+    rest = [
+        b.dense[:, 0].tolist() for b, _ in compiled().batches(4, shuffle=8, seed=5, start=places[seen - 1]).positioned()
+    ]
     assert rest == whole[seen:]
     with pytest.raises(
         PlanError, match=r"to a stream with shuffle=8, seed=5; continue with these values, not with shuffle=8, seed=6"
     ):
-        compiled().walk(4, shuffle=8, seed=6, start=places[0])
+        compiled().batches(4, shuffle=8, seed=6, start=places[0]).positioned()

@@ -40,7 +40,7 @@ BATCH = 48
 class Mine(torch.nn.Module):
     """A model of one's own, which torch computes; its dropout draws from torch's random state."""
 
-    def __init__(self, schema: cb.Schema) -> None:
+    def __init__(self, schema: cb.types.Schema) -> None:
         super().__init__()
         self.reads = cb.models.Reads(schema, dim=4)
         self.drop = torch.nn.Dropout(0.2)

@@ -61,7 +61,7 @@ def test_parts_of_all_ranks_are_the_batches_of_one_process(
 ) -> None:
     monkeypatch.setattr(reading, "BLOCK_ROWS", 200)
     options: dict[str, Any] = {"shuffle": shuffle, "seed": 5}
-    walk = list(kept(log, what).walk(64, **options, stop=1130))
+    walk = list(kept(log, what).batches(64, **options, stop=1130).positioned())
     position = walk[start - 1][1] if start else None
     expected = walk[start:]
     assert expected
