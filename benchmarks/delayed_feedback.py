@@ -1,6 +1,6 @@
 """Is a model that learns from fresh clicks unbiased, although their conversions are still to come?
 
-    python -m benchmarks.delayed_feedback [--rows 400000] [--seeds 5] [--quick]
+    python -m benchmarks.delayed_feedback [--rows 400000] [--seeds 5] [--first-seed 0] [--quick]
 
 The ad log has planted conversions with known probabilities and delays (`cb.datasets.adlog(…, conversions=True)`): 30 % come
 within hours, the others after a pause and with a mean of 54 hours. The models are trained as if it were the end of day 6 of 7, on
@@ -148,12 +148,13 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--rows", type=int, default=400_000, help="impressions of each log")
     parser.add_argument("--seeds", type=int, default=5, help="number of logs, each with its own training")
+    parser.add_argument("--first-seed", type=int, default=0, help="seed of the first log (default: 0)")
     parser.add_argument("--quick", action="store_true", help="40,000 rows and 1 seed, to see that it runs")
     asked = parser.parse_args()
     rows, seeds = (40_000, 1) if asked.quick else (asked.rows, asked.seeds)
     began, used = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        found = [one_seed(rows, seed, Path(folder)) for seed in range(seeds)]
+        found = [one_seed(rows, asked.first_seed + k, Path(folder)) for k in range(seeds)]
     means: dict[str, dict[str, dict[str, float]]] = {}
     for delay, ways in found[0].items():
         print(
