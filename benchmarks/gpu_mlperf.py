@@ -135,7 +135,7 @@ class Dlrm(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.reads = Reads(schema, shape.dim, pooling="sum", bf16=True)
-        self.bottom = Body(DENSE, (*shape.bottom, shape.dim))
+        self.bottom = Body(DENSE, (*shape.bottom, shape.dim), dropout=0.0, batch_norm=False)
         self.cross = LowRankCross(self.reads.width + shape.dim, shape.layers, shape.rank)
         self.top = MLP(self.reads.width + shape.dim, (*shape.top, 1))
 
