@@ -5,7 +5,7 @@ namespace cb {
 using namespace spill;
 
 OwnedFile::OwnedFile(int borrowed) : file_(::fcntl(borrowed, F_DUPFD_CLOEXEC, 0)) {
-  if (file_ < 0) fail();
+  if (file_ < 0) throw_errno();
 }
 
 OwnedFile::~OwnedFile() {

@@ -53,13 +53,11 @@ namespace spill {
 
 constexpr size_t kBlockHead = 16;  // checksum, entries, bytes
 
-[[noreturn]] inline void fail() { throw std::system_error(errno, std::generic_category()); }
-
 inline void write_at(int file, const char* data, size_t bytes, uint64_t at) {
   while (bytes > 0) {
     const ssize_t n = ::pwrite(file, data, bytes, static_cast<off_t>(at));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail();
+    if (n < 0) throw_errno();
     if (n == 0) throw std::system_error(ENOSPC, std::generic_category());
     data += n;
     bytes -= static_cast<size_t>(n);
@@ -72,7 +70,7 @@ inline bool read_at(int file, char* to, size_t bytes, uint64_t at) {
   while (bytes > 0) {
     const ssize_t n = ::pread(file, to, bytes, static_cast<off_t>(at));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail();
+    if (n < 0) throw_errno();
     if (n == 0) return false;
     to += n;
     bytes -= static_cast<size_t>(n);

@@ -12,7 +12,7 @@ namespace cb {
 
 namespace {
 
-enum Step : uint8_t { kEnd, kLoad, kLiteral, kCall, kLookup, kGather, kEmit };
+enum SavedStep : uint8_t { kEnd, kLoad, kLiteral, kCall, kLookup, kGather, kEmit };
 enum Kept : uint8_t { kInts = 1, kTexts, kBoundaries, kPaths, kWords, kClicks };
 
 constexpr uint64_t kMostText = uint64_t{1} << 30;
@@ -275,7 +275,7 @@ void ProgramWriter::put(const Program& program) {
   auto registers = [&](const std::vector<int>& given) {
     put_many(to_, std::vector<uint32_t>(given.begin(), given.end()));
   };
-  auto step = [&](Step what) { to_.put(static_cast<uint8_t>(what)); };
+  auto step = [&](SavedStep what) { to_.put(static_cast<uint8_t>(what)); };
   for (const Program::Instruction& k : program.code_) {
     int bound = k.out.empty() ? 0 : k.out[0];
     for (int r : k.in) bound = std::max(bound, r + 1);

@@ -93,7 +93,7 @@ constexpr uint32_t kGetEvents = 1;                                   // enter fl
 constexpr uint32_t kSingleMap = 1u, kNoDrop = 2u, kReads = 1u << 3;  // features; the last came with kReadOp in 5.6
 constexpr off_t kRingsAt = 0, kEntriesAt = 0x10000000;
 
-struct Entry {  // io_uring_sqe
+struct Submission {  // io_uring_sqe
   uint8_t op, flags;
   uint16_t priority;
   int32_t file;
@@ -102,7 +102,7 @@ struct Entry {  // io_uring_sqe
   uint64_t tag;
   uint64_t unused[3];
 };
-static_assert(sizeof(Entry) == 64);
+static_assert(sizeof(Submission) == 64);
 
 struct Completion {  // io_uring_cqe
   uint64_t tag;
@@ -202,9 +202,9 @@ class BlockReader::Ring {
       refuse(errno);  // seccomp may allow the one, not the other
     rings_bytes_ = std::max<size_t>(setup.queue.array + setup.entries * sizeof(uint32_t),
                                     setup.answers.completions + setup.completions * sizeof(Completion));
-    entries_bytes_ = setup.entries * sizeof(Entry);
+    entries_bytes_ = setup.entries * sizeof(Submission);
     rings_ = map(rings_bytes_, kRingsAt);
-    entries_ = static_cast<Entry*>(map(entries_bytes_, kEntriesAt));
+    entries_ = static_cast<Submission*>(map(entries_bytes_, kEntriesAt));
     queue_head_ = number(setup.queue.head);
     queue_tail_ = number(setup.queue.tail);
     queue_mask_ = *number(setup.queue.mask);
@@ -258,8 +258,8 @@ class BlockReader::Ring {
       if (!batch.partly.empty())
         if (auto it = batch.partly.find(k); it != batch.partly.end()) from = it->second.got;
       const BlockRead& block = batch.blocks[k];
-      Entry& entry = entries_[tail & queue_mask_];
-      entry = Entry{};
+      Submission& entry = entries_[tail & queue_mask_];
+      entry = Submission{};
       entry.op = kReadOp;
       entry.file = block.file;
       entry.offset = block.offset + from;
@@ -336,7 +336,7 @@ class BlockReader::Ring {
   int file_ = -1;
   void* rings_ = nullptr;
   size_t rings_bytes_ = 0, entries_bytes_ = 0;
-  Entry* entries_ = nullptr;
+  Submission* entries_ = nullptr;
   uint32_t *queue_head_ = nullptr, *queue_tail_ = nullptr, *head_ = nullptr, *tail_ = nullptr;
   uint32_t queue_mask_ = 0, mask_ = 0;
   Completion* completions_ = nullptr;

@@ -10,8 +10,8 @@ namespace {
 
 constexpr size_t kWindowBytes = size_t{4} << 20;  // pages on their way to one thread
 constexpr unsigned kDepth = 128;                  // with busy cores a shorter queue drains before its caller runs again
-constexpr size_t kHandful = 64;  // pages that are handed over at once: every call tells the device anew
-constexpr size_t kAhead = 8;     // keys between asking for the lines of their filters and looking at them
+constexpr size_t kHandful = 64;      // pages that are handed over at once: every call tells the device anew
+constexpr size_t kFiltersAhead = 8;  // keys between asking for the lines of their filters and looking at them
 
 }  // namespace
 
@@ -70,8 +70,8 @@ void Fetch::look_through(unsigned shard) {
   const size_t end = keys_.size();
   size_t kept = begin;
   for (size_t k = begin; k < end; ++k) {
-    if (k + kAhead < end)
-      for (const RunPtr& run : *runs_[shard]) run->filter.prefetch(keys_[k + kAhead].mix);
+    if (k + kFiltersAhead < end)
+      for (const RunPtr& run : *runs_[shard]) run->filter.prefetch(keys_[k + kFiltersAhead].mix);
     Key key = keys_[k];
     key.shard = static_cast<uint16_t>(shard);
     if (aim(key, 0))

@@ -20,8 +20,6 @@ constexpr char kEnd[8] = {'C', 'T', 'R', 'S', 'P', 'E', 'N', 'D'};
 constexpr uint32_t kVersion = 1;
 static_assert(sizeof(RunFacts) == 64);
 
-[[noreturn]] void fail() { throw std::system_error(errno, std::generic_category()); }
-
 }  // namespace
 
 std::string segments_folder(const std::string& folder, uint64_t generation) {
@@ -62,11 +60,11 @@ void write_manifest(const std::string& folder, const Manifest& manifest) {
     file.seal();
     file.close();
     int again = ::open(aside.c_str(), O_RDONLY | O_CLOEXEC);
-    if (again < 0) fail();
+    if (again < 0) throw_errno();
     const int failed = ::fsync(again) != 0 ? errno : 0;
     ::close(again);
     if (failed) throw std::system_error(failed, std::generic_category());
-    if (::rename(aside.c_str(), path.c_str()) != 0) fail();
+    if (::rename(aside.c_str(), path.c_str()) != 0) throw_errno();
   } catch (...) {
     ::unlink(aside.c_str());
     throw;

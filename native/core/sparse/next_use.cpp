@@ -10,7 +10,7 @@ namespace cb {
 
 namespace {
 
-constexpr size_t kAhead = 8;  // keys between asking for a slot and probing it
+constexpr size_t kSlotsAhead = 8;  // keys between asking for a slot and probing it
 
 // From a key to a number above 0; open addressing, at most two thirds full.
 class Last {
@@ -62,14 +62,14 @@ std::vector<std::vector<uint8_t>> next_uses(std::span<const std::span<const int6
     if (b < answered) {  // all of them before any is noted: a key may be there twice
       out[b].assign(keys.size(), 0);
       for (size_t k = 0; k < keys.size(); ++k) {
-        if (k + kAhead < keys.size()) last.prefetch(keys[k + kAhead]);
+        if (k + kSlotsAhead < keys.size()) last.prefetch(keys[k + kSlotsAhead]);
         const uint32_t next = keys[k] == 0 ? 0 : last.get(keys[k]);
         const size_t in = next == 0 ? 0 : next - 1 - b;
         if (in <= Policy::kFarthest) out[b][k] = static_cast<uint8_t>(in);
       }
     }
     for (size_t k = 0; k < keys.size(); ++k) {
-      if (k + kAhead < keys.size()) last.prefetch(keys[k + kAhead]);
+      if (k + kSlotsAhead < keys.size()) last.prefetch(keys[k + kSlotsAhead]);
       last.set(keys[k], static_cast<uint32_t>(b + 1));
     }
   }

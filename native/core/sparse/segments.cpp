@@ -18,8 +18,6 @@ namespace cb {
 
 namespace {
 
-[[noreturn]] void fail() { throw std::system_error(errno, std::generic_category()); }
-
 // Without the system's cache, where the file system can do that.
 template <class Open>
 int open_direct(Open open) {
@@ -36,7 +34,7 @@ int open_direct(Open open) {
 int create_direct(const std::string& path) {
   return open_direct([&](int more) {
     const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | more, 0666);
-    if (file < 0) fail();
+    if (file < 0) throw_errno();
     return file;
   });
 }
@@ -81,7 +79,7 @@ void Segment::write(const char* data, size_t bytes, uint64_t at) const {
   while (bytes > 0) {
     ssize_t n = ::pwrite(file_, data, bytes, static_cast<off_t>(at));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail();
+    if (n < 0) throw_errno();
     if (n == 0) throw std::system_error(ENOSPC, std::generic_category());
     data += n;
     at += static_cast<uint64_t>(n);
@@ -101,7 +99,7 @@ void Segment::read(char* to, size_t bytes, uint64_t at) const {
   while (bytes > 0) {
     ssize_t n = ::pread(file_, to, bytes, static_cast<off_t>(at));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail();
+    if (n < 0) throw_errno();
     if (n == 0 || static_cast<size_t>(n) % kBlock != 0)
       throw DamagedFile(path + " ends before byte " + std::to_string(at + bytes));
     to += n;
@@ -111,12 +109,12 @@ void Segment::read(char* to, size_t bytes, uint64_t at) const {
 }
 
 void Segment::sync() const {
-  if (::fsync(file_) != 0) fail();
+  if (::fsync(file_) != 0) throw_errno();
 }
 
 void sync_folder(const std::string& path) {
   int folder = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) fail();
+  if (folder < 0) throw_errno();
   const int failed = ::fsync(folder) != 0 ? errno : 0;
   ::close(folder);
   if (failed) throw std::system_error(failed, std::generic_category());
@@ -224,7 +222,7 @@ SegmentPtr Segments::open(uint64_t id, uint64_t bytes) {
   struct stat facts;
   if (::stat(path.c_str(), &facts) != 0) {
     if (errno == ENOENT) throw DamagedFile(path + " is missing");
-    fail();
+    throw_errno();
   }
   enough(static_cast<uint64_t>(facts.st_size));
   auto segment = std::make_shared<Segment>(path, id, false);
@@ -236,7 +234,7 @@ SegmentPtr Segments::open(uint64_t id, uint64_t bytes) {
 
 void Segments::remove_others() {
   DIR* folder = ::opendir(folder_.c_str());
-  if (!folder) fail();
+  if (!folder) throw_errno();
   std::vector<std::string> names;
   while (const dirent* entry = ::readdir(folder)) {
     const std::string name = entry->d_name;

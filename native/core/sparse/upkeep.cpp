@@ -23,8 +23,6 @@ constexpr double kIndexFill = 0.9;  // of the filters' share, before merged runs
 constexpr size_t kBatches = 8;      // of the largest so far, whose rows must still fit
 constexpr uint32_t kNarrower = 64;  // a part of a shard's places that is worth giving up at once
 
-[[noreturn]] void fail() { throw std::system_error(errno, std::generic_category()); }
-
 }  // namespace
 
 // ---- runs -----------------------------------------------------------------------------------------------------
@@ -236,13 +234,13 @@ void SparseTable::save(const std::string& folder) {
   durable_.store(manifest.number);
   manifest.generation = 0;
   const std::string there = segments_folder(folder, 0);
-  if (::mkdir(there.c_str(), 0777) != 0) fail();
+  if (::mkdir(there.c_str(), 0777) != 0) throw_errno();
   std::set<uint64_t> done;
   for (const SegmentPtr& segment : named) {
     if (!done.insert(segment->id).second) continue;
     const std::string path = there + segment->path.substr(segment->path.rfind('/'));
     if (::link(segment->path.c_str(), path.c_str()) == 0) continue;
-    if (errno != EXDEV && errno != EPERM && errno != EMLINK && errno != ENOTSUP) fail();
+    if (errno != EXDEV && errno != EPERM && errno != EMLINK && errno != ENOTSUP) throw_errno();
     Segment copy(path, segment->id, true);
     copy.keep.store(true);
     AlignedBuffer buffer(size_t{1} << 20);

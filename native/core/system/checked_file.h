@@ -30,6 +30,9 @@ struct DamagedFile : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Throws what the last call of the system reported.
+[[noreturn]] inline void throw_errno() { throw std::system_error(errno, std::generic_category()); }
+
 // Opens an existing regular file. A FIFO would be waited for until somebody writes into it, and a device may never end:
 // the file is opened without waiting, and anything that is not a regular file is DamagedFile. O_NONBLOCK does nothing
 // to regular files.
@@ -38,7 +41,7 @@ inline int open_regular(const std::string& path, int flags) {
   const std::string other = "it is a folder, a pipe, a socket or a device; expected a regular file";
   if (file < 0) {
     if (errno == ENXIO) throw DamagedFile(other);  // a socket
-    throw std::system_error(errno, std::generic_category());
+    throw_errno();
   }
   struct stat facts;
   const int failed = ::fstat(file, &facts) != 0 ? errno : 0;
@@ -121,7 +124,7 @@ class CheckedWriter {
   // `append`: behind what the file holds already, as one of several parts of it.
   explicit CheckedWriter(const std::string& path, bool append = false) : buffer_(new char[kFileBuffer]) {
     file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | (append ? O_APPEND : O_TRUNC) | O_CLOEXEC, 0666);
-    if (file_ < 0) fail();
+    if (file_ < 0) throw_errno();
   }
   CheckedWriter(const CheckedWriter&) = delete;
   CheckedWriter& operator=(const CheckedWriter&) = delete;
@@ -149,12 +152,10 @@ class CheckedWriter {
     flush();
     int file = file_;
     file_ = -1;
-    if (::close(file) != 0) fail();
+    if (::close(file) != 0) throw_errno();
   }
 
  private:
-  [[noreturn]] static void fail() { throw std::system_error(errno, std::generic_category()); }
-
   void plain(const void* data, size_t size) {
     const char* p = static_cast<const char*>(data);
     while (size > 0) {
@@ -170,7 +171,7 @@ class CheckedWriter {
   void flush() {
     for (size_t done = 0; done < held_;) {
       ssize_t n = ::write(file_, buffer_.get() + done, held_ - done);
-      if (n < 0 && errno != EINTR) fail();
+      if (n < 0 && errno != EINTR) throw_errno();
       if (n > 0) done += static_cast<size_t>(n);
     }
     held_ = 0;
@@ -228,8 +229,6 @@ class CheckedReader {
   }
 
  private:
-  [[noreturn]] static void fail() { throw std::system_error(errno, std::generic_category()); }
-
   void plain(void* data, size_t size) {
     if (size > left_) throw DamagedFile("it ends at byte " + std::to_string(size_) + ", before its end mark");
     char* p = static_cast<char*>(data);
@@ -248,7 +247,7 @@ class CheckedReader {
     for (;;) {
       ssize_t n = ::read(file_, buffer_.data(), buffer_.size());
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) fail();
+      if (n < 0) throw_errno();
       if (n == 0) throw DamagedFile("it became shorter while it was read");
       at_ = 0;
       held_ = static_cast<size_t>(n);

@@ -11,10 +11,10 @@ namespace cb {
 
 namespace {
 
-constexpr size_t kTask = 512;     // rows a forward task
-constexpr size_t kListed = 1024;  // references that a backward task lists before it adds them up
-constexpr size_t kFew = 16384;    // references below which one thread does the backward pass
-constexpr size_t kAhead = 16;     // references between a prefetch and its use
+constexpr size_t kTask = 512;            // rows a forward task
+constexpr size_t kListed = 1024;         // references that a backward task lists before it adds them up
+constexpr size_t kFew = 16384;           // references below which one thread does the backward pass
+constexpr size_t kReferencesAhead = 16;  // references between a prefetch and its use
 
 typedef float Four __attribute__((vector_size(16), aligned(4)));
 
@@ -151,12 +151,12 @@ struct Forward {
         sum.clear();
       } else {
         const float* row = row_of(*key);
-        fetch(row_of(key[kAhead]), width);
+        fetch(row_of(key[kReferencesAhead]), width);
         sum.set(row + linear);
         if (linear) first = row[0];
         for (++key; key < end; ++key) {
           row = row_of(*key);
-          fetch(row_of(key[kAhead]), width);
+          fetch(row_of(key[kReferencesAhead]), width);
           sum.add(row + linear);
           if (linear) first += row[0];
         }
@@ -203,7 +203,7 @@ struct Forward {
     for (size_t r = from; r < to; ++r) {
       for (const Run& run : walk.runs) {
         if (run.kind == Run::kCopy) {
-          copy<D>(run, r, sum, (kAhead + run.end - run.begin - 1) / (run.end - run.begin));
+          copy<D>(run, r, sum, (kReferencesAhead + run.end - run.begin - 1) / (run.end - run.begin));
         } else if (run.kind == Run::kMax) {
           most(run, r, best);
         } else {
@@ -246,8 +246,8 @@ struct Backward {
     Sum<D> sum(dim);
     for (size_t k = 0; k < listed; ++k) {
       // Both: with two tasks each needs every second gradient, which the hardware does not foresee.
-      fetch_to_write(out + size_t{list[k + kAhead].key} * width, width);
-      if (vectors) fetch(vectors + (cell + list[k + kAhead].cell) * dim, dim);
+      fetch_to_write(out + size_t{list[k + kReferencesAhead].key} * width, width);
+      if (vectors) fetch(vectors + (cell + list[k + kReferencesAhead].cell) * dim, dim);
       float* to = out + size_t{list[k].key} * width;
       const size_t from = cell + list[k].cell;
       if (weights) *to += Shares ? weights[from] * shares[k] : weights[from];
@@ -276,7 +276,7 @@ struct Backward {
 
   template <size_t D, bool Shares>
   void block(Task& task, size_t from, size_t to) const {
-    size_t most = kAhead + 1;
+    size_t most = kReferencesAhead + 1;
     for (const Column& c : walk.columns) most += static_cast<size_t>(c.begin(to) - c.begin(from));
     if (task.list.size() < most) task.list.resize(most);
     if (Shares && task.shares.size() < most) task.shares.resize(most);
@@ -401,7 +401,7 @@ void sequence_forward(const Lookup& lookup, size_t field, size_t dim, bool linea
     const size_t from = task * step, to = std::min(lookup.rows, from + step);
     std::fill(vectors + from * longest * dim, vectors + to * longest * dim, 0.0f);
     each_kept(lookup, field, longest, from, to, [&](size_t reference, size_t place) {
-      fetch(rows + static_cast<size_t>(inverse[reference + kAhead]) * width, width);
+      fetch(rows + static_cast<size_t>(inverse[reference + kReferencesAhead]) * width, width);
       std::copy_n(rows + static_cast<size_t>(inverse[reference]) * width + linear, dim, vectors + place * dim);
     });
   });
