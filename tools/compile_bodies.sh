@@ -3,7 +3,7 @@
 #
 # A body is one C++ source for g++, nvcc and NVRTC; this keeps the second promise on machines without a GPU. The source
 # includes all of native/operators and takes the address of each body's functions, templates with the arguments that
-# the catalogue (native/core/kernels_*.cpp) gives them, so that code is generated for all of them.
+# the catalogue (native/core/program/kernels_*.cpp) or an alias gives them, so that code is generated for all of them.
 #
 #   CTRBOX_ARCH=sm_90    the architecture compiled for
 set -euo pipefail
@@ -38,8 +38,10 @@ for found in re.finditer(r"^(template\s*<[^{;]*>\s*)?struct (\w+)[^;{]*\{(.*?)^\
 
 # CB_RUN(shape, Body<Arguments>) in the catalogue: follow the brackets of each template's name.
 used = set()
-for file in sorted(Path("native/core").glob("*.cpp")):
-    code = file.read_text()
+aliases = re.findall(r"^using \w+ = ([^;]*);", text, re.MULTILINE)
+catalogue = sorted(Path("native/core/program").glob("kernels_*.cpp"))
+assert catalogue, "the catalogue of operators is not in native/core/program"
+for code in [*(f"<{alias}" for alias in aliases), *(file.read_text() for file in catalogue)]:
     for found in re.finditer(r"[<,]\s*(\w+)<", code):
         if found[1] not in templates:
             continue
