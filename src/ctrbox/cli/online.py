@@ -200,8 +200,8 @@ def online(
             max=256,
             metavar="N",
             help="Number of learner threads. With one thread, its default, a Deep FFM learns one example after the other; with "
-            "several, it learns blocks of up to 2048 examples, which gives other weights. A `model` uses as many as the plan by "
-            "default, and its weights do not depend on them.",
+            "several, it learns blocks of up to 2048 examples, which gives other weights. A `model` uses as many threads as the "
+            "plan by default, and their number does not change its weights.",
         ),
     ] = None,
     sign_with: SignWith = None,

@@ -269,7 +269,8 @@ def request_plan(
     """Write the plan of a published model for libctrbox.
 
     A program in C, Rust, Java or Go then scores raw columns without Python. The file holds the rows of the joined views as they
-    are now. It holds no weights: the program opens them beside it, and new versions or patches of them need no new file.
+    are now. The file holds no weights: the program opens a weight file as well, and new versions or patches of the weights need
+    no new plan file.
     """
     from ctrbox.publish import Trust
     from ctrbox.publish.sources import DEEP_FFM
@@ -325,8 +326,8 @@ def sign(
 ) -> None:
     """Sign the current version of a folder without changing it.
 
-    Use this command for a folder whose versions were not signed before, after looking at them with `ctrbox publish log`, or to
-    change to another key; then --public-key names the key that signed the current version.
+    Use this command in two cases. To sign a folder whose versions were not signed before, look at them with `ctrbox publish log`
+    first. To change to another key, name the key that signed the current version with --public-key.
     """
     from ctrbox import publish
 

@@ -230,8 +230,8 @@ def serve(
             max=256,
             metavar="N",
             help="Number of worker processes. They share the port and the memory of the model, and divide --max-connections and "
-            "--cache among them; a worker that dies is replaced. Default: the number of usable cores, but 1 for a published run, "
-            "for a run with a Sparse Table and with --state without --events.",
+            "--cache among them; a worker that dies is replaced. Default: the number of usable cores, but 1 if MODEL is a "
+            "published run or a run with a Sparse Table, or if --state is given without --events.",
         ),
     ] = None,
     threads: Annotated[
@@ -250,8 +250,8 @@ def serve(
             "--public-key",
             metavar="FILE",
             help="Public key file of the model's publisher, from `ctrbox publish keygen`. The server then takes only versions "
-            "that were signed with its private key. May be repeated, to change from one key to another. Default: signatures "
-            "are not checked.",
+            "that were signed with the matching private key. May be repeated, to change from one key to another. Default: "
+            "signatures are not checked.",
         ),
     ] = None,
     model_id: Annotated[
@@ -275,9 +275,10 @@ def serve(
         typer.Option(
             "--encoder",
             metavar="FIELD=WEIGHTS",
-            help="Weight file of the encoder that made the vectors of the Model Server of field FIELD, so that requests may "
-            "contain images or texts; may be repeated. The server compares the weights with the checksum that the model holds. "
-            "Encoders of your own are defined in the job: `encoders = {FIELD: cb.tables.Encoder(…)}`. Default: none.",
+            help="Lets requests contain images or texts for FIELD. WEIGHTS is the weight file of the encoder that made the "
+            "vectors of this field's Model Server. May be repeated. The server compares the weights with the checksum that "
+            "the model holds. Encoders of your own are defined in the job: `encoders = {FIELD: cb.tables.Encoder(…)}`. "
+            "Default: none.",
         ),
     ] = None,
     max_images: Annotated[

@@ -121,10 +121,11 @@ def train(
         typer.Option(
             metavar="platt|isotonic|weights|intercept|NUMBER",
             help="How to correct predictions after training. 'platt' (a logistic curve) and 'isotonic' (a rising step function) "
-            "fit a map from scores to click rates to the last tenth of the training rows, from which the model then does not "
-            "learn. The others correct for sample weights by a number that is added to every logit: 'weights' adds "
-            "log(w0 / w1), where w0 and w1 are the weights of all rows without and with a click; 'intercept' adds the number "
-            "that makes predicted and actual clicks of the validation rows equal; NUMBER must be above -50 and below 50. "
+            "map scores to click rates; the map is fitted to the last tenth of the training rows, and the model does not learn "
+            "from those. The others correct for sample weights: they add one number to every logit. 'weights' adds "
+            "log(w0 / w1), where w0 and w1 are the total weights of the rows without and with a click; 'intercept' adds the "
+            "number that makes predicted and actual clicks of the validation rows equal; NUMBER itself is added, and must be "
+            "above -50 and below 50. "
             "Default: the job's setting, otherwise no correction.",
         ),
     ] = None,
@@ -151,8 +152,8 @@ def train(
             min=0,
             max=64,
             metavar="BATCHES",
-            help="Number of batches, 0 to 64, that are read ahead and wait on disk, so that a Sparse Table larger than memory "
-            "keeps rows that are needed again soon. Default: the job's setting, otherwise 0.",
+            help="Number of batches to read ahead and hold on disk, 0 to 64. A Sparse Table larger than memory then keeps the "
+            "rows that are needed again soon in memory. Default: the job's setting, otherwise 0.",
         ),
     ] = None,
     resume: Annotated[
@@ -204,8 +205,8 @@ def train(
         float | None,
         typer.Option(
             metavar="PENALTY",
-            help="L2 penalty of the rows of tables, divided by how often a row's key has occurred, 0 to 1000000. Default: the "
-            "job's setting, otherwise 0.",
+            help="L2 penalty of the rows of tables, 0 to 1000000. For each row it is divided by how often the row's key has "
+            "occurred. Default: the job's setting, otherwise 0.",
         ),
     ] = None,
     common: Annotated[
