@@ -238,7 +238,7 @@ def test_a_loop_begins_with_a_trained_run_and_its_optimizer(world: Path, run: cb
 def test_a_published_run_is_continued_only_with_its_weights(world: Path, run: cb.Run, tmp_path: Path) -> None:
     model = tmp_path / "model"
     cb.serve.create(model, run.plan, run, context=["user_id"])
-    with pytest.raises(PlanError, match=r"holds the version of a trained run, but .* new weights: start from that run"):
+    with pytest.raises(PlanError, match=r"holds a version of a trained run, but .* new weights: start from that run"):
         loop(world / "data", world / "parquet", model, engine=deepfm(world / "data"), once=True).run()
     assert not (model / "online").exists()
     engine = deepfm(world / "data", start=run)

@@ -425,7 +425,8 @@ def test_another_plan_another_engine_and_another_version_are_refused(
             loop(world / "data", world / "parquet", model, once=True, **{name: other_value}).run()
     shutil.rmtree(model / "online")
     with pytest.raises(
-        cb.errors.PlanError, match=r"learned from .* examples, but the engine of this job from 0: load that version"
+        cb.errors.PlanError,
+        match=r"learned from .* examples, but the engine of this job learned from 0: load that version",
     ):
         loop(world / "data", world / "parquet", model, once=True).run()
 

@@ -413,7 +413,7 @@ def test_an_engine_that_learned_less_than_the_folder_is_refused(
     steps = Steps(clock, out=tmp_path, plan=SimpleNamespace(fingerprint="f"), checkpoints=checkpoints)
     if refused:
         with pytest.raises(
-            PlanError, match="a version that learned from 11 examples, but the engine of this job from 10"
+            PlanError, match="a version that learned from 11 examples, but the engine of this job learned from 10"
         ):
             steps._open_folder()
     else:

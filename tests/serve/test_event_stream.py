@@ -137,7 +137,7 @@ def test_streams_that_cannot_feed_a_state_are_refused(place: Path, state: Path, 
     settings: dict[str, Any] = {"allow_views": [str(place)], "state": state}
     with pytest.raises(SourceError, match="there is no stream 'NONE'"):
         Server.open(place / "ffm", Settings(**settings, events=broker.where.replace("EVENTS", "NONE")))
-    with pytest.raises(PlanError, match="needs the state that the events are fed to: --state FILE"):
+    with pytest.raises(PlanError, match="needs a state to which the events are fed; add --state FILE"):
         Server.open(place / "ffm", Settings(events=broker.where))
     with pytest.raises(PlanError, match="use one of them"):
         Server.open(place / "ffm", Settings(**settings, follow_state=state))

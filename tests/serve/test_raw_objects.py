@@ -323,7 +323,7 @@ def test_encoders_that_did_not_make_the_vectors_are_refused_at_the_start(world: 
         open_served(folder, encoders={"ad_image": pixels()})
     made = open_served(folder)
     assert isinstance(made, ServedModel)
-    with pytest.raises(DataError, match="not known which encoder made the vectors of this field"):
+    with pytest.raises(DataError, match="the model does not name the encoder of this field"):
         ask(made, world.body(NEW, ad_image={str(NEW): sent(picture(1))}))
 
 

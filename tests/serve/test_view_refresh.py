@@ -241,7 +241,7 @@ def test_rows_in_memory_have_nothing_to_read_again(world: World) -> None:
     with pytest.raises(SourceError, match="no files"):
         served.views.found("users")
     settings = Settings(views_seconds=5.0, views={"users": users, "ads": ads})
-    with pytest.raises(PlanError, match=r"have no files to watch; leave the option out"):
+    with pytest.raises(PlanError, match=r"have no files to watch; remove the option"):
         Server.open(world.folder, settings)
 
 

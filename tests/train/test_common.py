@@ -143,7 +143,7 @@ def test_what_cannot_be_shared_is_refused(plan: cb.Plan) -> None:
         with pytest.raises(PlanError, match=message):
             trained(plan, common)
     with pytest.raises(
-        PlanError, match=r"fields of tables without counters, and .* is in a table with counters; remove it"
+        PlanError, match=r"fields whose tables have no counters, but .* is in a table with counters; remove it"
     ):
         trained(plan, ["history"], counters=cb.tables.Counters())
     view = cb.View(log(), key="id").fill(history=[])

@@ -281,7 +281,7 @@ def test_a_trial_compares_one_of_several_labels() -> None:
 @pytest.mark.parametrize(
     ("label", "told"),
     [
-        (None, "say by which of them the features are compared: label='click' \\(or 'convert'\\)"),
+        (None, "choose the label by which the features are compared: label='click' \\(or 'convert'\\)"),
         ("clik", "'clik' is not a label of this plan.*'click'"),
         ("value", "label 'value' is a regression"),
         (3, "label=3 is not a label"),

@@ -325,7 +325,7 @@ def trial(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Binary label by whose predictions the features are compared; required if the job has several labels.",
+            help="Binary label whose predictions are compared; required if the job has several labels. Default: none.",
         ),
     ] = None,
     epochs: Epochs = None,

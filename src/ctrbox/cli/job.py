@@ -59,7 +59,7 @@ class Job:
     callbacks: tuple[Any, ...] = ()  # of its training
     tuned: Path | None = None  # folder of the study whose best trial this is
     tune: Any = None  # a function from a trial of Optuna to what that trial trains, for `ctrbox tune`
-    common: tuple[str, ...] = ()  # fields that rows of one group share, an argument of the trainer
+    common: tuple[str, ...] = ()  # fields that the rows of one group share; an argument of the trainer
     encoders: dict[str, Any] = field(
         default_factory=dict
     )  # by field, of images and texts in requests, for `ctrbox serve`
@@ -165,7 +165,7 @@ def names_of(path: Path, wanted: str) -> dict[str, Any]:
     sys.path.insert(0, str(path.parent.resolve()))
     sys.argv = [str(path)]
     try:
-        # What a job prints is talk; stdout is for data.
+        # What a job prints goes to stderr, because stdout is for data.
         with contextlib.redirect_stdout(sys.stderr):
             return runpy.run_path(str(path), run_name="ctrbox_job")
     except (KeyboardInterrupt, Stopped):

@@ -1,7 +1,7 @@
 """Explains errors of a checkout whose native extension was built before the sources were changed.
 
-The Python sources then call the extension by names or with arguments that it does not have, and Python's error says nothing of
-the cause. This is asked only after such an error, so that commands that work do not look at the sources.
+The Python sources then call the extension by names or with arguments that it does not have, and Python's error does not name the
+cause. A command calls this only after such an error, so that commands that work do not look at the sources.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-KINDS = (AttributeError, ImportError, TypeError)  # what a call of something that is not there raises
+KINDS = (AttributeError, ImportError, TypeError)  # errors of a call of something that does not exist
 BUILD_FILES = {".h", ".cpp", ".cu", ".txt"}
 
 

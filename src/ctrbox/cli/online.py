@@ -199,7 +199,7 @@ def online(
             min=1,
             max=256,
             metavar="N",
-            help="Number of learner threads. With one thread, its default, a Deep FFM learns one example after the other; with "
+            help="Number of learner threads. With one thread, the default, a Deep FFM learns one example after the other; with "
             "several, it learns blocks of up to 2048 examples, which gives other weights. A `model` uses as many threads as the "
             "plan by default, and their number does not change its weights.",
         ),

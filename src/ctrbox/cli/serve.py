@@ -200,7 +200,7 @@ def serve(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File with a state of the plan's histories that another process renews, such as `ctrbox online --state-every`. "
+            help="File with a state of the plan's histories that another process writes: `ctrbox online --state-every`. "
             "Every worker reads it again whenever it changes, and the server takes no events. Default: none.",
         ),
     ] = None,
@@ -219,7 +219,7 @@ def serve(
             min=0,
             max=86_400,
             metavar="SECONDS",
-            help="Time in seconds between two looks at the files of joined views; a view whose files changed is read again while "
+            help="Seconds between two checks of the files of joined views; a view whose files changed is read again while "
             "the old rows answer. 0: views are read again only on a call of /v1/views/refresh.",
         ),
     ] = 0.0,

@@ -198,7 +198,7 @@ def train(
         typer.Option(
             metavar="FACTOR:STEPS",
             help="Multiply all learning rates by FACTOR, above 0 and at most 1, every STEPS steps, such as 0.9:1000. Default: "
-            "the job's schedule, otherwise rates that stay.",
+            "the job's schedule, otherwise constant rates.",
         ),
     ] = None,
     adaptive_l2: Annotated[

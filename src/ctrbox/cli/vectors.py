@@ -176,7 +176,7 @@ def prerank(
         str,
         typer.Option(
             metavar="KIND",
-            help="How all ads are searched: exact searches all vectors; hnsw also makes an approximate index (pip install "
+            help="How a server searches all ads: exact searches all vectors; hnsw also makes an approximate index (pip install "
             "'ctrbox[prerank]') and measures its recall.",
         ),
     ] = "exact",
@@ -186,7 +186,7 @@ def prerank(
             min=1,
             max=100_000,
             metavar="K",
-            help="Number of best ads for which the recall of an approximate index is measured: the share of them that it finds.",
+            help="Number K of best ads for which the command measures the recall of an index: the share of them that it finds.",
         ),
     ] = 400,
     view: OtherViews = None,

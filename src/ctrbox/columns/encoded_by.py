@@ -19,7 +19,7 @@ SAME = {"kind": "items", "name": "name", "module": "module", "prepare": "prepare
 
 @dataclass(frozen=True)
 class EncodedBy:
-    """The facts of an encoder: two encoders with equal facts give equal vectors, up to what `name` stands for."""
+    """The facts that identify an encoder: two encoders with equal facts give equal vectors."""
 
     name: str
     kind: str  # IMAGE or TEXT
@@ -52,7 +52,7 @@ class EncodedBy:
         return tuple((name, getattr(self, name)) for name in SAME)
 
     def differences(self, other: EncodedBy) -> list[str]:
-        """Return a phrase for each fact by which ``other`` is not the same encoder."""
+        """Return a phrase for each fact in which ``other`` differs; empty if it is the same encoder."""
         pairs = [(told, getattr(self, name), getattr(other, name)) for name, told in SAME.items()]
         return [
             f"{told} is {_brief(theirs)}, expected {_brief(mine)}" for told, mine, theirs in pairs if mine != theirs

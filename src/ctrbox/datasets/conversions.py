@@ -55,14 +55,14 @@ DELAYS = pa.schema(
 
 
 def delay_share(hours: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the share of conversions whose delay is at most so many hours."""
+    """Return the share of conversions whose delay is at most ``hours``."""
     slow = 1 - np.exp(-np.maximum(hours - PAUSE_HOURS, 0) / SLOW_HOURS)
     fast = 1 - np.exp(-np.maximum(hours, 0) / FAST_HOURS)
     return np.asarray(FAST_SHARE * fast + (1 - FAST_SHARE) * slow)
 
 
 def longer(category: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return by what the delays of ads of each category are multiplied in ``delay_by_category``."""
+    """Return the factor of the delays of each ad category in the mode ``delay_by_category``."""
     return np.where(category % 2 == 1, 0.5, 1.5)
 
 

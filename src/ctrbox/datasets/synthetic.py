@@ -221,7 +221,7 @@ def adlog(
         "days": days,
         "images": images,
         "conversions": conversions,
-        "delays": conversions,  # a log that was written without them is made anew
+        "delays": conversions,  # a log that was written without them is generated again
     }
     found = _manifest(target)
     if found is not None and all(found.get(k, 0) == v for k, v in asked.items()):

@@ -35,7 +35,7 @@ from ctrbox.files.atomic import remove
 NAME = re.compile(r"(\d{5})-of-(\d{5})\.ctrtable")
 MOST_SHARDS = 4096
 WRITTEN = 65_536  # rows a write
-BUDGET = 8 << 30  # bytes for a table in memory at least; it holds what it held, and may go on learning
+BUDGET = 8 << 30  # least budget of a table in memory, in bytes, so that it holds its rows and can go on learning
 RAM = 2 << 30  # bytes for a Sparse Table that is read
 
 
@@ -153,7 +153,7 @@ def restore_shard(embedder: Embedder, path: Path, shard: int = 0, of: int = 1) -
 
 
 def is_on_disk(path: Path) -> bool:
-    """Return whether a saved table, also one in shards, is a Sparse Table."""
+    """Return whether a saved table is a Sparse Table; the table may be saved in shards."""
     return shards_in(path)[0].is_dir()
 
 
@@ -210,7 +210,7 @@ def _gather_for_gpu(embedder: Embedder, saved: list[Path]) -> None:
 
 @contextlib.contextmanager
 def gathered(saved: list[Path], shape: tuple[Any, ...], shard: int, of: int) -> Iterator[Path]:
-    """Yield a file with those rows of several saved tables in memory that belong to one shard; it is removed afterwards."""
+    """Yield a file with the rows of several saved tables in memory that belong to one shard, and remove the file afterwards."""
     keys: list[Keys] = []
     rows: list[Floats] = []
     for path in saved:

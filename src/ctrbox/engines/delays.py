@@ -14,7 +14,7 @@ Meier in reversed time), which is the maximum likelihood estimate without an ass
     r(t)   number of conversions with a delay of at most t in rows that are at least t old
 
 An age above the window counts as the window, so that every r(t) contains the conversions of rows that are as old as the window.
-`LEAST_CONVERSIONS` of them are asked for: without any, nothing says how many conversions are still to come.
+There must be at least `LEAST_CONVERSIONS` of them: without any, the data do not show how many conversions are still to come.
 
 Ages are float32 and are counted in buckets that are 0.1 % wide (their upper 19 bits), so that memory is 4 MB whatever the log,
 and the estimate depends neither on the order of rows nor on threads. Two ages of one bucket count as equal.
@@ -34,7 +34,7 @@ from ctrbox.plan.graph.graph import FitSpec
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
-SHIFT = 13  # bits that are cut off a float32, which keeps 10 of its fraction
+SHIFT = 13  # low bits of a float32 that a bucket ignores, so that 10 bits of its fraction remain
 BUCKETS = 1 << (31 - SHIFT)
 LEAST_CONVERSIONS = (
     100  # in rows as old as the window; the estimate of F has then a relative error of about 10 % or less

@@ -136,7 +136,7 @@ class Learner(Protocol):
 def learn(
     extractor: Extractor, fits: dict[int, FitSpec], nodes: list[Node], progress: Progress | None
 ) -> dict[int, State]:
-    """Scan the log once and return what each fit learned. ``nodes``: the outputs of the extractor."""
+    """Scan the log once and return what each fit has learned. ``nodes``: the outputs of the extractor."""
     learners = {k: LEARNERS[spec.how](spec) for k, spec in fits.items()}
     position = {n.id: at for at, n in enumerate(nodes)}
     rows = 0

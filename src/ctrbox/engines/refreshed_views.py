@@ -1,11 +1,11 @@
-"""Reads the joined views of a plan again while the plan is in use, and never changes what somebody reads.
+"""Reads the joined views of a plan again while the plan is in use, and never changes rows that a thread may be reading.
 
     JoinedViews ──► found(name): the files that lie at the paths of a view now      ──► refreshed(): other JoinedViews
 
 `JoinedViews` is a plan with its joined views loaded. `refreshed` reads some of them again from their paths, and returns another
 `JoinedViews`: the graph stays as it is, only the loaded rows are replaced, and those of views that join a replaced one. The new
-data are held to the columns of the plan: another type, a missing column, a null where the plan knows none, a key that occurs
-twice or no row at all is an error, and whoever has the old ones goes on with them.
+data are checked against the plan: another type, a missing column, a null in a column that had none, a key that occurs
+twice, or no row at all is an error, and the caller continues with the old views.
 
 Rows in memory, and a fixed version of a Delta Lake or Iceberg table, have no newer data to read.
 """
@@ -81,7 +81,7 @@ class JoinedViews:
         return max(self.dimensions[frame.id].rows for frame in self.frames if frame.name == name)
 
     def found(self, name: str) -> FoundFiles:
-        """Look which files lie at the paths of a view now. SourceError if they cannot be listed."""
+        """List the files that are at the paths of a view now. SourceError if they cannot be listed."""
         found = files_of(self.frames, name)
         if found is None:
             raise SourceError(f"view {name!r} has no files that could be read again")
@@ -144,7 +144,7 @@ class JoinedViews:
         return made
 
     def _reopened(self, frame: FrameSpec) -> FrameSpec:
-        """Return the frame over the data that lie at its paths now, held to the columns that the plan knows."""
+        """Return the frame over the data that are at its paths now, checked against the columns of the plan."""
         view = frame.view
         fresh = reopened(view.source)
         if fresh is None:
@@ -161,7 +161,7 @@ class JoinedViews:
 
 
 def files_if_there(frames: list[FrameSpec], name: str) -> FoundFiles | None:
-    """List the files of a view as `files_of`; what is wrong with them is said by whoever reads them."""
+    """List the files of a view as `files_of` does; errors in the files are found only when they are read."""
     try:
         return files_of(frames, name)
     except (CtrboxError, OSError):

@@ -131,7 +131,7 @@ class Reopened:
 
 
 def reopened(source: Source) -> Reopened | None:
-    """Return where to find newer data of a source; None for rows in memory, streams, and a fixed version of a table."""
+    """Return the place of newer data of a source; None for rows in memory, streams, and a fixed version of a table."""
     if isinstance(source, RecordedSource):
         reference = source.described.reference
         if reference is None or "version" in reference:

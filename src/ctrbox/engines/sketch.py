@@ -107,9 +107,9 @@ class QuantileSketch:
 
 
 class Moments:
-    """Mean and deviation of the finite values: two sums within a block, and Chan's formula between blocks."""
+    """Mean and standard deviation of the finite values: two sums within a block, and Chan's formula between blocks."""
 
-    SIZE = 1 << 16  # values a block: 512 KB, stays in the L2 cache between the two sums
+    SIZE = 1 << 16  # values per block: 512 KB, which stay in the L2 cache between the two sums
 
     def __init__(self) -> None:
         self.blocks = Blocks(self.SIZE)

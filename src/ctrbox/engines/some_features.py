@@ -29,7 +29,7 @@ from ctrbox.plan.graph.unlabelled import LABELS, without_label_filters
 
 
 class SomeFeatures:
-    """The sparse features ``names`` of a plan. ``columns``: those of the log that they read, with their types. Thread-safe."""
+    """The sparse features ``names`` of a plan. ``columns``: the log columns that they read, with their types. Thread-safe."""
 
     def __init__(self, plan: Plan, names: Sequence[str]) -> None:
         full = plan._request_extractor()

@@ -1,7 +1,7 @@
 """Walks through the batches of a plan: in the order of its log or shuffled, whole batches or one worker's part of each.
 
-A walk yields each batch with the position after it, from which another walk with the same settings goes on. What it needs of the
-plan is its engine, made ready for the row at which the walk begins.
+A walk yields each batch with the position after it, from which another walk with the same settings continues. The only part of
+the plan that it needs is the engine, prepared for the row at which the walk begins.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def platt(clicked: Labels, logit: Floats) -> PlattMap:
 
 
 def smoothed(clicked: Labels) -> tuple[Floats, float]:
-    """Return the targets of the rows, which are not quite 0 and 1, and the logit of their mean."""
+    """Return the targets of the rows, which Platt scaling moves slightly away from 0 and 1, and the logit of their mean."""
     clicks = int(np.count_nonzero(clicked))
     target = np.where(clicked, (clicks + 1) / (clicks + 2), 1 / (len(clicked) - clicks + 2))
     rate = float(target.mean())

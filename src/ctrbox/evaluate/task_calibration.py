@@ -1,8 +1,8 @@
 """Calibration of a model of several labels: one calibration (`calibration_maps`) for each binary label.
 
-The map of a label is fitted to the calibration rows in which that label was observed. Predictions of numbers and counts stay as
-they are. In a run folder and in published weights a calibration of several labels has a format number of its own, so that a
-version of CTRBox that does not know it refuses the model instead of predicting without its calibration.
+The map of a label is fitted to the calibration rows in which that label was observed. Predictions of numbers and counts are not
+changed. In a run folder and in published weights, a calibration of several labels has its own format number, so that an
+older version of CTRBox refuses the model instead of predicting without its calibration.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TaskCalibration:
     by: str | None = None
 
     def apply(self, outputs: npt.NDArray[np.float32], keys: npt.NDArray[np.int64] | None) -> npt.NDArray[np.float32]:
-        """Return the outputs (rows, tasks) with calibrated logits. ``keys``: as for `Calibration.apply`."""
+        """Return the outputs (rows, tasks) with calibrated logits. ``keys``: see `Calibration.apply`."""
         found = np.array(outputs, np.float32)
         for k, part in enumerate(self.parts):
             if part is not None:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 from ctrbox.errors import PlanError
 
 SCHEMES = ("nats", "tls", "ws", "wss")
-PASSWORD = re.compile(r"//[^/]*@")  # and the user before it
+PASSWORD = re.compile(r"//[^/]*@")  # the user name and the password
 
 
 class NatsAddress(NamedTuple):
@@ -38,7 +38,9 @@ def nats_address(url: str) -> NatsAddress:
     elif asked:
         why = f"{min(asked)!r} is not an option"
     elif len(subjects) > 1 or "" in subjects:
-        why = "one subject= is taken, which is not empty; without it, all messages of the stream are read"
+        why = (
+            "an address may have one subject=, which must not be empty; without it, all messages of the stream are read"
+        )
     elif parts.fragment:
         why = "'#' is not part of an address; write it as %23"
     if why:

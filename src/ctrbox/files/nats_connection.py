@@ -1,4 +1,4 @@
-"""Connects to a NATS server once: whoever reads a stream reconnects on its own, at the message where it stands."""
+"""Connects to a NATS server once. The reader of a stream reconnects itself, because only it knows the next message."""
 
 from __future__ import annotations
 

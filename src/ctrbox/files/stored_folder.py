@@ -399,7 +399,7 @@ class StoredFolder:
 
 
 class OtherContents(DataError):
-    """A file whose size or checksum is not the one that was expected."""
+    """Raised if a file has another size or checksum than expected."""
 
 
 class _Missing(Exception):

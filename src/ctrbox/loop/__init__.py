@@ -13,7 +13,7 @@ __all__ = ["OnlineClickModel", "OnlineLoop"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `OnlineClickModel` when it is first used: a loop with a Deep FFM need not wait for torch."""
+    """Import `OnlineClickModel` when it is first used, so that a loop with a Deep FFM does not import torch."""
     if name == "OnlineClickModel":
         from ctrbox.loop.click_model import OnlineClickModel
 

@@ -159,7 +159,7 @@ def _write(path: Path, table: pa.Table) -> None:
 
 
 def _facts(path: Path) -> list[Any]:
-    """Size and checksum; the files of the engine and of histories check themselves, and state.json checks its folder."""
+    """Return size and checksum; files of the engine and of histories check themselves, and state.json checks its folder."""
     if path.is_dir():
         path /= STATE
     if path.name in CHECKED:

@@ -53,7 +53,7 @@ from ctrbox.train.settings import Settings, config_of, described, described_tabl
 from ctrbox.train.trainer import Trainer
 from ctrbox.train.warm_up import WarmUp
 
-BATCH_SIZE = 256  # examples per step, unless told otherwise
+BATCH_SIZE = 256  # default number of examples per step
 
 
 @named_arguments
@@ -176,7 +176,7 @@ class OnlineClickModel:
     # ---- learning
 
     def examples(self, batch: Batch) -> Batch:
-        """Return the batch without what a step does not read. DataError for a row that the model cannot learn from."""
+        """Return the batch without the columns that a step does not read. DataError for a row that cannot be learned from."""
         batch = batch.cpu()
         assert batch.label is not None
         label = np.asarray(batch.label, np.float32)

@@ -62,7 +62,7 @@ class Learner:
         return bool(self._ready)
 
     def learn(self, most: int | None = None) -> None:
-        """From the examples that are ready, some thousands of them; ``most``: at most so many, or until the batch is full."""
+        """Learn from some thousands of the ready examples; ``most``: at most so many, or until the batch is full."""
         if not self._ready:
             return
         part = self._ready.popleft()

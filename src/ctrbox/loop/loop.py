@@ -458,21 +458,21 @@ class OnlineLoop:
         return folder
 
     def _check_version(self, learned: int | None) -> None:
-        """Refuse to begin with weights that know less than the current version, which learned from so many examples."""
+        """Refuse weights that learned from fewer examples than the current version, which learned from ``learned``."""
         if learned is None and self.engine.fresh:
             raise PlanError(
-                f"{self.out} holds the version of a trained run, but this job starts with new weights: start from that run "
+                f"{self.out} holds a version of a trained run, but this job starts with new weights: start from that run "
                 "(start=, or on the command line --model RUN), or choose another folder"
             )
         if learned is not None and learned > self.engine.learned:
             remedy = "load that version in the job with cb.DeepFFM.load, or " if self.engine.kind == DEEP_FFM else ""
             raise PlanError(
-                f"{self.out} holds a version that learned from {learned:,} examples, but the engine of this job from "
+                f"{self.out} holds a version that learned from {learned:,} examples, but the engine of this job learned from "
                 f"{self.engine.learned:,}: {remedy}choose another folder"
             )
 
     def _learned(self, folder: ModelFolder) -> int | None:
-        """Return how many examples the current version learned from; None if it does not say so, as that of a run."""
+        """Return how many examples the current version learned from; None if it does not say, such as that of a trained run."""
         found = read_directory(folder.published.file()).about.get("learned")
         return int(found) if isinstance(found, int) else None
 

@@ -143,7 +143,7 @@ class NatsStream:
     # ---- in the client's thread
 
     async def _open(self) -> None:
-        # Reconnecting is ours: after it the consumer must begin at the right message.
+        # The client must not reconnect on its own: a new consumer must begin at the right message, which only the caller knows.
         client = await nats_connection(self.server, self.name, self.consumer, _Away)
         from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy
         from nats.js.errors import NotFoundError

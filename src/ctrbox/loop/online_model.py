@@ -1,12 +1,12 @@
-"""Defines ``OnlineModel``, what the online loop asks of a model, and ``OnlineFfm``, a Deep FFM that learns in the loop.
+"""Defines ``OnlineModel``, the interface between the online loop and a model, and ``OnlineFfm``, a Deep FFM in the loop.
 
     join ──► plan ──► batch ──► examples(batch) ──► learn(examples)       predicts every example before it learns from it
                                      │
                                      └─ DataError for a row that the model cannot take; the loop leaves this row out
 
 A checkpoint of the loop holds what ``save`` writes and the ``tables`` of the same moment, beside the position in the stream.
-``restored`` gives the model of a checkpoint back, and ``published`` (of `Predictor`) gives what the next version consists of.
-click_model.py has the other model of the loop.
+``restored`` returns the model of a checkpoint, and ``published`` (of `Predictor`) returns the contents of the next version.
+click_model.py defines the click models of torch for the loop.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class OnlineModel(Predictor, Protocol):
 
     @property
     def progress(self) -> Progress:
-        """The figures of the predictions before learning."""
+        """The metrics of the predictions that were made before learning."""
 
     @property
     def learned(self) -> int:
@@ -50,7 +50,7 @@ class OnlineModel(Predictor, Protocol):
 
     @property
     def fresh(self) -> bool:
-        """Whether the weights have learned from nothing, neither here nor before."""
+        """Whether the weights are new: they have learned from no example, neither in this loop nor before it."""
 
     def begin(self) -> None:
         """Take the weights that a new model folder starts with. The loop calls it before it writes anything."""
@@ -90,7 +90,7 @@ class OnlineFfm:
 
     @staticmethod
     def read(folder: Path, learned: Any) -> OnlineFfm:
-        """Return the model of a checkpoint with whatever settings it has."""
+        """Return the model of a checkpoint, whatever its settings are."""
         engine = DeepFFM.load(folder / ENGINE)
         if engine.learned != learned:
             raise DataError(f"{folder / ENGINE} learned {engine.learned:,} examples, expected {learned}")
@@ -126,7 +126,7 @@ class OnlineFfm:
         return not self.engine.learned
 
     def begin(self) -> None:
-        """Do nothing: the job has loaded the weights already."""
+        """Do nothing, because the job has loaded the weights already."""
 
     def examples(self, batch: Batch) -> _native.Examples:
         return self.engine.examples(batch)
@@ -180,7 +180,7 @@ def online_model(given: Any, threads: int | None) -> OnlineModel:
 
 
 def _argument(name: str, value: Any) -> str:
-    """Write a setting of an engine as the argument of ``cb.DeepFFM`` that states it."""
+    """Return a setting of an engine as an argument of ``cb.DeepFFM``."""
     if name in RATES:
         return f"{name.removesuffix('_rates')}=cb.ffm.Rate({', '.join(f'{number:g}' for number in value)})"
     return f"{name}={tuple(value) if name == 'hidden' else value!r}"

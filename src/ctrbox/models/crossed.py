@@ -37,7 +37,7 @@ class CrossedModel(ClickModel):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:
-        flat = x.flat  # in bfloat16 where the table gives it so
+        flat = x.flat  # in bfloat16 if the table returns bfloat16
         x0 = torch.cat([flat, self.dense(x.dense, x.logs).to(flat.dtype)], 1)
         crossed = self.cross(x0)
         if self.of_cross is None:

@@ -56,7 +56,7 @@ class DenseInput(nn.Module):
         self.learn_logs(None)
 
     def learn_logs(self, logs: torch.Tensor | None) -> None:
-        """Learn the moments of a batch from s(dense), as ``forward`` does in training."""
+        """Update the running moments from s(dense) of a batch, as ``forward`` does in training."""
         if len(self.mean):
             self._learn(logs)
 

@@ -95,7 +95,7 @@ class ClickModel:
         counted = [name for s in self.sources if s.traits.shows for name in s.fields if name in self.common]
         if counted:
             raise PlanError(
-                f"common= works only for fields of tables without counters, and {counted[0]!r} is in a table with counters; "
+                f"common= works only for fields whose tables have no counters, but {counted[0]!r} is in a table with counters; "
                 "remove it from common="
             )
         if self.tasks:

@@ -1,4 +1,4 @@
-"""Writes and opens the folder of pre-rank: the vector of every ad of a view, its columns, and an index if one is wanted.
+"""Writes and opens the folder of pre-rank: the vector of every ad of a view, the ads' columns, and optionally an index.
 
     ads.prerank/
       prerank.json     sealed: the training that the vectors are of, columns, size and SHA-256 of the other files, index and
@@ -43,12 +43,12 @@ from ctrbox.views.view import View
 
 FACTS, VECTORS, ADS, INDEX = "prerank.json", "vectors.ctrvec", "ads.arrow", "index.faiss"
 INDEXES = ("exact", "hnsw")
-ASKED = 200  # users of the log with whose vectors the recall of an index is measured
+ASKED = 200  # users of the log whose vectors measure the recall of an index
 
 
 @dataclass(frozen=True)
 class PrerankFolder:
-    """Everything that pre-rank needs of the ads. ``PrerankFolder.open("ads.prerank", run)`` checks that it is of this run."""
+    """Vectors, columns and index of the ads. ``PrerankFolder.open("ads.prerank", run)`` checks that they are of this run."""
 
     path: Path
     rank: PreRank
@@ -64,7 +64,7 @@ class PrerankFolder:
         facts = read_sealed(place / FACTS, "pre-rank folder (`ctrbox vectors prerank` makes one)")
         if facts.get("towers") != seal_of_towers(run) or facts.get("fingerprint") != run.click_model.schema.fingerprint:
             raise DataError(
-                f"the vectors of {place} are of another training or plan than the run whose user tower is served; make the "
+                f"the vectors of {place} belong to another training or plan than the run whose user tower is served; make the "
                 "folder "
                 "again from this run: ctrbox vectors prerank RUN VIEW -o FOLDER"
             )
@@ -79,7 +79,7 @@ class PrerankFolder:
                 )
         rank = PreRank(place / VECTORS)
         try:
-            # Not mapped: a file that is cut off later would name other ads, or give SIGBUS.
+            # Not mapped: if the file were truncated later, answers would name other ads, or SIGBUS would end the process.
             ads = feather.read_table(place / ADS, memory_map=False)
             ads.validate(full=True)
         except (OSError, pa.ArrowException) as error:

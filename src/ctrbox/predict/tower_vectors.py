@@ -112,7 +112,7 @@ class TowerVectors:
 
 
 def joined_views(plan: Plan) -> dict[str, View]:
-    """Return the views that a plan's log joins, by name, those that they join among them."""
+    """Return the views that a plan's log joins, by name, including the views that these join."""
     found: dict[str, View] = {}
 
     def walk(view: View) -> None:
@@ -173,7 +173,7 @@ def batches_of(table: pa.Table, columns: pa.Schema, rows: int = ROWS) -> Iterato
 
 
 def vectors_of_view(table: pa.Table, tower: TowerVectors, name: str) -> tuple[Keys, Floats]:
-    """Return key and vector of each row of a view; each key must come once and mean something."""
+    """Return key and vector of each row of a view; each key must occur once and must not be null."""
     keys, vectors = [np.zeros(0, np.int64)], [np.zeros((0, tower.model.config["vector"]), np.float32)]
     for rows in batches_of(table, tower.columns):
         found, matrix = tower.keys_and_vectors(rows)

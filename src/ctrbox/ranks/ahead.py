@@ -23,7 +23,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Asked:
-    """An item of the source, what was exchanged for it, and the seconds that the caller waited for the exchange."""
+    """An item of the source, the result of its exchange, and the seconds that the caller waited for the exchange."""
 
     item: Any
     answer: Any

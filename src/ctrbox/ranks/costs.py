@@ -1,4 +1,4 @@
-"""Tells what the exchanges of a training step cost a rank: bytes beside the fewest possible, and seconds of waiting."""
+"""Reports what the exchanges of a training step cost a rank: bytes sent, the fewest bytes possible, seconds of waiting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from typing import Any
 
 from ctrbox.ranks.group import Group
 
-OF_A_STEP = ("keys", "rows", "gradients", "dense", "sums", "normalization")  # kinds of exchanges in the order of a step
+OF_A_STEP = (
+    "keys",
+    "rows",
+    "gradients",
+    "dense",
+    "sums",
+    "normalization",
+)  # kinds of exchanges, in their order in a step
 
 
 def step_costs(group: Group, ahead: Group, waited_for_keys: float, least: int, steps: int) -> dict[str, Any]:

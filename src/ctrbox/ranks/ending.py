@@ -1,11 +1,11 @@
-"""Ends a training whose rows stay with their ranks: rank 0 evaluates and saves the model, and calls the others to each call.
+"""Ends a training whose rows stay with their ranks: rank 0 evaluates and saves, and has the others take part in each call.
 
     rank 0        AllRanks.pull(keys) ──"pull", table 0──►  RankTable.pull(keys)  ┐ one collective call
     other ranks   serve()             ◄── what to do ────   RankTable.pull(none)  ┘
 
-So what a single process does after its last step, such as evaluating slices or fitting a calibration map, is done here by the
-same code, and no process needs memory for the whole table. While rank 0 computes without asking for rows, a thread of it calls
-the others now and then, so that they do not take it for one that hangs.
+So the same code does what a single process does after its last step, such as evaluating slices or fitting a calibration map, and
+no process needs memory for the whole table. While rank 0 computes without asking for rows, one of its threads calls
+the others now and then, so that they do not reach their timeout.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ctrbox.ranks.group import Group, RankLost
 from ctrbox.ranks.table import NO_KEYS, RankTable
 from ctrbox.train.learner import Learner
 
-SILENT = 0.25  # share of the timeout after which rank 0 calls the others only to say that it is there
+SILENT = 0.25  # share of the timeout after which rank 0 calls the others only to show that it is alive
 
 
 class Caller:
-    """Rank 0, which the other ranks follow from the end of the last step on."""
+    """Rank 0, whose calls the other ranks follow after the last step."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -40,7 +40,7 @@ class Caller:
 
     @contextlib.contextmanager
     def call(self, what: str, table: int = 0, of: str = "") -> Iterator[None]:
-        """Let the other ranks make the same call of the same table while this rank is inside."""
+        """Make the other ranks call the same method of the same table while this rank is in the context."""
         with self.alone:
             self.group.everyone([what, table, of])
             yield
@@ -108,7 +108,7 @@ class AllRanks(FixedShape):
 
 
 def led_by(caller: Caller, learner: Learner, tables: Sequence[RankTable]) -> None:
-    """Let each call of the learner's tables be one of all ranks."""
+    """Make each call of the learner's tables a collective call of all ranks."""
     led = [AllRanks(caller, k, table) for k, table in enumerate(tables)]
     learner.sources = [
         replace(source, embedder=table, traits=table.traits) for source, table in zip(learner.sources, led, strict=True)

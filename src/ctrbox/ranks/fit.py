@@ -70,7 +70,7 @@ class RankFit(Fit):
         self.learner.statistics = self.statistics = statistics_of(group, trainer.model)
 
     def begin(self, folder: Path, steps: Sequence[int]) -> int:
-        """Become what the first checkpoint holds that every rank can read, of these steps; return its step."""
+        """Restore the first checkpoint of these steps that every rank can read, and return its step."""
         wrong = []
         for step in steps:
             place = checkpoint_path(folder / "checkpoints", step)
@@ -105,7 +105,7 @@ class RankFit(Fit):
     # ---- what all ranks do together
 
     def _looked(self, epoch: int) -> Generator[tuple[Handed, Looked | None], None, None]:
-        """Yield the batches, each when its keys have been exchanged, and tell the tables where the keys went."""
+        """Yield each batch after the exchange of its keys, and pass the routes of the keys to the tables."""
         source = self._read_together(epoch) if can_share(self.plan) else super()._looked(epoch)
         batches = asked_ahead(source, self._ask, overlap=self.overlap and self.asks_ahead)
         with contextlib.closing(batches):
@@ -198,7 +198,7 @@ class RankFit(Fit):
                 vars(objects.misses).update(vars(found))
 
     def end_statistics(self) -> None:
-        """Let the model's batch normalizations be those of one process again."""
+        """Restore the model's batch normalizations to those of one process."""
         if self.statistics is not None:
             self.statistics.end()
         self.learner.statistics = self.statistics = None

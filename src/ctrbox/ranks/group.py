@@ -50,7 +50,7 @@ class RankHangs(RankLost):
 class Cost:
     """What the calls of one kind cost this rank."""
 
-    moved: int = 0  # bytes that it gave to other ranks
+    moved: int = 0  # bytes that this rank sent to other ranks
     seconds: float = 0.0  # in the calls, most of it waiting for the other ranks
 
 
@@ -110,7 +110,7 @@ class Group(Gang):
 
     @property
     def moved(self) -> int:
-        """Bytes that this rank gave to other ranks, also in the groups beside this one."""
+        """Bytes that this rank sent to other ranks, in this group and in the groups made by ``beside``."""
         return sum(cost.moved for group in (self, *self.others) for cost in group.costs.values())
 
     # ---- collective calls
@@ -175,7 +175,7 @@ class Group(Gang):
                 self.told_store.set(f"failed/{self.part}", (str(error) or type(error).__name__)[:MOST_REASON])
 
     def leave_together(self) -> None:
-        """Leave once all ranks have made their last call: connections that close earlier would end the call of another rank."""
+        """Leave when all ranks have made their last call: a connection that closes earlier would end another rank's call."""
         deadline = time.monotonic() + self.seconds
         with contextlib.suppress(
             RuntimeError

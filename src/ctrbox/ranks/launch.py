@@ -28,7 +28,7 @@ LOST = 75  # exit code of a rank that ended because another one did
 LOOK = 0.05  # seconds between two looks at the ranks
 LATE = 3.0  # seconds in which ranks end by themselves because another one failed
 GRACE = 10.0  # seconds in which a rank that was asked to end does so
-SPOKEN = (1, 2)  # exit codes of a rank 0 that has said itself why it fails
+SPOKEN = (1, 2)  # exit codes of a rank 0 that has printed why it failed
 KEPT = 40  # lines that a rank other than 0 wrote last
 MOST_LINE = 4000  # characters of one of them
 

@@ -22,7 +22,7 @@ runs no attention comes to them earlier than others.
     message   6 doubles: pass, module, call, first dimension, n, rows of the batch │ numbers; all messages have one size
 
 `statistics_of` replaces the ``forward`` of the modules of one model, so its weights, buffers and hooks stay as they are; ``end``
-takes that back. In evaluation the modules do what they always do. The sums are made in rank order with doubles.
+restores it. In evaluation the modules behave as usual. The sums are computed in rank order, in float64.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Merged:
     rows: float  # of the batch, of all ranks
     mean: torch.Tensor
     variance: torch.Tensor
-    few: bool  # too few rows: mean and variance are the running ones
+    few: bool  # the batch has too few rows, so mean and variance are the running statistics
 
 
 class Statistics:
@@ -78,7 +78,7 @@ class Statistics:
         self.size = HEAD + max(sizes)
         self.rows = 0  # of this rank in this step
         self.calls = [0] * len(sizes)  # of each module in this step
-        self.had: set[Turn] = set()  # turns of this step that any rank has had
+        self.had: set[Turn] = set()  # turns that any rank has taken in this step
         self.before = [part.sums for part in self.dense]
         for k, norm in enumerate(self.norms):
             vars(norm)["forward"] = _Forward(self, k)
@@ -90,7 +90,7 @@ class Statistics:
         self.rows, self.calls, self.had = rows, [0] * len(self.calls), set()
 
     def finish(self) -> None:
-        """Take part in the normalizations of the other ranks until all have run forward and backward."""
+        """Take part in the normalizations of the other ranks until all ranks have finished their forward and backward pass."""
         self.turn((END, 0, 0), np.empty(0))
 
     def end(self) -> None:
@@ -131,7 +131,7 @@ class Statistics:
                 return told[:, HEAD : HEAD + len(numbers)].sum(0), merged
 
     def _heard(self, now: Turn, told: Doubles, mine: bool) -> Merged | None:
-        """Learn what a turn changes in the state of a module, the same in all ranks."""
+        """Update the state of a module as a turn asks, with the same result in all ranks."""
         which, module, _ = now
         if which != FORWARD:
             return None
@@ -154,13 +154,13 @@ class Statistics:
 
 
 def order_of(turn: Turn) -> Turn:
-    """Return by what turns are ordered: the backward pass goes from the last module to the first."""
+    """Return the sort key of a turn: the backward pass goes from the last module to the first."""
     which, module, call = turn
     return (which, -module, -call) if which == BACKWARD else turn
 
 
 def merged_of(norm: _BatchNorm, told: Doubles) -> Merged:
-    """Return the statistics of all ranks from their messages, in rank order, and learn the running statistics from them."""
+    """Combine the messages of the ranks in rank order, return the statistics, and update the running statistics."""
     counts, columns = told[:, 4:5], norm.num_features
     means, spreads = told[:, HEAD : HEAD + columns], told[:, HEAD + columns : HEAD + 2 * columns]
     total, rows = int(counts.sum()), float(told[:, 5].sum())
@@ -248,7 +248,7 @@ def _as_columns(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _keep(norm: _BatchNorm, mean: torch.Tensor, variance: torch.Tensor, total: int) -> None:
-    """Learn the running statistics from those of a batch, as torch does."""
+    """Update the running statistics with those of a batch, as torch does."""
     if not norm.track_running_stats or norm.running_mean is None or norm.running_var is None:
         return
     with torch.no_grad():
@@ -266,12 +266,12 @@ def normalizations(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
 
 
 def can_share_statistics(norm: _BatchNorm) -> bool:
-    """Whether the statistics of this module can be taken over the rows of all ranks."""
+    """Return whether the statistics of this module can be computed over the rows of all ranks."""
     return type(norm) in KNOWN and norm.running_mean is not None
 
 
 def statistics_of(group: Gathers, model: nn.Module) -> Statistics | None:
-    """Let the batch normalizations of a model see the rows of all ranks; return None if it has none."""
+    """Make the batch normalizations of a model use the rows of all ranks; return None if it has none."""
     norms = [norm for _, norm in normalizations(model)]
     if not norms:
         return None

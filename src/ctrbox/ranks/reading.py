@@ -71,7 +71,7 @@ def blocks_of(groups: Sequence[int], start: int, stop: int, ranks: int) -> list[
 
 
 def joined(parts: Sequence[tuple[int, int]], each: int, ranks: int) -> list[tuple[int, int]]:
-    """Join parts, which are row groups, to blocks of up to ``each`` rows, and cut the blocks of a last round for few ranks."""
+    """Join row groups to blocks of up to ``each`` rows; cut those of a last round that has blocks for few ranks."""
     most = each if len(parts) < ranks else MOST_ROWS
     blocks: list[tuple[int, int]] = []
     for begin, end in parts:

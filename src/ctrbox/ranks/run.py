@@ -18,7 +18,7 @@ from ctrbox.train.run import Run
 
 
 class RankRun(Run):
-    """A finished training of several ranks. Metrics and reports need no rows; a prediction reads all into the job's tables."""
+    """A finished training of several ranks. Metrics and reports need no rows; a prediction reads them all into the tables."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class RankRun(Run):
 
     @click_model.setter
     def click_model(self, made: ClickModel) -> None:
-        """Keep nothing: it is the learner, which `Run` sets as well."""
+        """Do nothing: ``made`` is the learner, which this run holds already."""
 
     def _read(self) -> None:
         model = self._model
@@ -64,4 +64,4 @@ class RankRun(Run):
             )
         for k, source in enumerate(self._learner.sources):
             restore_shard(source.embedder, model / f"table-{k}.ctrtable")
-        self._model = None  # only now: after an error the tables hold nothing that could predict
+        self._model = None  # only after success: after an error the tables are not complete

@@ -72,7 +72,7 @@ class RankTable(FixedShape):
         self.expected: Route | None = (
             None  # of the next pull that may be followed by a push, where its keys were sent ahead
         )
-        self.least = 0  # bytes that this rank could not but give to others in its steps: keys, rows and gradients
+        self.least = 0  # fewest bytes that this rank can send to others in its steps: keys, rows and gradients
         self.server = spec.kind is ModelServer
         if self.server:  # the sub-model of the job's own Model Server is restored from the last checkpoint
             spec = replace(spec, options={**spec.options, "submodel": copy.deepcopy(spec.options["submodel"])})
@@ -99,7 +99,7 @@ class RankTable(FixedShape):
         return self._ask(keys, self.ahead, "keys")
 
     def expect(self, route: Route) -> None:
-        """Let the next pull that may create rows be of the keys of this route."""
+        """Use the keys of this route for the next pull that may create rows."""
         self.expected = route
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:

@@ -152,12 +152,12 @@ class Board:
 
     @property
     def views(self) -> int:
-        """The sum of the versions of the joined views that the supervisor has read; 0 before it said so."""
+        """The sum of the versions of the joined views that the supervisor has read; 0 before its first report."""
         return int(self._facts[VIEWS])
 
     @property
     def asked_for_views(self) -> int:
-        """How many calls for a refresh of the joined views all workers have met."""
+        """Number of calls for a refresh of the joined views that all workers have received together."""
         return int(sum(place.facts[ASKED] for place in self.places))
 
     @property
@@ -192,7 +192,7 @@ class Desk:
         return together([place.note.read() for place in self.board.places])
 
     def ask_for_views(self) -> int:
-        """Ask the supervisor to refresh the joined views; returns the number of calls so far."""
+        """Ask the supervisor to refresh the joined views, and return the number of calls so far."""
         self.place.facts[ASKED] += 1
         return self.board.asked_for_views
 

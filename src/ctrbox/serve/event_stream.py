@@ -5,13 +5,13 @@
 The position in the state is JSON with the number of the last message that was fed. It is set together with the message's events
 and saved with them, so each message counts exactly once, however often the server starts. Every worker reads the whole stream for
 itself, through a consumer without acknowledgements that only it knows. Equal messages in equal order give equal states, so the
-workers differ by what has reached them, a few milliseconds.
+states of the workers differ only by messages that have not reached all of them yet, which takes a few milliseconds.
 
-A stream must keep its messages for all readers: limits retention. A message that is not what POST /v1/events takes is logged and
-counted, and the stream goes on behind it. When the server of the stream is away, the state stays as it is, requests are answered
-from it, and the connection is tried again after 0.5 s, 1 s and so on up to 30 s. If the memory of the state is full, the message
-waits. If a message failed after a part of it was fed, the state is broken: nothing more is fed before a restart, which begins
-with the saved state.
+A stream must keep its messages for all readers: it needs limits retention. A message that POST /v1/events would refuse is
+logged, counted and skipped. While the NATS server cannot be reached, the state stays as it is, requests are answered from it, and
+the worker tries to connect again after 0.5 s, 1 s and so on up to 30 s. If the memory of the state is full, the message waits.
+If a message failed after a part of it was fed, the state is broken: nothing more is fed before a restart, which begins with the
+saved state.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ctrbox.serve.past import ServedPast
 from ctrbox.serve.refused import Refused
 
 ANSWER_S = 10.0
-WAIT_S = 0.25  # for a message, before the end is looked for
+WAIT_S = 0.25  # seconds to wait for a message before checking whether to stop
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.5, 30.0
-MOST_AT_ONCE = 256  # messages between two looks at the end
+MOST_AT_ONCE = 256  # messages between two checks whether to stop
 log = logging.getLogger("ctrbox.serve")
 
 
@@ -45,7 +45,7 @@ class EventStream:
         self.server, self.stream, self.subject, self.name = nats_address(url)
         self.refused = 0  # messages that could not be fed
         self.lost = 0  # messages that the stream dropped before they were fed
-        self.failing = ""  # why no message comes now; "" where all is well
+        self.failing = ""  # why no message arrives; "" if there is no failure
         self.failing_since = 0.0  # seconds since 1970
         self._caught_up = threading.Event()
         self._stop = threading.Event()
@@ -84,11 +84,11 @@ class EventStream:
         asyncio.run(once())
 
     def start(self) -> None:
-        self._seq, self._created = self._position()  # the state may be another one by now
+        self._seq, self._created = self._position()  # the state may have been replaced since
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the messages that were there at the start have been fed; return whether they were."""
+        """Wait until the messages that the stream held at the start have been fed; return whether this happened in time."""
         return self._caught_up.wait(seconds)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class EventStream:
             self._thread.join()
 
     def told(self) -> dict[str, Any]:
-        """Return how far the stream was fed, and what went wrong."""
+        """Return the number of the last message that was fed, and what went wrong."""
         found: dict[str, Any] = {"name": self.name, "message": self._seq, "refused": self.refused, "lost": self.lost}
         if self.failing:
             found["failing"] = {"seconds": round(time.time() - self.failing_since, 1), "reason": self.failing}
@@ -131,7 +131,7 @@ class EventStream:
             raise SourceError(f"{self.name}: there is no stream {self.stream!r} on that server") from error
         if info.config.retention != RetentionPolicy.LIMITS:
             raise SourceError(
-                f"stream {self.stream!r} has {info.config.retention} retention, which drops messages that one reader had; every "
+                f"stream {self.stream!r} has {info.config.retention} retention, which deletes what one reader has read; every "
                 "worker reads all of them, so limits retention is expected"
             )
         created = str(getattr(info, "created", "") or "")
@@ -144,7 +144,7 @@ class EventStream:
         return info
 
     async def _session(self) -> None:
-        """Feed messages from the next one on until the connection is lost or the end."""
+        """Feed messages, beginning with the next one, until the connection is lost or the stream is closed."""
         from nats.errors import TimeoutError as NothingThere
         from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
@@ -194,7 +194,7 @@ class EventStream:
             self.past.take(body, position)
         except Exception as error:
             full = isinstance(error, MemoryError) or (isinstance(error, Refused) and error.status == 503)
-            if full or self.past.histories.broken:  # it waits, or nothing can be fed before a restart
+            if full or self.past.histories.broken:  # the message waits, or nothing can be fed before a restart
                 raise
             self.refused += 1
             self.past.pass_over(position)

@@ -44,7 +44,7 @@ PREFIX, ID = "objects.", ".id"
 
 @dataclass(frozen=True)
 class Raw:
-    """The bytes of an image or of a text; ``kind`` is "" where a tensor does not tell which."""
+    """The bytes of an image or of a text; ``kind`` is "" for a tensor, which does not say which of the two it holds."""
 
     kind: str
     data: bytes

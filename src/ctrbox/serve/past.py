@@ -41,7 +41,7 @@ from ctrbox.serve.watcher import FIRST_WAIT, LONGEST_WAIT, Watcher
 if TYPE_CHECKING:
     from ctrbox.serve.event_stream import EventStream
 
-FOLLOW_SECONDS = 0.25  # between two looks at a file that others renew
+FOLLOW_SECONDS = 0.25  # between two checks of a file that another process writes
 # An event from further in the future, by this machine's clock, is left out. It is the time by which a request may be older than
 # the newest event, so that no event with a wrong clock makes the requests of now too old.
 AHEAD_S = READ_BACK / 1e6
@@ -60,18 +60,18 @@ class ServedPast:
     request says.
     """
 
-    stream: EventStream | None = None  # that feeds the state
-    follows = False  # whether others renew the file, and nobody here feeds the state
+    stream: EventStream | None = None  # the stream that feeds the state
+    follows = False  # whether another process writes the file, so that this one does not feed the state
 
     def __init__(self, plan: Plan, file: str | os.PathLike[str], context: Sequence[str] | None = None) -> None:
         self.file = file
         self.read_file = version_of(file)
-        self.stale = ""  # why a renewed file could not be read; "": it was
+        self.stale = ""  # why the newest file could not be read; "" if it was read
         self.refused = 0  # renewed files that could not be read
         bare = plan._like()
         vars(bare)["_dimensions"] = None  # joined views that the server replaces are not kept alive by this
         self._load = lambda: bare.histories(file)
-        self._state = self._load(), 0  # replaced together, so that a request reads both of one file
+        self._state = self._load(), 0  # replaced together, so that a request reads both values of the same file
         self.schema: pa.Schema = plan.log.source.schema
         made = self.histories.made
         self.context = None if context is None else tuple(name for name in context if name not in made)
@@ -127,7 +127,7 @@ class ServedPast:
     # ---- a file that others renew
 
     def renew(self) -> bool:
-        """Read the file again if it is another one; return whether it was read. What is wrong with it is raised."""
+        """Read the file again if it was replaced, and return whether it was read. Raises an error if the file is damaged."""
         version = version_of(self.file)
         if version == self.read_file:
             return False
@@ -138,7 +138,7 @@ class ServedPast:
 
     @property
     def shared(self) -> bool:
-        """Whether several workers can have the state, each its own."""
+        """Whether several workers can have the state, each a copy of its own."""
         return self.follows or self.stream is not None
 
     def observe(self, body: bytes) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class ServedPast:
         return self._observe(body, position)
 
     def pass_over(self, position: str) -> None:
-        """Set the position behind a message that could not be fed."""
+        """Set the position past a message that could not be fed."""
         with self.histories.locked():
             self.histories.check_whole()
             self.histories.position = position
@@ -187,7 +187,7 @@ class ServedPast:
                     self.pass_over(position)
         except BudgetError as error:
             raise overloaded(str(error)) from None
-        except WriteError as error:  # the disk that events are moved to is full; nothing was fed
+        except WriteError as error:  # the disk of spill= is full; nothing was fed
             log.error("events cannot be taken now: %s", error)
             raise overloaded("there is no room for these events now; see the log of the server") from None
         except MemoryError:
@@ -195,7 +195,7 @@ class ServedPast:
         return {"taken": taken.rows, "late": taken.late, "future": taken.future, "position": self.histories.position}
 
     def behind(self) -> str:
-        """Return why the state gets no newer; "" where it does."""
+        """Return why the state is stale; "" if it is not."""
         broken = BROKEN if self.histories.broken else ""
         return broken or self.stale or (self.stream.failing if self.stream is not None else "")
 
@@ -238,7 +238,7 @@ class StateWriter(Watcher):
             changes = self.past.histories.changes
             if changes == self._saved:
                 return
-            if self.past.histories.broken:  # what is in memory has a part of a call; the previous file is whole
+            if self.past.histories.broken:  # memory holds a part of a call; the previous file is complete
                 log.error("the state of histories was not saved, so the previous file stays: %s", BROKEN)
                 self._saved = changes
                 return
@@ -267,7 +267,7 @@ def _parts(given: Any) -> tuple[list[dict[str, Any]], str | None, str | None]:
 
 
 def version_of(file: str | os.PathLike[str]) -> tuple[int, ...]:
-    """Return what tells a file from another one that was renamed to its place; () if it is not there."""
+    """Return values that identify a file, so that one that was renamed to its place is recognized; () if there is none."""
     try:
         facts = Path(file).stat()
     except OSError:
@@ -276,7 +276,7 @@ def version_of(file: str | os.PathLike[str]) -> tuple[int, ...]:
 
 
 class StateFollower(Watcher):
-    """Reads the state again whenever others renew its file. A file that cannot be read leaves the state as it is."""
+    """Reads the state again whenever another process replaces its file. If the file cannot be read, the state stays."""
 
     def __init__(self, past: ServedPast, period: float = FOLLOW_SECONDS) -> None:
         super().__init__(self.look, period, "ctrbox-state")
@@ -285,7 +285,7 @@ class StateFollower(Watcher):
         self._retry_at, self._wait = 0.0, FIRST_WAIT
 
     def look(self) -> bool:
-        """Read the file if it is another one; return whether it was read."""
+        """Read the file if it was replaced, and return whether it was read."""
         past, version = self.past, version_of(self.past.file)
         if version == self._failed and time.monotonic() < self._retry_at:
             return False
@@ -307,5 +307,5 @@ class StateFollower(Watcher):
 def past_of(
     plan: Plan, state: str | os.PathLike[str] | None, context: Sequence[str] | None = None
 ) -> ServedPast | None:
-    """Return the state that a server keeps; None if it keeps none, so that requests bring the history columns."""
+    """Return the state that a server keeps; None if it keeps none, so that requests must contain the history columns."""
     return None if state is None else ServedPast(plan, state, context)

@@ -1,4 +1,4 @@
-"""Answers POST /v1/prerank and POST /v1/cascade: a user and up to 100,000 candidates, or all ads of the folder, the best K out.
+"""Answers POST /v1/prerank and POST /v1/cascade: the best K of up to 100,000 candidates, or of all ads, for a user.
 
     /v1/prerank   {"context": …, "candidates": …, "k": 400}  → {"positions": […], "scores": […], "missing": 0}
                   {"context": …, "k": 400}                   → {"candidates": {"ad_id": […]}, "scores": […], "index": "hnsw"}
@@ -9,7 +9,7 @@ scores in the order of the candidates (of the ads, in the order of the view). Th
 the user's fields read, and a candidate is given by the columns that the key of the ads reads. In a cascade, context and
 candidates also have the columns that the served model reads; where no candidates are given, those of the folder are sent on.
 
-A request names an ad that has no vector: it is left out and counted. Only the part that is sent on is read by the served model.
+If a request names an ad that has no vector, the ad is left out and counted. The served model reads only the best K.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ctrbox.serve.json_body import check_members, read_json
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.request import RequestReader, count
 
-MOST, BEST = 100_000, 400  # candidates of a request; K unless the request says another
+MOST, BEST = 100_000, 400  # most candidates of a request; default of k
 ASKED = ("context", "candidates", "k", "exact")
 SENT_ON = ("objects", "score")
 TIMES_AS_UTC = orjson.OPT_NAIVE_UTC
@@ -95,7 +95,7 @@ class Prerank:
         return [*self.users.features.joins(), *self.ads.key_alone.joins()]
 
     def told(self) -> dict[str, Any]:
-        """Return what the page's figures say of the vectors."""
+        """Return the figures about the vectors for the status page."""
         found = self.folder
         return {"vectors": len(found.rank), "index": self.kind, "recall": found.recall, "recall_at": found.recall_at}
 
@@ -150,7 +150,7 @@ class Prerank:
         return found
 
     def sent_on(self, given: Mapping[str, Any], best: Best, reader: RequestReader) -> dict[str, Any]:
-        """Return the request for the served model: the best candidates, and what of the context the model knows."""
+        """Return the request for the served model: the best candidates, and the context columns that the model reads."""
         context = {name: value for name, value in given.get("context", {}).items() if name in reader.known}
         chosen = best.positions.tolist()
         candidates: Any

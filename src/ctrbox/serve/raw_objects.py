@@ -4,8 +4,8 @@
           → rounded to the type of the vector file → the sub-model of the version (published_table.py)
 
 The vector of an image is the one that `cb.tables.encode` writes for the same bytes, bit for bit where both run on the same kind
-of CPU with the same version of torch. An encoder is compared with the facts that every version has about its own: a version whose
-vectors another encoder made is refused. Any number of threads; each encodes one item at a time.
+of CPU with the same version of torch. Every version of the model names the encoder that made its vectors; a version whose
+vectors another encoder made is refused. Any number of threads may call it; each encodes one item at a time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ctrbox.embed.vectors.published_table import PublishedVectors
 from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.serve.objects import Raw
 
-MOST_IMAGES, MOST_PIXELS = 8, 16_000_000  # of one request; of one image
+MOST_IMAGES, MOST_PIXELS = 8, 16_000_000  # most images and texts per request; most pixels per image
 log = logging.getLogger("ctrbox.serve")
 
 
 class RawEncoder:
-    """One encoder, with the vectors that it computed last and its errors in words about a request."""
+    """One encoder, with a cache of the vectors that it computed last; its errors name the part of the request."""
 
     def __init__(self, encoder: Encoder, most_pixels: int = MOST_PIXELS) -> None:
         self.encoder, self.facts = encoder, encoder.facts
@@ -49,7 +49,7 @@ class RawEncoder:
             raise DataError(f"{named} {refused.detail}") from None
         except CtrboxError as error:
             raise DataError(f"{named} cannot be encoded: {error}") from error
-        except Exception as error:  # of a module or prepare() of the user
+        except Exception as error:  # raised by the user's module or prepare()
             raise DataError(f"{named} cannot be encoded: {type(error).__name__}: {str(error)[:200]}") from error
 
 
@@ -117,7 +117,7 @@ class RawEncoders:
         if found is None:
             if table.encoder is None:
                 raise DataError(
-                    f"{what} must be a list of {table.width:,} numbers: it is not known which encoder made the vectors of this "
+                    f"{what} must be a list of {table.width:,} numbers: the model does not name the encoder of this "
                     "field"
                 )
             raise DataError(
@@ -128,7 +128,7 @@ class RawEncoders:
 
     @property
     def encoded(self) -> int | None:
-        """Number of items that the modules ran for; None if the server has no encoders."""
+        """Number of items that the modules have encoded; None if the server has no encoders."""
         if not self.by_field:
             return None
         return sum(one.items.encoded for one in {id(one): one for one in self.by_field.values()}.values())

@@ -107,7 +107,7 @@ def described_column(field: pa.Field, unit: str | None) -> tuple[str, str, int, 
 
 
 def refuse_python(extractor: Extractor) -> None:
-    """PlanError where a part of the plan needs Python, or a view that is not in memory."""
+    """Raise PlanError if a part of the plan needs Python, or reads a view that is not in memory."""
     for step in extractor.stages.steps:
         if not isinstance(step, Native):
             names = ", ".join(dict.fromkeys(repr(node.param("function").name) for node in step.nodes))

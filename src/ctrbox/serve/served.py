@@ -47,7 +47,7 @@ OBJECTS = 1 << 10  # bytes of the small objects that a cached context is made of
 
 
 class Scored(NamedTuple):
-    """Scores as `Served.score` returns them, with the versions that they are of."""
+    """Scores as `Served.score` returns them, with the versions of the model and of the views that made them."""
 
     scores: Scores
     version: int
@@ -233,7 +233,7 @@ class Scorer:
 def reader_of(
     plan: Plan, split: Split, context: Sequence[str], most_candidates: int, past: ServedPast | None
 ) -> RequestReader:
-    """Return the reader of requests for a plan in two parts. With ``past``, they bring no history columns."""
+    """Return the reader of requests for a plan in two parts. With ``past``, requests contain no history columns."""
     fields = [*split.context_schema, *split.candidate_schema]
     names, units = plan.log.source.schema.names, plan.time_units
     if past is None:

@@ -57,7 +57,7 @@ LIBRARIES = {
     "orjson": "orjson",
 }
 GRPC_THREADS = 2
-CATCH_UP_SECONDS = 20.0  # that a process waits for the events of its stream before it serves
+CATCH_UP_SECONDS = 20.0  # longest time that a process waits for the events of its stream before it serves
 STORED_SECONDS = 5.0  # between two looks at a model on S3 or HDFS, each of which is a request
 TOKEN = "CTRBOX_TOKEN"
 TOKEN_FILE_BYTES = 8192
@@ -78,11 +78,11 @@ class Settings:
         1  # processes; None: as many as there are usable cores, where the model allows it (workers.py)
     )
     reload_seconds: float = 0.5
-    views_seconds: float = 0.0  # between two looks at the files of joined views; 0: they are read again only when asked
+    views_seconds: float = 0.0  # between two checks of the files of joined views; 0: they are read again only on a call
     state: Path | None = None  # of the plan's histories; None: requests bring their columns
     state_seconds: float = 30.0  # between two saves of the state
     events: str = ""  # address of a stream that feeds the state; "": calls bring the events
-    follow_state: Path | None = None  # a state that others renew, instead of ``state``
+    follow_state: Path | None = None  # a state that another process writes, instead of ``state``
     limits: Limits = field(default_factory=Limits)
     views: Mapping[str, Any] = field(default_factory=dict)
     servers: Mapping[str, str] = field(default_factory=dict)  # vector files of a run's Model Servers, by field
@@ -156,10 +156,10 @@ def check(settings: Settings) -> None:
     if settings.prerank_run is None and settings.prerank_views:
         raise PlanError("--prerank-view is for the run of --prerank-run; use --view for the views of the served model")
     if settings.events and settings.state is None:
-        raise PlanError("--events needs the state that the events are fed to: --state FILE")
+        raise PlanError("--events needs a state to which the events are fed; add --state FILE")
     if settings.follow_state is not None and settings.state is not None:
         raise PlanError(
-            "--follow-state names a state that somebody else keeps, and --state one that this server keeps; use one of them"
+            "--follow-state names a state that another process keeps, and --state one that this server keeps; use one of them"
         )
     if settings.tls_key is not None and settings.tls_cert is None:
         raise PlanError("--tls-key needs the certificate that the key belongs to: --tls-cert FILE")
@@ -263,7 +263,7 @@ class Server:
 
     @contextlib.contextmanager
     def _keeping_state(self, saves: bool) -> Iterator[None]:
-        """Keep the state of histories up to date. ``saves``: in this process, not in that of another worker."""
+        """Keep the state of histories up to date. ``saves``: whether this process, and not another worker, saves the file."""
         past = self.service.served.past
         if past is None:
             yield
@@ -358,7 +358,7 @@ class Server:
 
 
 def prerank_of(folder: ModelFolder, served: Served, settings: Settings) -> Prerank | None:
-    """Return what answers pre-rank, if the settings name vectors: of the served run's own tower, or of another run's."""
+    """Return the `Prerank` of a server if its settings name vectors; the user tower is the served run's or another run's."""
     if settings.prerank is None:
         return None
     from ctrbox.predict.prerank_folder import PrerankFolder

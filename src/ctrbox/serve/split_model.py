@@ -70,7 +70,7 @@ class SplitModel(ABC, Generic[Live]):
         return self._parts.joins()
 
     def take_views(self, views: JoinedViews) -> None:
-        """Read other joined views from the next request on; contexts that read none of the changed ones stay in the cache."""
+        """Use other joined views from the next request on; cached contexts that read none of the changed ones stay."""
         parts = self._parts.changed(views, self.context)
         with self._changing:
             live = self.over(self.live, parts)

@@ -1,4 +1,4 @@
-"""Tells which versions of the joined views a server reads: for /v1/views, for readiness and for Prometheus."""
+"""Reports which versions of the joined views a server reads: for /v1/views, for readiness and for Prometheus."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def since(moment: float) -> float:
 
 
 def lines_of_views(service: Service, now: Figures) -> list[str]:
-    """Return the metrics of joined views in Prometheus' text form; nothing of a model without joined views."""
+    """Return the metrics of joined views in Prometheus' text format; empty for a model without joined views."""
     views = views_of(service, now)
     if not views:
         return []

@@ -4,13 +4,14 @@
     POST /v1/views/refresh ───────────────────────────────────────────┘
 
 What requests read is replaced only when all rows of a view were read and agree with the plan (`ctrbox.engines.refreshed_views`).
-Otherwise the old rows answer on: the failure is logged and counted once for each reason, readiness says that the view is stale,
-and the same files are tried again after 1 s, 2 s, 4 s and so on up to a minute, or as soon as they change. A view fails alone.
+Otherwise the server goes on answering with the old rows: the failure is logged and counted once for each reason, readiness says
+that the view is stale, and the same files are tried again after 1 s, 2 s, 4 s and so on up to a minute, or as soon as they
+change. The failure of one view does not delay the others.
 
-Of several workers, the supervisor does this, without a thread of its own between two reads, so that a worker that it starts later
-has the newest rows too. When it has read a view, it says so on the board, and each worker reads the view itself (`ViewFollower`):
-from the same files, or, if they have changed since, only when the supervisor has read them as well. So a number stands for the
-same rows in all workers.
+With several workers, the supervisor does this, without a thread of its own between two reads, so that a worker that it starts
+later has the newest rows too. When it has read a view, it says so on the board, and each worker reads the view itself
+(`ViewFollower`): from the same files, or, if they have changed since, only when the supervisor has read them as well. So a
+number stands for the same rows in all workers.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from ctrbox.serve.board import Board, Desk
 from ctrbox.serve.served import Served
 from ctrbox.serve.watcher import FIRST_WAIT, LONGEST_WAIT, Watcher
 
-TICK_SECONDS = 0.5  # between two looks at whether something is to be done
-QUIET_SECONDS = 1.0  # that the files of a view must stay as they are before they are read
+TICK_SECONDS = 0.5  # between two checks whether there is work
+QUIET_SECONDS = 1.0  # time for which the files of a view must not change before they are read
 FAULTS = (CtrboxError, OSError, MemoryError)
 log = logging.getLogger("ctrbox.serve")
 
 
 @dataclass
 class Watched:
-    """What the refresher knows of one view. Times are of the monotonic clock; ``stale_since`` is seconds since 1970."""
+    """The refresher's state of one view. Times are of the monotonic clock; ``stale_since`` is in seconds since 1970."""
 
     changed: str = ""  # digest of files that are other ones than those that were read
     changed_at: float = 0.0
     failed: str = ""  # digest of files that could not be read
     retry_at: float = math.inf
     wait: float = FIRST_WAIT
-    reason: str = ""  # why the view is stale; "": it is not
+    reason: str = ""  # why the view is stale; "" if it is not
     stale_since: float = 0.0
     told: str = ""  # the last fault that was counted and logged
 
@@ -76,7 +77,7 @@ class ViewRefresher(Watcher):
             self._stop.set()
 
     def look_safely(self) -> None:
-        """Look once; whatever files hold must not end the watch over them."""
+        """Look at the files once. No content of a file may end the thread that watches them."""
         try:
             self.look()
         except CancelledError:
@@ -85,7 +86,7 @@ class ViewRefresher(Watcher):
             log.exception("joined views could not be looked at")
 
     def look(self) -> bool:
-        """Read the views that are to be read; return whether there are new rows."""
+        """Read the views that have changed or were asked for, and return whether there are new rows."""
         now, asked = time.monotonic(), self.asked()
         forced = asked > self.done
         listed = bool(self.every) and now >= self._next_listing
@@ -123,7 +124,7 @@ class ViewRefresher(Watcher):
         return views is not before
 
     def _due(self, views: JoinedViews, name: str, watched: Watched, digest: str, now: float) -> bool:
-        """Return whether the files of a view are to be read: others than those that serve, and at rest."""
+        """Return whether to read the files of a view: they differ from those being served, and no longer change."""
         if digest == views.loaded[name].digest:
             self.states[name] = Watched()  # the files that serve are back
             return False
@@ -135,7 +136,7 @@ class ViewRefresher(Watcher):
         return now - watched.changed_at >= QUIET_SECONDS
 
     def _failed(self, name: str, digest: str, error: Exception) -> None:
-        """Say and count what went wrong, once for each reason, and plan the next try."""
+        """Log and count a failure, once for each reason, and set the time of the next try."""
         watched = self.states[name]
         if digest != watched.failed:
             watched.wait = FIRST_WAIT
@@ -203,7 +204,7 @@ class ViewFollower(Watcher):
                 self._wait = min(2 * self._wait, LONGEST_WAIT)
 
     def look(self) -> bool:
-        """Read the views that the supervisor has read and this process has not; return whether there were any."""
+        """Read the views that the supervisor has read and this process has not, and return whether there were any."""
         mine = self.served.views
         if self.board.views in (0, sum(one.number for one in mine.loaded.values())):
             return False
@@ -228,8 +229,8 @@ class ViewFollower(Watcher):
 
 
 def check_refreshes(every: float, served: Served) -> None:
-    """PlanError if views are to be watched and none has files."""
+    """Raise PlanError if the settings ask to watch views, but no view has files."""
     if every and not served.views.refreshable:
         views = served.views.names
         why = f"the joined views {views} have no files to watch" if views else "this model joins no views"
-        raise PlanError(f"--views-every {every:g} is not possible: {why}; leave the option out")
+        raise PlanError(f"--views-every {every:g} is not possible: {why}; remove the option")

@@ -34,7 +34,7 @@ class SplitViews:
         return SplitViews(views, split, versions, told_of(views), tuple(counted))
 
     def changed(self, views: JoinedViews, context: Sequence[str]) -> SplitViews:
-        """Return the same plan over other views; the counts of its joins go on."""
+        """Return the same plan with other views; the counts of its joins continue."""
         return SplitViews.of(views, context, self.joins())
 
     def joins(self) -> list[JoinCount]:

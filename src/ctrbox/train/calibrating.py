@@ -153,7 +153,7 @@ def calibrate(
 
 
 def warn_of_flat_map(name: str, found: Calibration) -> None:
-    """Warn where a map gives all rows the same probability."""
+    """Warn if a map gives all rows the same probability."""
     if not isinstance(found.shared, PlattMap) or found.shared.slope:
         return
     met = (
@@ -177,7 +177,7 @@ class LabelRows:
     keys: np.ndarray | None
 
     def copy(self) -> LabelRows:
-        """Return the same rows in memory of their own, because the memory of a batch is used again."""
+        """Return a copy of the rows, because the memory of a batch is reused."""
         return LabelRows(self.label.copy(), self.logit.copy(), None if self.keys is None else self.keys.copy())
 
     @staticmethod
@@ -201,7 +201,7 @@ def calibrated_labels(tasks: Sequence[Task]) -> list[str]:
 def rows_by_label(
     batch: Batch, logits: np.ndarray, keys: np.ndarray | None, tasks: Sequence[Task]
 ) -> dict[str, LabelRows]:
-    """Return the rows of a batch for each label that gets a map, without those in which the label is not known for good."""
+    """Return the rows of a batch for each label that gets a map, without rows whose label is null or may still change."""
     if not tasks:
         return {"": LabelRows(np.asarray(batch.label) > 0, logits, keys)}
     found = {}

@@ -80,7 +80,7 @@ class Elsewhere(Protocol):
         """
 
     def ended(self, fit: Fit, summary: Mapping[str, Any], kept: Path | None, stored: StoredFolder | None) -> Run:
-        """With ``keeps_rows``: let the processes go, and return the run whose model ``fit`` has saved. ``kept``: its folder."""
+        """With ``keeps_rows``: end the processes, and return the run whose model ``fit`` has saved. ``kept``: its folder."""
 
     def follow(self, fit: Fit) -> NoReturn:
         """Take part in a training that another process leads, and raise an exception that says so at its end."""
@@ -600,7 +600,7 @@ class Fit:
         self.callbacks.tell("on_checkpoint", Checkpoint(self.state.step, self.state.epoch, path))
 
     def _go_on(self, folder: RunFolder, rows: bool = True) -> None:
-        """Become what the newest checkpoint holds, if there is one; without ``rows``, of it only the state of the training."""
+        """Restore the newest checkpoint, if there is one; without ``rows``, restore the training's state but not the tables."""
         wrong: list[str] = []
         for place, kept in folder.whole_checkpoints(wrong):
             try:

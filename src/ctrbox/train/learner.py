@@ -49,10 +49,10 @@ NO_KEYS = np.empty(0, np.int64)
 
 
 class BatchStatistics(Protocol):
-    """Lets the batch normalizations of a model see the rows of all workers."""
+    """Makes the batch normalizations of a model use the rows of all workers."""
 
     def begin(self, rows: int) -> None:
-        """Begin a step with so many rows of this worker."""
+        """Begin a step in which this worker has ``rows`` rows."""
 
     def finish(self) -> None:
         """End the forward and backward passes of a step; every worker calls it, also one without rows."""

@@ -121,7 +121,7 @@ def start_from_means(
 
 
 def warn_of_young_rows(metrics: Mapping[str, float], tasks: Sequence[Task]) -> None:
-    """Warn where no validation row is old enough for the metrics of a label whose ones arrive late."""
+    """Warn if no validation row is old enough for the metrics of a label whose ones arrive late."""
     for task in late(tasks):
         young = metrics.get(f"{task.name}.young_rows", 0)
         if young and not metrics.get(f"{task.name}.rows"):
@@ -164,7 +164,7 @@ def check_settings(schema: Schema, settings: Settings, asked: Mapping[str, Any])
 
 
 def check_calibration(schema: Schema, settings: Settings) -> None:
-    """Refuse a ``calibrate`` that would not say which label it corrects, or that has no label to correct."""
+    """Refuse a value of ``calibrate`` that works for one label only, and plans that have no binary label."""
     if not settings.fits_map:
         raise PlanError(
             f"calibrate={settings.calibrate!r} adds one number to the logits of one label, but this plan has several (labels=); "

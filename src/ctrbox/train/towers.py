@@ -44,7 +44,7 @@ def export_vectors(
     name = key_field(model, side, key)
     if view is not None:
         if plan is not None:
-            raise PlanError("view= writes the rows of a view and plan= those of a log; give one of the two")
+            raise PlanError("view= writes the rows of a view, and plan= those of a log; give only one of them")
         tower = TowerVectors(run, side, name)
         found, matrix = vectors_of_view(
             rows_of_view(view, run.plan, tower), tower, view if isinstance(view, str) else view.name

@@ -199,7 +199,7 @@ def trial(
 
 
 def _judged_label(plan: Plan, label: str | None) -> int | None:
-    """Return which of several labels is compared, None for a plan of one label."""
+    """Return the name of the label that a trial compares; None for a plan of one label."""
     kinds = {name: one.kind for name, one in plan.features.labels.items()}
     binary = [name for name, kind in kinds.items() if kind == "binary"]
     if not kinds:
@@ -212,7 +212,7 @@ def _judged_label(plan: Plan, label: str | None) -> int | None:
         raise PlanError("a trial compares predictions of a binary label, but this plan has none among its labels=")
     if label is None:
         raise PlanError(
-            f"this plan has several labels; say by which of them the features are compared: label={binary[0]!r}"
+            f"this plan has several labels; choose the label by which the features are compared: label={binary[0]!r}"
             + (f" (or {', '.join(map(repr, binary[1:]))})" if len(binary) > 1 else "")
         )
     if label not in kinds:
@@ -447,7 +447,7 @@ def _learn(plan: Plan, arms: list[_Arm], settings: Settings, split: Split, overl
 
 
 def _check_learned(labels: Labels | TaskLabels, plan: Plan, split: Split) -> None:
-    """Refuse no training rows, and labels of which nothing can be learned."""
+    """Refuse a training without rows, and labels from which nothing can be learned."""
     if isinstance(labels, Labels):
         labels.check("training", plan, 0, split.train_stop)
     elif labels.rows:

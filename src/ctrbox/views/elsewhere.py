@@ -37,12 +37,12 @@ class Elsewhere(Protocol):
 
 
 def aside(elsewhere: Elsewhere | None) -> dict[str, Any]:
-    """Return the option of `Source.scan`; without anything to say none, since sources of users may not know it."""
+    """Return the option for `Source.scan`; empty if it is not needed, because sources of users may not have it."""
     return {} if elsewhere is None else {"elsewhere": elsewhere}
 
 
 def stand_in(rows: int, owner: Any) -> pa.Array:
-    """Return an array of ``rows`` rows behind which is ``owner``."""
+    """Return a stand-in of ``rows`` rows whose owner is ``owner``."""
     token = np.zeros(1, np.uint8)
     address = token.ctypes.data
     _owners[address] = owner
@@ -50,7 +50,7 @@ def stand_in(rows: int, owner: Any) -> pa.Array:
 
 
 def behind(array: pa.Array) -> Any | None:
-    """Return what is behind a stand-in; None for any other array."""
+    """Return the owner of a stand-in; None for any other array."""
     if array.type != STAND_IN:
         return None
     buffer = array.buffers()[1]

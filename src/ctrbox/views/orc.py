@@ -15,7 +15,7 @@ from ctrbox.views.indexed import Footer, NoStatistics, Wanted
 from ctrbox.views.ipc import check_batch, widths
 
 MAGIC = b"ORC"
-NO_END = ("postscript", "File size too small")  # in the errors of pyarrow about a file that does not end as it should
+NO_END = ("postscript", "File size too small")  # words in pyarrow's errors about a file whose end is missing
 
 
 class Orc(NoStatistics):

@@ -60,7 +60,7 @@ class Parquet:
             if wanted.elsewhere is not None and file.version.local:
                 take(wanted.elsewhere.decode(raw, footer, wanted.groups, rest))
             if rest and (len(wanted.groups) == 1 or parts) and file.version.local:
-                # pyarrow reads ahead from afar, and joins small groups
+                # pyarrow reads remote files ahead, and joins small row groups
                 plain = [leaf for leaf in rest if leaf.name not in wanted.dictionary]
                 take(_decoded(raw, footer, wanted.groups, plain))
             if parts and not rest:

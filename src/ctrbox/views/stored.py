@@ -26,11 +26,11 @@ class Chunk(NamedTuple):
     width: int
     nullable: bool
     rows: int
-    narrow: int = 0  # bytes of an integer that means fewer than the 4 that are stored
+    narrow: int = 0  # bytes of an integer type that is narrower than the 4 bytes that are stored
 
 
 def chunks_of(footer: Footer, groups: Sequence[Any], leaf: Leaf) -> list[Chunk] | str:
-    """Find the chunks of a column in some row groups (metadata of pyarrow), or say why only the CPU decodes it."""
+    """Return the chunks of a column in some row groups (metadata of pyarrow), or why only the CPU decodes it."""
     column = flat_column(footer, leaf)
     if column is None:
         return "is nested, or has a type or an encoding that only the CPU decodes"
@@ -49,7 +49,7 @@ def chunks_of(footer: Footer, groups: Sequence[Any], leaf: Leaf) -> list[Chunk] 
 
 
 def _same_bits(leaf: Leaf) -> bool:
-    """Whether a column's stored values are those that the engine reads."""
+    """Return whether the engine reads a column's values as they are stored."""
     if pt.is_timestamp(leaf.stored):
         return bool(leaf.stored.unit == "us")
     if pt.is_string(leaf.stored) or pt.is_binary(leaf.stored):
@@ -63,7 +63,7 @@ def readable(source: Any) -> bool:
 
 
 def why_the_cpu(source: Any, column: str) -> str:
-    """Say why the CPU decodes a column of a view; empty where something else can, as far as the first file tells."""
+    """Return why the CPU decodes a column of a view; "" if something else can, judged by the first file."""
     if not readable(source):
         return "is not in local Parquet files"
     footer = source.first

@@ -477,7 +477,7 @@ def _names(names: Any, what: str) -> tuple[str, ...]:
 
 
 def folder_of(spill: Any) -> str | None:
-    """Return the folder for what is larger than its budget: "" is the system's, None means that it is refused."""
+    """Return the folder for data beyond the budget; "": the system's temporary folder; None: exceeding it is an error."""
     if spill is False or spill is None:
         return None
     if spill is True:

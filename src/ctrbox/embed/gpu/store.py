@@ -261,7 +261,7 @@ class Store:
     def _partial_sums(
         self, rows: torch.Tensor, order: torch.Tensor, gradients: Gradients
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sums of ``CHUNK`` and of ``GROUP`` references wherever that many mean one row; the rest is not written."""
+        """Write the sums of each ``CHUNK`` and ``GROUP`` of references that mean the same row; leave the rest unwritten."""
         n, sums = len(rows), self.kernels.sums
         chunks = torch.empty(n // CHUNK, sums, device=self.device)
         groups = torch.empty(n // GROUP, sums, device=self.device)

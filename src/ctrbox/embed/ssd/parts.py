@@ -36,7 +36,7 @@ class TableParts(FixedShape):
 
     @property
     def traits(self) -> Traits:
-        """Return what predictions and exports may ask of the parts."""
+        """Return the operations of the parts that predictions and exports use."""
         first = self.parts[0].traits
         return Traits(shows=first.shows, folder=self.path, publishes=True, initial=first.initial)
 

@@ -1,6 +1,6 @@
-"""Computes vectors of single items with an encoder, and remembers those that it computed last.
+"""Computes vectors of single items with an encoder, and caches those that it computed last.
 
-Any number of threads may ask. The bytes of the vectors that are kept are bounded; those unused for longest are evicted first.
+Any number of threads may call it. The size of the cache in bytes is bounded; the least recently used vectors are evicted first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ctrbox.embed.vectors.encoders import Encoder
 
 KEPT_BYTES = 64 << 20
-ENTRY = 256  # bytes of an entry beside its vector
+ENTRY = 256  # bytes of a cache entry without its vector
 
 
 class EncodedItems:

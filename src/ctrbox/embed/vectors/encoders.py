@@ -113,7 +113,7 @@ class Encoder:
 
     @property
     def facts(self) -> EncodedBy:
-        """Return what a vector file tells about the encoder that made it."""
+        """Return the facts about this encoder that a vector file holds."""
         state = hashlib.sha256()
         for name, value in self.module.state_dict().items():
             state.update(f"{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
@@ -125,13 +125,13 @@ class Encoder:
 
     @cached_property
     def width(self) -> int:
-        """Numbers of a vector, by a trial: of the text "a", or of a black image of 256 x 256 pixels."""
+        """Width of a vector, found by encoding the text "a", or a black image of 256 x 256 pixels."""
         trial = "a" if self.kind == TEXT else self.prepare(pillow().new("RGB", (256, 256)))
         return int(self.encode([trial]).shape[1])
 
     @cached_property
     def operator(self) -> EncodeOperator:
-        """The operator that ``col("title").encode(encoder)`` puts into a plan."""
+        """Return the operator that ``col("title").encode(encoder)`` adds to a plan."""
         items = EncodedItems(self)
         return EncodeOperator(items.column, ("s",), "*f", False, "arrow", width=self.width, facts=self.facts.same)
 

@@ -36,13 +36,13 @@ from ctrbox.errors import DataError, SourceError
 from ctrbox.files.urls import local_path
 
 MAGIC = b"CTRVECT\n"
-PLAIN, ENCODED = 1, 2  # versions; files of the second one tell which encoder made them
+PLAIN, ENCODED = 1, 2  # versions; files of version 2 name the encoder that made them
 HEAD = struct.Struct("<8sIIIIIIQI")  # up to the CRC of the index; the CRC of the head follows
 ROWS_AT = 64
 KINDS: dict[int, Any] = {1: np.dtype("<f4"), 2: np.dtype("<f2"), 3: np.dtype("<i4")}
 MOST_WIDTH = 1 << 20
 MOST_SHARDS = 4096
-MOST_ABOUT = 1 << 16  # bytes of what a file tells about its encoder
+MOST_ABOUT = 1 << 16  # most bytes of the facts about its encoder in a file
 SUFFIX = ".ctrvec"
 
 Places = npt.NDArray[np.int64]
@@ -83,7 +83,7 @@ class VectorFile:
                 )
         self.width, self.dtype, self.of = first.width, first.dtype, first.of
         self.shard = shard
-        self.encoder = first.encoder  # that made the vectors; None if the file does not tell
+        self.encoder = first.encoder  # the encoder that made the vectors; None if the file does not name it
         if any(one.encoder != first.encoder for one in self._shards):
             raise SourceError(f"the shards in {self.path} were made by different encoders")
         self._starts = np.cumsum([0, *(one.rows for one in self._shards)])
@@ -217,7 +217,7 @@ class _Shard:
         self.fine = np.zeros(n, np.bool_)  # rows whose checksum was found to fit
 
     def check_unchanged(self) -> None:
-        """Raise `SourceError` if the mapped file was cut or written to. Whoever reads the mapping asks before and after."""
+        """Raise `SourceError` if the mapped file was truncated or written to. Callers check before and after each read."""
         with contextlib.suppress(OSError):
             now = self.path.stat()
             same = (now.st_dev, now.st_ino) == (self.facts.st_dev, self.facts.st_ino)  # else another was renamed to it
@@ -273,7 +273,7 @@ class _Shard:
 
 
 def encoder_of(about: bytes, path: Path) -> EncodedBy:
-    """Return what the end of a file tells about the encoder that made its vectors."""
+    """Return the facts about the encoder that made a file's vectors; they are at the end of the file."""
     try:
         return EncodedBy.read(json.loads(about), str(path))
     except (ValueError, RecursionError, DataError) as error:

@@ -1,9 +1,9 @@
 """Finds vectors with large inner products without looking at all of them: an HNSW graph of faiss (``pip install
 'ctrbox[prerank]'``).
 
-What the graph finds is approximate; the products of what it found are computed again by `PreRank`, so an ad that is found has the
-score that the exact search gives it. faiss parses the file of a graph in native code that trusts its bytes: open only files
-of which you know the maker. One thread of faiss searches for one request.
+The graph may miss some of the best ads. `PreRank` computes the products of the ads that it found again, so an ad that is found
+has the same score as in the exact search. faiss parses the file of a graph in native code that trusts its bytes: open only files
+from a source that you trust. One thread of faiss searches for one request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LINKS, BUILD, SEARCH = (
 
 
 class NearestIndex:
-    """The graph over the rows of a matrix. ``search`` may be called from many threads."""
+    """An HNSW graph over the rows of a matrix. Several threads may call ``search`` at the same time."""
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph

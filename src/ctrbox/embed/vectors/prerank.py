@@ -77,7 +77,7 @@ class PreRank:
     def top_of(
         self, user: npt.ArrayLike, places: npt.NDArray[np.int64], k: int, *, threads: int = 1
     ) -> tuple[npt.NDArray[np.int64], Floats]:
-        """Do the same as `top` for candidates whose rows in the file are known, -1 where there is none; count nothing."""
+        """Do the same as `top` for candidates whose rows in the file are known (-1: none), but do not count candidates."""
         there = np.flatnonzero(places >= 0)
         best, scores = self._best(self.checked(user), places[there], k, threads)
         return there[best], scores

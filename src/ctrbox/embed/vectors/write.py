@@ -96,7 +96,7 @@ def write_tokens(
 
 
 def write_encoded(path: Path, batches: pa.RecordBatchReader, encoder: EncodedBy, dtype: str) -> VectorFile:
-    """Write the vectors that an encoder computed, batches of the columns ``key`` and ``vector``, and what it was."""
+    """Write the vectors that an encoder computed (batches of the columns ``key`` and ``vector``) and the encoder's facts."""
     return _write(path, _Chunks(batches, "key", "vector"), FLOATS[dtype], None, None, encoder)
 
 

@@ -447,7 +447,7 @@ def cut(pieces: list[tuple[Prepared, int, int]], first: int, last: int) -> list[
 
 
 def end(pool: ThreadPoolExecutor) -> None:
-    """Wait until the pool's threads have ended. A Ctrl-C that comes meanwhile is raised when they have ended."""
+    """Wait until the pool's threads have ended. If the user presses Ctrl-C meanwhile, raise KeyboardInterrupt afterwards."""
     try:
         pool.shutdown(wait=True, cancel_futures=True)
     except KeyboardInterrupt:

@@ -22,7 +22,7 @@ OF_TASKS = ("task", "observed", "delay", "elapsed")  # roles of outputs
 
 
 class RefusedRow(Exception):
-    """A row of a batch that holds a value that cannot be used: what is wrong, and the number of the row in the batch."""
+    """Raised if a batch has a value that cannot be used: what is wrong, and the number of the row in the batch."""
 
     def __init__(self, message: str, row: int) -> None:
         super().__init__(message, row)
@@ -85,7 +85,7 @@ def share_by_row(state: Mapping[str, np.ndarray], elapsed: np.ndarray, window: f
 
 
 def check_ages(name: str, label: np.ndarray, delay: np.ndarray, elapsed: np.ndarray) -> None:
-    """Refuse ages that cannot be, in rows whose label was observed; ``delay`` is read where the label is 1."""
+    """Refuse impossible ages in rows whose label was observed; ``delay`` is read only where the label is 1."""
     known, converted = ~np.isnan(label), label == 1
     no_age = "is null, negative or not finite"
     wrong = (

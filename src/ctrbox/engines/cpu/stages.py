@@ -192,7 +192,7 @@ def located(error: Any, pieces: list[tuple[Prepared, int, int]]) -> DataError:
 
 
 def located_in_batch(message: str, row: int, pieces: list[tuple[Prepared, int, int]]) -> DataError:
-    """An error about a row of the batch that was made of ``pieces``, with the file and the row."""
+    """Return an error about a row of the batch that was made of ``pieces``; it names the file and the row."""
     for prepared, begin, count in pieces:
         if row < count:
             return located_in(message, prepared, begin + row)
@@ -201,7 +201,7 @@ def located_in_batch(message: str, row: int, pieces: list[tuple[Prepared, int, i
 
 
 def located_in(message: str, prepared: Prepared, position: int) -> DataError:
-    """An error about a row of a morsel, with the file and the row."""
+    """Return an error about a row of a morsel; it names the file and the row."""
     row = prepared.row(position)
     where = prepared.origin.name(row) if prepared.origin is not None else f"row {row}"
     return DataError(f"{message} (at {where})")

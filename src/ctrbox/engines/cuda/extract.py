@@ -186,7 +186,7 @@ class CudaExtractor(Extractor):
                 self.pinned.hold(table)
 
     def _readings(self, most: int) -> list[Reading | None]:
-        """For each source what decodes its columns on the GPU; None where the CPU needs them or they are not in files."""
+        """Return the GPU decoder of each source; None if the CPU needs its columns, or they are not in files."""
         none: list[Reading | None] = [None] * len(self.log.sources)
         if not most or self.filters_here or not any(readable(s.view.source) for s in self.log.sources):
             return none

@@ -3,12 +3,12 @@
     read      the column chunks go from the file into page-locked memory as they are stored; the native core checks
               headers and checksums there and lists the pages
     copy      one copy moves the chunks, a second one the tables that describe pages and columns
-    kernels   one warp a page: decompress, then dictionaries, then levels and values; results tell of every page whether
-              it could be decoded
-    held      values, validity bits and decompressed strings stay on the GPU as long as somebody holds a `DeviceColumn`
+    kernels   one warp per page: decompress, then dictionaries, then levels and values; the results say for every page
+              whether it could be decoded
+    held      values, validity bits and decompressed strings stay on the GPU as long as a `DeviceColumn` refers to them
 
-A column of which one page cannot be decoded is not decoded at all: the caller reads it with the CPU, whose word on damage
-is the last one. Any number of threads may decode at the same time, each with a stream and page-locked memory of its own.
+If one page of a column cannot be decoded, the whole column is not: the caller reads it with the CPU, which alone decides
+whether it is damaged. Any number of threads may decode at the same time, each with its own stream and page-locked memory.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ PAGE_COLUMN = np.dtype(
 STORED, STORED_SIZE, RAW_SIZE, VALUES, PLAIN, KIND, CODED, CODEC = range(8)
 
 SPACING = 16  # of buffers on the device
-SLACK = 64  # bytes behind a decompressed page that nobody else uses
+SLACK = 64  # unused bytes after a decompressed page
 VIEW_BYTES = 8  # of a string's TextView (native/cuda/raw.h)
-MOST_TEXT = (1 << 32) - 1  # a view counts 32 bits of bytes
+MOST_TEXT = (1 << 32) - 1  # bytes; a view holds offsets of 32 bits
 THREADS = 128  # of a block: four warps; of pages_unpack one, since a warp fills a block's shared memory
 GRAIN = 1 << 24  # sizes of device memory are multiples of so many bytes, so that memory of one call suits the next
 FAILED = {1: "does not decompress", 2: "has a damaged dictionary", 3: "has damaged levels", 4: "has damaged values"}
@@ -77,7 +77,7 @@ class DeviceColumn:
 
 @dataclass
 class Worker:
-    """What one thread needs to decode: a stream, and memory that every call uses again."""
+    """The resources of one decoding thread: a stream, and memory that every call reuses."""
 
     stream: Any
     device: torch.device
@@ -86,7 +86,7 @@ class Worker:
     between: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
     def reach(self, name: str, size: int) -> torch.Tensor:
-        """Memory of at least ``size`` bytes, page-locked or on the device; what it held before is lost."""
+        """Return memory of at least ``size`` bytes, page-locked or on the device; its earlier contents are lost."""
         if getattr(self, name).numel() < size:
             setattr(self, name, torch.empty(0, dtype=torch.uint8))
             room = (size + size // 4 + GRAIN - 1) // GRAIN * GRAIN
@@ -100,7 +100,7 @@ class Worker:
 
 
 class PageDecoder:
-    """Decodes columns of row groups; thread-safe. `most` bytes of device memory are used for one call, more is refused."""
+    """Decodes columns of row groups; thread-safe. `most`: largest device memory of one call in bytes; more is refused."""
 
     def __init__(self, runtime: Runtime, most: int) -> None:
         self.runtime, self.most = runtime, most
@@ -144,7 +144,7 @@ class PageDecoder:
         places, end = [], 0
         for chunks in columns:
             for chunk in chunks:
-                size = max(0, chunk.size)  # a footer may say anything
+                size = max(0, chunk.size)  # a damaged footer may hold any number
                 places.append((chunk.start, size, *chunk[2:6], end))
                 end += (size + SPACING - 1) & -SPACING
         if end > self.most:
@@ -201,13 +201,13 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 
 
 def _ends(sizes: np.ndarray) -> np.ndarray:
-    """Places for parts of these sizes, one behind the other, and behind them the end of all."""
+    """Return the offsets of parts of these sizes, which lie one after the other, and the end of the last part."""
     spaced = (sizes + SPACING - 1) & -SPACING
     return np.concatenate([[0], np.cumsum(spaced)]).astype(np.int64)
 
 
 def _before(counts: np.ndarray, column: np.ndarray) -> np.ndarray:
-    """By page the sum of `counts` over the pages of its column that come before it; pages of a column lie together."""
+    """Return, for each page, the sum of `counts` over the earlier pages of its column; a column's pages are adjacent."""
     sums = np.cumsum(counts) - counts
     begins = np.flatnonzero(np.diff(column, prepend=-1))
     return sums - np.repeat(sums[begins], np.diff([*begins, len(column)]))
@@ -215,7 +215,7 @@ def _before(counts: np.ndarray, column: np.ndarray) -> np.ndarray:
 
 @dataclass
 class _Plan:
-    """Pages and columns of a call with the places of their parts, in three buffers: stored, held, between."""
+    """Pages and columns of a call, with the places of their parts in three buffers: stored, held, between."""
 
     pages: np.ndarray  # STORED_PAGE; `stored` and `raw` count from the begin of their buffers
     shapes: np.ndarray  # PAGE_COLUMN, likewise
@@ -329,7 +329,7 @@ def _laid_out(columns: Sequence[Sequence[Chunk]], tables: Sequence[np.ndarray | 
 
 
 def _spans(columns: Sequence[Sequence[Chunk]], numbers: Sequence[int]) -> Iterator[range]:
-    """By column that is decoded, which of the parts are its own."""
+    """Return, for each decoded column, which of the parts belong to it."""
     begin = 0
     for number in numbers:
         end = begin + len(columns[number])
@@ -338,7 +338,7 @@ def _spans(columns: Sequence[Sequence[Chunk]], numbers: Sequence[int]) -> Iterat
 
 
 def _fits(chunks: Sequence[Chunk], tables: Sequence[np.ndarray]) -> bool:
-    """Whether a column's strings can be addressed, and its dictionaries cannot have more entries than bytes allow."""
+    """Return whether a column's strings can be addressed, and its dictionaries have no more entries than the bytes allow."""
     if chunks[0].width:
         return True
     text = sum(int((table[:, RAW_SIZE] + SLACK + SPACING).sum()) for table in tables)

@@ -22,7 +22,7 @@ from ctrbox.views.stored import Chunk, chunks_of
 SHARE = (
     256  # a call of the decoder may take this part of the plan's GPU memory; up to sixty such parts are held at a time
 )
-MOST_KNOWN = 4096  # row groups whose place in the file is remembered
+MOST_KNOWN = 4096  # row groups whose place in the file is cached
 
 
 class Reading:

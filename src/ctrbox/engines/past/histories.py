@@ -45,7 +45,7 @@ from ctrbox.views.source import open_source
 from ctrbox.views.view import View, WithHistory
 
 EARLIEST = np.iinfo(np.int64).min
-CURES = {  # of a null that the plan has no fill value for, by what the rows are
+CURES = {  # advice about a null for which the plan has no fill value, by the kind of rows
     "event": "leave out such events, or train again with .fill({column}=…) on the view",
     "request": "give every row a value, or train again with .fill({column}=…) on the view",
 }
@@ -62,7 +62,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Advanced:
-    """Rows that were taken, with their history columns after their own columns, and their positions in the call."""
+    """Rows that the state accepted, with their history columns after their own columns, and their positions in the call."""
 
     rows: pa.RecordBatch
     kept: np.ndarray
@@ -332,7 +332,7 @@ class Histories:
 
     @contextmanager
     def _whole_or_broken(self) -> Iterator[None]:
-        """Remember that the state holds a part of the rows of a call, if feeding them fails."""
+        """If feeding the rows of a call fails, record that the state holds only a part of them."""
         try:
             yield
         except BaseException as error:
@@ -347,7 +347,7 @@ class Histories:
             )
 
     def _check_usable(self) -> None:
-        """Raise a BudgetError if the events of a past take more memory than its budget, which they may exceed by one call."""
+        """Raise a BudgetError if events take more memory than their budget, which they may exceed by those of one call."""
         self.check_whole()
         for state in self.states:
             try:

@@ -36,7 +36,7 @@ VERSION = 1
 HEAD = struct.Struct("<8sII")
 MOST_HEAD = 1 << 20
 MOST_POSITION = 4096  # characters
-TRIES = 5  # to read a file that others replace meanwhile
+TRIES = 5  # attempts to read a file that another process replaces meanwhile
 
 
 def save_states(histories: Histories, path: Any) -> None:

@@ -146,7 +146,7 @@ class Saved:
         try:
             for state in states:
                 load_state(state, self.path, self.begins[state.first.name])
-        finally:  # a change explains a failure better than the bytes that it left
+        finally:  # if the file was changed, that is the cause of the failure, so it is reported instead
             self._check_unchanged()
 
     def _check_unchanged(self) -> None:

@@ -45,7 +45,7 @@ class Rows:
 
 
 class State:
-    """One native state and the features that are read from it. ``folder``: where events lie that need more than the budget."""
+    """One native state and the features that are read from it. ``folder``: for events that need more than the budget."""
 
     folder = ""
 
@@ -114,7 +114,7 @@ class State:
         raise NotImplementedError
 
     def too_old(self, rows: Rows) -> np.ndarray:
-        """Return which rows are so old that events which they should see may be forgotten already."""
+        """Return which rows are so old that the state may have dropped events that they should see."""
         key, time = rows.columns[self.first.key.id], rows.columns[self.first.time.id]
         valid, newest = _both(_both(key.valid, time.valid), rows.passed), self.native.newest
         (times,) = time.arrays
@@ -245,7 +245,7 @@ class ListState(State):
 
 
 class DistinctState(ListState):
-    """The state of a number of different values: the list of their hashes, of which the native code counts the different ones."""
+    """The state of `distinct`: a list of the hashes of values, in which the native code counts the different ones."""
 
     def passed(self, given: Given, threads: int) -> dict[str, pa.Array]:
         """Return how many different values each row that asks has seen."""

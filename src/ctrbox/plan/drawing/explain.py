@@ -316,7 +316,7 @@ def _source(graph: Graph, frame: FrameSpec, place_: int, live: bool, placement: 
 
 
 def _decoded_by_cpu(source: Any, read: list[str], ids: list[str], placement: Placement) -> dict[str, str] | None:
-    """By column why the CPU decodes it, where the GPU decodes the other columns of these files; None where it decodes none."""
+    """The reason why the CPU decodes each column, if the GPU decodes the others of these files; None if it decodes none."""
     if placement.device.kind != "cuda" or not gpu_decodes_parquet() or not readable(source):
         return None
     if placement.carried or placement.filters == "cpu":

@@ -411,7 +411,7 @@ def task(name: str, label: Label, scope: Scope) -> list[Output]:
 
 
 def age(role: str, name: str, e: Expr, scope: Scope) -> Output:
-    """Return the output of the ages of a label whose ones arrive late; a null becomes -1, which no age is."""
+    """Return the output of the ages of a label whose ones arrive late; a null becomes -1, which is not a valid age."""
     node = resolve(e, scope)
     if node.kind not in ("i", "f"):
         raise PlanError(

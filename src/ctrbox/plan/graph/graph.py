@@ -66,7 +66,7 @@ class Output:
 
 @dataclass(frozen=True)
 class FitSpec:
-    """Something learned from the log before extraction: quantiles, moments, a click history, how late conversions arrive."""
+    """Values learned from the log before extraction: quantiles, moments, a click history, how late conversions arrive."""
 
     how: str
     inputs: tuple[Node, ...]

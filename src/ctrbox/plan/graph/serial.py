@@ -407,7 +407,7 @@ class Reader:
         budget, spills = (
             a_list(budget, "the memory of a history", length=2) if isinstance(budget, list) else (budget, False)
         )
-        spill = "" if a_flag(spills, "spill") else None  # a file from somebody else does not choose the folder
+        spill = "" if a_flag(spills, "spill") else None  # a saved plan must not choose the folder on this machine
         past = Past(several[1], self.at(time), condition, gap, lateness, a_number(budget, "a budget"), events, spill)
         feature = PastFeature(past, a_text(what, "a history column"), several[0], last, within, half_life)
         if not several[1] or (len(several[0]) > 1 and any(e.op != "column" for e in several[0])):

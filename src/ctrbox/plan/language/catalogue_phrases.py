@@ -1,4 +1,4 @@
-"""Phrases that rows of several kinds of operators share in the operator table of docs/operators.md."""
+"""Phrases that several rows of the operator table in docs/operators.md share."""
 
 NULL = "null in, null out"
 EITHER = "null if any is"

@@ -1,4 +1,4 @@
-"""Defines the operator that an encoder of images or texts is in a plan: ``col("title").encode(encoder)``.
+"""Defines the operator that runs an encoder of images or texts in a plan: ``col("title").encode(encoder)``.
 
 It is a user's operator (user.py) whose result is a vector of fixed width: a text, or the bytes of an image, becomes as many
 columns of the dense matrix. Python runs it, so on "cuda" it is placed on the CPU. Like every operator of a joined view it runs

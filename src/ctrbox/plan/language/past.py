@@ -202,7 +202,7 @@ def _columns(values: Sequence[Any]) -> tuple[Expr, ...]:
         names = [dict(e.params)["name"] if e.op == "column" else None for e in found]
         if None in names or len(set(names)) < len(names):
             raise PlanError(
-                "several values must be columns of different names; name expressions first: .with_columns(name=…)"
+                "several values must be columns with different names; give expressions a name first: .with_columns(name=…)"
             )
     return found
 

@@ -65,7 +65,7 @@ class UserOperator:
 
     @property
     def skips_nulls(self) -> bool:
-        """Whether the function never gets a null; then its result is null where an argument is, and only there."""
+        """Whether the function never gets a null; its result is then null exactly in the rows where an argument is null."""
         return self.on_gpu
 
     @property

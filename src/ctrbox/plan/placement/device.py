@@ -90,7 +90,7 @@ def device_named(device: Any, *, gpu_bytes: int | None = None) -> Device:
 
 
 def gpu_decodes_parquet() -> bool:
-    """Whether the user has chosen that a GPU decodes the Parquet files of logs: ``CTRBOX_GPU_PARQUET=1``."""
+    """Return whether the user lets a GPU decode the Parquet files of logs: ``CTRBOX_GPU_PARQUET=1``."""
     return os.environ.get(PARQUET_SWITCH, "0") not in ("", "0")
 
 

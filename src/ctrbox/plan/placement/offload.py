@@ -36,7 +36,7 @@ class Offload:
 
 
 def within(roots: list[Node], stop: Container[int] = ()) -> list[Node]:
-    """Return the roots and all nodes that they need, but no constants, and of the nodes of ``stop`` no inputs."""
+    """Return the roots and all nodes that they need, without constants and without the inputs of the nodes in ``stop``."""
     return [n for n in closure(roots, stop) if n.op != "literal"]
 
 
