@@ -142,11 +142,11 @@ CTRBOX_API ctrbox_status ctrbox_context_score(const ctrbox_model* model, const c
 typedef struct ctrbox_scorer ctrbox_scorer;
 
 /* Opens the plan and the weights. *scorer is NULL after a failure. CTRBOX_BAD_ARGUMENT: the model has a field that is
- * no feature of the plan. A file that was made up to do harm can make a request slow or short of memory, and can do
- * nothing else. */
+ * not a feature of the plan. A file that an attacker has made can make a request slow or use much memory, but cannot
+ * do anything else. */
 CTRBOX_API ctrbox_status ctrbox_scorer_open(const char* plan, const char* weights, ctrbox_scorer** scorer);
-/* Opens other weights, such as those of a new version, for the plan of an open scorer, which both then share in memory.
- * Either may be closed first. */
+/* Opens other weights, such as those of a new version, for the plan of an open scorer. Both scorers then share the plan
+ * in memory, and either may be closed first. */
 CTRBOX_API ctrbox_status ctrbox_scorer_with(const ctrbox_scorer* of, const char* weights, ctrbox_scorer** scorer);
 CTRBOX_API void ctrbox_scorer_close(ctrbox_scorer* scorer); /* NULL is fine */
 
@@ -158,8 +158,8 @@ CTRBOX_API void ctrbox_scorer_close(ctrbox_scorer* scorer); /* NULL is fine */
  * Stores the number of candidates in *rows and a score for each in scores[0] ... scores[*rows - 1]; NaN for a candidate
  * that a filter of the plan drops. If `capacity`, the number of floats at `scores`, is smaller, nothing is scored: the
  * status is CTRBOX_BAD_ARGUMENT, and *rows says how many are needed. A request has at most 1 GiB and 16,777,216
- * candidates. Other than the server, the library takes no objects and no score expressions, no names of columns with
- * escapes, and only candidates that all have the same columns in the same order. */
+ * candidates. Unlike the server, the library takes no objects, no score expressions and no names of columns with
+ * escapes, and all candidates must have the same columns in the same order. */
 CTRBOX_API ctrbox_status ctrbox_scorer_json(const ctrbox_scorer* scorer, const void* body, size_t bytes, float* scores,
                                             size_t capacity, size_t* rows);
 

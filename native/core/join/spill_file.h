@@ -115,7 +115,7 @@ inline size_t aligned(size_t n) { return (n + 7) / 8 * 8; }
 inline size_t entry_bytes(bool as_of) { return as_of ? 24 : 16; }
 inline size_t fence_bytes(bool as_of) { return as_of ? 20 : 12; }
 
-[[noreturn]] inline void too_long() { throw std::length_error("a row of a joined view of 4 GiB or more"); }
+[[noreturn]] inline void too_long() { throw std::length_error("a row of a joined view has 4 GiB or more"); }
 
 }  // namespace spill
 

@@ -59,7 +59,7 @@ void SpillWriter::add_run(const Records& records, std::span<const uint64_t> hash
   if (merging_) throw std::logic_error("runs are merged already");
   if (handles.size() != hashes.size() || rows.size() != hashes.size() ||
       times.size() != (shape_.as_of ? hashes.size() : 0))
-    throw std::invalid_argument("a hash, a row and a time for each record of an as-of join");
+    throw std::invalid_argument("expected a hash, a row and, for an as-of join, a time for each record");
   struct Item {
     EntryKey key;
     uint32_t row;
@@ -215,7 +215,7 @@ void SpillWriter::close_block() {
     out_.reserve(size);
   }
   const uint64_t page = (out_at_ + out_used_) / kBlock;
-  if (page + size / kBlock > UINT32_MAX) throw std::length_error("a joined view of 16 TiB or more");
+  if (page + size / kBlock > UINT32_MAX) throw std::length_error("a joined view has 16 TiB or more");
   fences_.hashes.push_back(keys_[0].hash);
   if (shape_.as_of) fences_.times.push_back(keys_[0].time);
   fences_.pages.push_back(static_cast<uint32_t>(page));
@@ -257,7 +257,7 @@ void SpillWriter::drain() {
 std::shared_ptr<SpilledView> SpillWriter::finish(std::string name, const Records& null_row) {
   if (!merged_) throw std::logic_error("the runs are not merged yet");
   if (null_row.rows() == 0 || null_row.fields().size() != shape_.fields.size())
-    throw std::invalid_argument("a null row with the fields of the view");
+    throw std::invalid_argument("expected a null row with the fields of the view");
   fences_.pages.push_back(static_cast<uint32_t>(out_at_ / kBlock));
   fences_.hashes.shrink_to_fit();
   fences_.times.shrink_to_fit();

@@ -1,7 +1,7 @@
 // Lists the pages of a column chunk from untrusted bytes: their headers are checked, their contents are not looked at.
 //
-// Both readers begin with this list, the one in column_chunk.cpp and the one for a GPU (cuda/pages.h), so that they
-// understand the same chunks.
+// Both readers, the one in column_chunk.cpp and the one for a GPU (cuda/pages.h), begin with this list, so that they
+// accept the same chunks.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@ inline bool dictionary_coded(const PageHeader& h) {
   return h.encoding == kPlainDictionary || h.encoding == kRleDictionary;
 }
 
-// All pages of a chunk, or nothing where it contains something that the readers do not understand or whose checksum is
+// Returns all pages of a chunk, or nothing if the readers do not understand a part of it or a checksum is
 // wrong. The rows of the data pages add up to `shape.rows`; a dictionary is the first page.
 std::optional<std::vector<Page>> pages_of(const uint8_t* chunk, size_t bytes, const ColumnShape& shape);
 

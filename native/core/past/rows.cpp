@@ -152,7 +152,7 @@ PastLists past_lists(PastState& state, const PastRows& in, size_t threads) {
 std::vector<int64_t> past_distinct(PastState& state, const PastRows& in, size_t threads) {
   const PastShape& shape = state.shape();
   if (shape.words.size() != 1 || shape.words[0].kind != PastWordKind::kValue || !shape.last)
-    throw std::invalid_argument("only a bounded number of values can be told apart");
+    throw std::invalid_argument("expected one value and a limit of the number of events");
   const Divided divided(state, in);
   state.share_room();
   std::vector<int64_t> out(divided.asking);

@@ -1,13 +1,13 @@
-// Events of keys that have not been met for a while, on a local disk, for a shard whose events need more than its room.
+// Events of keys that did not occur for a while, on a local disk, for a shard whose events need more than its budget.
 //
 // Layout: a file of cells of 64 bytes. The events of a key lie in a block of a power of two of cells: their 64-bit
 // words, oldest event first, and a checksum that begins with the block's place. Freed blocks are used again, those of
 // each size by themselves, so the file has at most the size of all events that were ever on the disk at once, rounded
 // up.
 //
-// The file has no name: the system removes it when the process ends, even if it is killed. It is never read by another
-// process; what outlives a process is a saved state (core/past/state_file.h). Failure: std::system_error; DamagedFile
-// for words that are not those that were written. One thread at a time.
+// The file has no name: the system removes it when the process ends, even if it is killed. No other process ever reads
+// it; only a saved state outlives the process (core/past/state_file.h). Failures: std::system_error; DamagedFile if
+// the words are not those that were written. Only one thread may use it at a time.
 #pragma once
 #include <fcntl.h>
 #include <unistd.h>
@@ -52,7 +52,7 @@ class PastSpill {
     return static_cast<uint32_t>(place);
   }
 
-  // Writes as many words as are there already.
+  // Replaces the words of a block by as many others.
   void write(uint32_t place, const uint64_t* words, size_t count) {
     buffer_.assign(words, words + count);
     buffer_.push_back(checksum(place, words, count));
@@ -69,7 +69,7 @@ class PastSpill {
 
   void free(uint32_t place, size_t count) { free_[size_of(count)].push_back(place); }
 
-  // Says that words are read soon.
+  // Tells the system that these words will be read soon.
   void will_need(uint32_t place, size_t count) const {
     ::posix_fadvise(file_, static_cast<off_t>(place) * kCell, static_cast<off_t>((count + 1) * sizeof(uint64_t)),
                     POSIX_FADV_WILLNEED);

@@ -60,7 +60,7 @@ void PastState::check_texts() const {
 }
 
 void PastState::spill_to(const std::string& folder, size_t budget) {
-  if (budget < kPastShards) throw std::invalid_argument("a budget of past events out of range");
+  if (budget < kPastShards) throw std::invalid_argument("the budget of past events is out of range");
   for (PastShard& shard : shards_) shard.spill_to(folder, budget / kPastShards);
   folder_ = folder;
   budget_ = budget;

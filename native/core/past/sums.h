@@ -15,8 +15,8 @@ struct TwoFloats {
     return {sum, (a - (sum - part)) + (b - part)};
   }
 
-  // Adds a value. `lost`, if given, grows by at least the size of what two float64 cannot hold of the new sum; it is no
-  // number after an overflow.
+  // Adds a value. `lost`, if given, grows by at least the part of the new sum that two float64 cannot hold; it is NaN
+  // after an overflow.
   TwoFloats plus(double value, double* lost = nullptr) const {
     const TwoFloats sum = of(high, value), rest = of(sum.low, low), total = of(sum.high, rest.high);
     if (lost && rest.low != 0) *lost = (*lost + std::abs(rest.low)) * (1 + 0x1p-50);

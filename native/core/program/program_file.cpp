@@ -447,7 +447,7 @@ std::shared_ptr<Table> get_index(CheckedReader& from, bool as_of, const Records&
     const uint64_t hash = from.get<uint64_t>();
     if (as_of) times.push_back(from.get<int64_t>());
     const uint32_t row = from.get<uint32_t>();
-    if (row >= records.rows()) damaged("an index has a row that its view has not");
+    if (row >= records.rows()) damaged("an index has a row that its view lacks");
     const uint32_t handle = records.handles()[row];
     if (as_of) {
       hashes.push_back(hash);
@@ -573,7 +573,7 @@ std::shared_ptr<Program> ProgramReader::get(const std::vector<SourceShape>& sour
   auto program = std::make_shared<Program>(kChunkRows);
   std::vector<int> rows_of;  // by register: the view whose rows it points at
   auto reg = [&](uint32_t r) {
-    if (r >= rows_of.size()) damaged("a step reads register " + std::to_string(r) + " before it is there");
+    if (r >= rows_of.size()) damaged("a step reads register " + std::to_string(r) + " before a step wrote it");
     return static_cast<int>(r);
   };
   auto view = [&](uint32_t v) -> const JoinedRows& {
@@ -628,7 +628,7 @@ std::shared_ptr<Program> ProgramReader::get(const std::vector<SourceShape>& sour
         damaged("this version of CTRBox has no operator '" + name.substr(0, 40) + "' for columns of kind '" +
                 args.substr(0, 40) + "'");
       }
-      if (!has_table(*entry, table.get())) damaged("operator '" + name + "' has not the table that it needs");
+      if (!has_table(*entry, table.get())) damaged("operator '" + name + "' lacks the table that it needs");
       if (!has_numbers(*entry, ints, texts)) damaged("operator '" + name + "' has parameters out of range");
       std::vector<std::string> results{entry->result};
       if (name == "json") results = static_cast<const JsonPaths&>(*table).result_kinds();
@@ -663,7 +663,7 @@ std::shared_ptr<Program> ProgramReader::get(const std::vector<SourceShape>& sour
       const JoinedRows& found = view(number);
       const int row = reg(from_.get<uint32_t>());
       if (rows_of[static_cast<size_t>(row)] != static_cast<int>(number))
-        damaged("a step reads rows of a view that were looked up in no or another one");
+        damaged("a step reads rows of a view that were not looked up in this view");
       std::vector<int> fields;
       for (uint32_t f : get_many<uint32_t>(from_, 10'000)) {
         if (f >= found.records->fields().size()) damaged("a step reads a field that its view does not have");

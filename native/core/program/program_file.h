@@ -23,9 +23,9 @@
 //                   bytes; a row without fields is a zero byte. Then the index: u64 n, n × (u64 hash, i64 time where
 //                   as-of, u32 row)
 //
-// Nothing that is read is believed: counts are held against the bytes that are left before memory is taken, registers,
-// kinds, parameters, tables and rows are checked as the planner of Python would make them. Whatever does not hold is
-// DamagedFile. A program that was read can therefore be run on any rows, even if somebody made up its file.
+// The reader trusts nothing in a file: it compares counts with the bytes that are left before it allocates memory, and
+// checks that registers, kinds, parameters, tables and rows are as the planner of Python would make them. Anything else
+// is DamagedFile. A program that was read can therefore run on any rows, even if an attacker made its file.
 #pragma once
 #include <cstdint>
 #include <map>

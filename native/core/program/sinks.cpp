@@ -362,7 +362,7 @@ void RecordSink::end() {
         const Str& entry = reinterpret_cast<const Str*>(entries_[k].data())[r];
         bytes += (entry.n * fields[k].element() + 7) / 8 * 8;
       }
-    if (bytes > UINT32_MAX) throw std::length_error("a row of a joined view of 4 GiB or more");
+    if (bytes > UINT32_MAX) throw std::length_error("a row of a joined view has 4 GiB or more");
     char* block = records_->add(bytes);
     uint32_t at = records_->fixed_bytes();
     for (size_t k = 0; k < fields.size(); ++k) {

@@ -173,7 +173,7 @@ struct PartReader {
     if (out.dense_width > kMostDense) damaged("a part has more than " + std::to_string(kMostDense) + " dense columns");
     out.program = programs.get(sources, emitted);
     if (is_shared) {
-      if (!out.slots.empty() || out.filter) damaged("what candidates read of the context is no feature");
+      if (!out.slots.empty() || out.filter) damaged("the part of the context for candidates has features or a filter");
       check_slots(emitted, emitted.size(), false);
       return out;
     }
@@ -231,7 +231,7 @@ std::shared_ptr<RequestPlan> read_plan(const std::string& path) {
     damaged("it has version " + std::to_string(version) + " of the format, but this version of CTRBox reads 1");
   auto out = std::make_shared<RequestPlan>();
   out->merged = from.get<uint32_t>();
-  if (out->merged > 1000) damaged("a plan of " + std::to_string(out->merged) + " merged views");
+  if (out->merged > 1000) damaged("it claims " + std::to_string(out->merged) + " merged views");
   out->context = get_columns(from, 1);
   out->candidates = get_columns(from, RequestPlan::kMostCandidates);
   out->fingerprint = get_text(from);

@@ -7,7 +7,7 @@
 //                      └─► candidate frame ─► filter ─► each ◄────────────┘ ─► batch ──────┴─► scores
 //
 // These are the programs, the readers and the engine that the server runs, in the order in which ctrbox/serve/served.py
-// runs them; tests hold the scores of both together, bit by bit.
+// runs them; tests compare the scores of both, bit by bit.
 //
 // The file. Little-endian, CheckedWriter, [seal] is the checksum of the block before it; texts, views and programs as
 // in core/program/program_file.h:

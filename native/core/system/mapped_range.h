@@ -1,5 +1,5 @@
-// Keeps a process alive when a file that it has mapped is cut: the pages that are gone become zeros, and the range says
-// so.
+// Keeps a process alive when a file that it has mapped is truncated: the missing pages become zeros, and the range
+// reports this.
 //
 // A mapped page behind the end of its file raises SIGBUS when it is touched, and no check of the size before a read can
 // exclude that the file is cut directly after it. While a MappedRange is alive, a SIGBUS at an address inside it maps a

@@ -24,7 +24,8 @@ struct BestProduct {
 using ProductKernel = void (*)(const float* rows, size_t width, const float* vector, const int64_t* places,
                                size_t first, size_t count, float* products);
 
-// "scalar", "wide" (the registers of the baseline), "avx2" or "avx512"; nullptr: this machine has no such registers.
+// Returns the kernel "scalar", "wide" (registers of the baseline), "avx2" or "avx512"; nullptr if this machine has no
+// such registers.
 ProductKernel product_kernel_named(const std::string& name);
 ProductKernel product_kernel();  // the widest; CTRBOX_SIMD=scalar asks for the plain loop
 

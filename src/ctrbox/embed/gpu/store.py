@@ -261,7 +261,7 @@ class Store:
     def _partial_sums(
         self, rows: torch.Tensor, order: torch.Tensor, gradients: Gradients
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the sums of each ``CHUNK`` and ``GROUP`` of references that mean the same row; leave the rest unwritten."""
+        """Return the sums of each ``CHUNK`` and ``GROUP`` of references to one row; where rows differ, the sums are not set."""
         n, sums = len(rows), self.kernels.sums
         chunks = torch.empty(n // CHUNK, sums, device=self.device)
         groups = torch.empty(n // GROUP, sums, device=self.device)
