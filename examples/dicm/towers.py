@@ -1,4 +1,4 @@
-"""The pre-rank of the DICM example: two towers, of which that of the ads is computed for all ads ahead."""
+"""The pre-rank of the DICM example: two towers. The vectors of all ads are computed ahead of the requests."""
 
 from palette import DATA
 

@@ -33,7 +33,7 @@ public final class Scorer implements AutoCloseable {
     return score(handle, body);
   }
 
-  /** Not while another thread scores. */
+  /** Closes the scorer. Do not call it while another thread scores. */
   @Override
   public void close() {
     if (handle != 0) close(handle);

@@ -66,5 +66,5 @@ class SomeFeatures:
         return Split._run(self.extractor, [(frame, None, 0), *[(None, None, 0)] * merged], rows.num_rows)
 
     def joins(self) -> list[JoinCount]:
-        """Return what the joins of these features have met so far."""
+        """Return the counts of the joins of these features so far."""
         return counted_in([self.extractor])

@@ -33,7 +33,7 @@ def seconds_of_operators(extractor: Extractor) -> dict[str, float]:
 
 
 def lost_rows(extractor: Extractor) -> dict[str, int]:
-    """Return the number of rows that lost something, by operator and column; `Plan.warnings` describes what they lose."""
+    """Return the number of rows that lost a value, by operator and column; `Plan.warnings` describes these losses."""
     counts: dict[str, int] = {}
     for program in _programs(extractor):
         for node, (_, _, warned) in zip(program.nodes, program.native.profile(), strict=True):

@@ -204,7 +204,7 @@ class RankFit(Fit):
         self.learner.statistics = self.statistics = None
 
     def costs(self, steps: int) -> dict[str, Any]:
-        """Return what the exchanges of one of these steps cost this rank on average."""
+        """Return the average costs of the exchanges of one step for this rank."""
         shared = [self.learner.model, *(table.own.submodel for table in self.tables if table.server)]
         dense = sum(p.numel() for part in shared for p in part.parameters() if p.requires_grad)
         least = steps * 8 * dense * (self.ranks.of - 1) // self.ranks.of + sum(table.least for table in self.tables)

@@ -166,7 +166,7 @@ class Service:
         return self.scored(request, version)[:2]
 
     def scored(self, request: Request, version: str = "") -> Scored:
-        """Return what `Served.answer` does; ``version``: refuse to answer with another one."""
+        """Return the answer of `Served.answer`; ``version``: refuse to answer with another version."""
         with told_to_the_client():
             found = self.served.answer(request)
         if version and version != str(found.version):

@@ -150,7 +150,7 @@ def _open(
 
 
 def _reason(error: BaseException) -> str:
-    """Return what the package says, without the names of its own layers before it."""
+    """Return the message of the package's error, without the names of its own layers before it."""
     return re.sub(r"^((Kernel|Generic|Generic delta kernel) error: )+", "", first_line(error))
 
 
