@@ -240,7 +240,7 @@ def test_vectors_of_another_training_and_damaged_files_are_refused(place: Path, 
             PrerankFolder.open(folder, run)
     with torch.no_grad():
         run.model.towers["user"][-1].bias[0] += 1
-    with pytest.raises(DataError, match=r"of another training or plan .* make the folder again from this run"):
+    with pytest.raises(DataError, match=r"belong to another training or plan .* make the folder again from this run"):
         PrerankFolder.open(place / "ads.prerank", run)
     with pytest.raises(PlanError, match=r"only cb\.models\.TwoTower"):
         opened(place, "ranking", prerank_run=place / "ranking")
@@ -267,7 +267,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(place: Path, 
         cb.tables.export_prerank(run, "ads", out, columns=["flor"])
     with pytest.raises(PlanError, match="index must be exact or hnsw"):
         cb.tables.export_prerank(run, cb.View(pa.table(ad)), out, index="ivf")
-    with pytest.raises(PlanError, match="give one of the two"):
+    with pytest.raises(PlanError, match="give only one of them"):
         cb.tables.export_vectors(run, "ad", out, view="ads", plan=run.plan)
     assert list(tmp_path.iterdir()) == []
 

@@ -284,11 +284,11 @@ def test_a_version_with_other_fields_is_refused_and_one_that_breaks_is_told(worl
     assert isinstance(served, ServedFfm)
     other = cb.DeepFFM(["user", "adversary"], bits=10)
     with pytest.raises(DataError, match="the model's field 'adversary' is not a feature of its plan"):
-        served.checked(Live(other, 2))
+        served.over(Live(other, 2), served._parts)
     huge = cb.DeepFFM.load(ModelFolder.open(world.folder).published.file())
     huge._native.give_weights(np.full(huge._native.weights().shape, 1e30, np.float32))
     request = served.reader.from_json(orjson.dumps(body_of(world.rows(0, 3))))
-    before, served.live = served.live, served.checked(Live(huge, 2))
+    before, served.live = served.live, served.over(Live(huge, 2), served._parts)
     try:
         with pytest.raises(
             DataError, match="the model's output for candidate 0 is not finite; check that no value is too large"
