@@ -101,8 +101,8 @@ def test_bodies_are_told_for_every_line_of_the_catalogue() -> None:
 
 def test_headers_declare_the_bodies_they_are_said_to() -> None:
     for call, (_, _, body, _, header) in plain().items():
-        struct = rf"^struct {body.split('<')[0]}\b"
-        assert re.search(struct, (NATIVE / "operators" / header).read_text(), re.MULTILINE), (call, header)
+        declared = rf"^(struct|using) {body.split('<')[0]}\b"
+        assert re.search(declared, (NATIVE / "operators" / header).read_text(), re.MULTILINE), (call, header)
 
 
 def test_only_partial_bodies_and_json_make_nulls() -> None:
