@@ -76,17 +76,21 @@ class MappedRange {
     return made;
   }
 
+  // With each range, because libraries such as Ray (by Python's faulthandler) put a handler of their own in the place
+  // of this one.
   static void install() {
-    static std::once_flag once;
-    std::call_once(once, [] {
-      first().load();  // made before a signal can ask for them
-      page_size();
-      struct sigaction action = {};
-      action.sa_sigaction = &on_bus_error;
-      action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-      sigemptyset(&action.sa_mask);
-      sigaction(SIGBUS, &action, &before());
-    });
+    const std::lock_guard<std::mutex> lock(changing());
+    struct sigaction now = {};
+    sigaction(SIGBUS, nullptr, &now);
+    if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == &on_bus_error) return;
+    first().load();  // made before a signal can ask for them
+    page_size();
+    before() = now;
+    struct sigaction action = {};
+    action.sa_sigaction = &on_bus_error;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGBUS, &action, nullptr);
   }
 
   static uintptr_t page_size() {
@@ -109,10 +113,15 @@ class MappedRange {
       }
     }
     const struct sigaction& earlier = before();
-    if (earlier.sa_flags & SA_SIGINFO) {
+    // The earlier handler may raise the signal again for this one, as faulthandler does: then the process ends.
+    static std::atomic<bool> passing_on{false};
+    const bool again = passing_on.exchange(true) && info->si_code <= 0;
+    if (!again && (earlier.sa_flags & SA_SIGINFO)) {
       earlier.sa_sigaction(signal, info, context);
-    } else if (earlier.sa_handler != SIG_DFL && earlier.sa_handler != SIG_IGN) {
+      passing_on.store(false);
+    } else if (!again && earlier.sa_handler != SIG_DFL && earlier.sa_handler != SIG_IGN) {
       earlier.sa_handler(signal);
+      passing_on.store(false);
     } else {  // the instruction is repeated, and ends the process
       struct sigaction usual = {};
       usual.sa_handler = SIG_DFL;
