@@ -190,7 +190,10 @@ def test_rows_may_come_while_others_go() -> None:
         gone += table.expire(score=1e9)
     thread.join()
     keys, *_ = table.export()
-    assert len(table) == len(keys) == len(np.unique(keys)) == 400_000 - gone
+    assert len(table) == len(keys) == len(np.unique(keys))
+    # A call begins anew when it notices that its keys are not grouped by shard. Rows that it had created by then, a few of the
+    # first shard, may have expired in between; they are created once more.
+    assert 0 <= len(table) + gone - 400_000 <= 4_000
 
 
 def test_a_trainer_counts(tmp_path: Path) -> None:
