@@ -384,7 +384,7 @@ void a_disk_that_fails_while_texts_are_forgotten_leaves_nothing_to_read() {
     bool refused = false;
     try {
       if (reads)
-        pass_lists(state, rows, 1);
+        past_lists(state, rows, 1);
       else
         save_past(state, saved);
     } catch (const DamagedFile&) {
