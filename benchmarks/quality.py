@@ -263,7 +263,7 @@ def main() -> None:
     def repeats(name: str) -> int:
         return 1 if name in WITHOUT_SEED else seeds
 
-    # What decides the tuned column comes first, then the seeds, so that a run that is cut off has a table.
+    # The trainings that choose the tuned settings run first, then the seeds, so that a run that is stopped still has a table.
     cells.run([work(s, n, k, 0) for s, n in pairs for k in range(len(candidates(s, n)))], asked.jobs, left())
     chosen = {(s, n): best(cells, s, n, asked.adlog_rows) for s, n in pairs}
     more = [

@@ -1,4 +1,4 @@
-// What the functions of the C interface share: no exception leaves them, it becomes a status and a sentence.
+// Runs the body of a function of the C interface: an exception becomes a status and a sentence, so that none leaves it.
 #pragma once
 #include <exception>
 #include <memory>

@@ -41,7 +41,7 @@ class PastShard {
 
   void feed(uint64_t key, int64_t time, const uint64_t* values);
 
-  // What is seen stays in place until the next call.
+  // Returns the earlier events of a key; the views of them that it returns are valid until the next call.
   PastSeen read(uint64_t key, int64_t time) {
     keep_room();
     EventRing* ring = find(key);

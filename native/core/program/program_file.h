@@ -45,7 +45,8 @@ struct JoinedRows {
   std::shared_ptr<Records> records;
 };
 
-// What a column holds. `view`: the number of the joined view whose rows its values are handles of, or -1.
+// The kind of the values of a column. `view`: if they are handles of rows of a joined view, the number of this view;
+// else -1.
 struct SourceColumn {
   std::string kind;
   int view = -1;
@@ -54,7 +55,7 @@ struct SourceColumn {
 // The columns of a source of a program; nullopt: a source that has no rows, so that its columns are null.
 using SourceShape = std::optional<std::vector<SourceColumn>>;
 
-// What a program emits, by slot.
+// The columns that a program emits, by slot.
 using Emitted = std::map<int, SourceColumn>;
 
 void put_text(CheckedWriter& to, const std::string& text);

@@ -140,7 +140,7 @@ SourceShape shape_of(const RequestRows& rows, const std::vector<size_t>& columns
   return shape;
 }
 
-// What a program must emit: exactly the slots below `slots`, and the mask where `masked`.
+// Refuses a program unless it emits exactly the slots below `slots` and, if `masked`, the mask as well.
 void check_slots(const Emitted& emitted, size_t slots, bool masked) {
   const size_t first = masked ? 1 : 0;
   bool fits = emitted.size() == slots + first;

@@ -323,7 +323,7 @@ bool value(Cursor& c, const RequestRows::Column& column, Filling& to, Bump& pool
 
 constexpr int kIgnored = -1, kUnknown = -2;
 
-// What a column takes, in words.
+// Returns the values that a column accepts, in words, for the message of a refused request.
 std::string expected(const RequestRows::Column& column) {
   const std::string range = " from " + std::to_string(column.low) + " to " + std::to_string(column.high);
   switch (column.kind) {

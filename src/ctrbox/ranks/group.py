@@ -48,7 +48,7 @@ class RankHangs(RankLost):
 
 @dataclass
 class Cost:
-    """What the calls of one kind cost this rank."""
+    """Bytes and seconds that the collective calls of one kind cost this rank."""
 
     moved: int = 0  # bytes that this rank sent to other ranks
     seconds: float = 0.0  # in the calls, most of it waiting for the other ranks

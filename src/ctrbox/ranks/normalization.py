@@ -50,7 +50,7 @@ Turn = tuple[int, int, int]  # pass, module, call
 
 
 class Gathers(Protocol):
-    """What is needed of a `Group`."""
+    """The methods of a `Group` that batch normalization calls."""
 
     part: int
     of: int

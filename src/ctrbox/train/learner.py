@@ -109,7 +109,7 @@ class Learner(ClickModel):
         self.average = Average(model, average) if average is not None and self.optimizer is not None else None
         self.adam = AdamStep(self.optimizer) if type(self.optimizer) is torch.optim.Adam else None
         self.objective = objective_of(model, schema) if self.tasks else None
-        # Of the logit, back to a log whose negatives were not downsampled; with several labels, weights of rows do that.
+        # Number added to each logit, which corrects it for downsampled negatives. With several labels, row weights do that.
         self.shift = 0.0 if self.tasks else math.log(keep)
         self.thinned = keep < 1.0
 
