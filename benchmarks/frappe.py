@@ -8,7 +8,7 @@ near 0, batches of 4,096 shuffled rows, dense Adam with a rate of 0.001, an L2 p
 after each epoch in which validation AUC does not improve, and the end after two such epochs in a row; the weights of the best
 epoch count. `CANDIDATES` holds the settings: those of BARS ("BARS") and our own. Of each model the candidate with the best
 mean validation AUC is reported; test rows choose nothing. Each finished training is a line of the log, with the validation AUC
-of every epoch. One thread for each training.
+of every epoch. One thread for each training; with ``--device cuda`` the network of each is on the GPU and its table in memory.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ PUBLISHED = {"DeepFM": "0.9842 (0.9839)", "DCNv2": "0.9845 (0.9838)", "FinalMLP"
 
 
 def one(
-    model: str, options: Options, seed: int, data: str, quick: bool, seconds: float | None = None
+    model: str, options: Options, seed: int, data: str, quick: bool, seconds: float | None = None, device: str = "cpu"
 ) -> dict[str, Any]:
     """Train one model with one seed; return its validation and test figures and the validation AUC of each epoch.
 
@@ -107,7 +107,7 @@ def one(
         epochs = patience = hold + AFTER
         schedule = cb.optim.Decay(0.1, hold * -(-train.rows // BATCH))
     began = time.perf_counter()
-    run = cb.Trainer(made, table, optimizer=cb.optim.Adam(lr=rate), threads=1).fit(
+    run = cb.Trainer(made, table, optimizer=cb.optim.Adam(lr=rate), device=device, threads=1).fit(
         train,
         valid=valid,
         batch_size=BATCH,
@@ -134,8 +134,11 @@ def one(
     }
 
 
-def cell(model: str, name: str, seed: int, quick: bool) -> dict[str, Any]:
-    return {"model": model, "candidate": name, "seed": seed, **({"quick": True} if quick else {})}
+def cell(model: str, name: str, seed: int, quick: bool, device: str = "cpu") -> dict[str, Any]:
+    elsewhere: Options = {"quick": True} if quick else {}
+    if device != "cpu":
+        elsewhere["device"] = device
+    return {"model": model, "candidate": name, "seed": seed, **elsewhere}
 
 
 def mean(values: list[float]) -> str:
@@ -144,11 +147,13 @@ def mean(values: list[float]) -> str:
     return f"{statistics.fmean(values):.5f} ± {error:.5f}"
 
 
-def best(cells: Cells, model: str, seeds: int, quick: bool) -> tuple[str, list[dict[str, Any]]] | None:
+def best(
+    cells: Cells, model: str, seeds: int, quick: bool, device: str = "cpu"
+) -> tuple[str, list[dict[str, Any]]] | None:
     """Return the candidate with the best mean validation AUC among those with all seeds, and its cells."""
     found = {}
     for name in CANDIDATES[model]:
-        lines = [cells.get(cell(model, name, seed, quick)) for seed in range(seeds)]
+        lines = [cells.get(cell(model, name, seed, quick, device)) for seed in range(seeds)]
         if all(line is not None for line in lines):
             found[name] = [line for line in lines if line is not None]
     if not found:
@@ -165,6 +170,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, each with one thread")
     parser.add_argument("--log", type=Path, help="append every training as a JSON line, and read those that are there")
     parser.add_argument("--seconds", type=float, help="end each training with the first epoch after so many seconds")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of the networks")
     parser.add_argument("--data", type=Path, default=quality_data.SHARED, help="the folder of the real sets")
     parser.add_argument(
         "--search", action="store_true", help="every candidate with seed 0; prints validation AUC alone"
@@ -178,7 +184,11 @@ def main() -> None:
     cells = Cells(asked.log)
     models = asked.models.split(",")
     work = [
-        (cell(model, name, seed, asked.quick), one, (model, options, seed, str(asked.data), asked.quick, asked.seconds))
+        (
+            cell(model, name, seed, asked.quick, asked.device),
+            one,
+            (model, options, seed, str(asked.data), asked.quick, asked.seconds, asked.device),
+        )
         for seed in range(seeds)
         for model in models
         for name, options in CANDIDATES[model].items()
@@ -195,7 +205,7 @@ def main() -> None:
     ours: dict[str, float] = {}
     settings: dict[str, str] = {}
     for model in models:
-        picked = best(cells, model, seeds, asked.quick)
+        picked = best(cells, model, seeds, asked.quick, asked.device)
         if picked is None:
             continue
         name, found = picked
