@@ -170,6 +170,56 @@ def show_chunk(times: dict[str, Any]) -> None:
     report.table(["slowest groups", "µs", "share"], lines)
 
 
+def decoding(plan: Any, size: int, clock: gpu.Clock) -> dict[str, Any]:
+    """One more pass of the plan whose files the GPU decodes, with the time of every stage."""
+    extractor = plan.extractor()
+    decoder = next(reading.decoder for reading in extractor.readings if reading is not None)
+    waited = {name: stage.seconds for name, stage in extractor.stats.stages.items()}
+    decoder.forget()
+    decoder.timed = True
+    clock.wait()
+    began = time.perf_counter()
+    batches = plan.batches(size)
+    next(batches)
+    first = time.perf_counter() - began
+    for _ in batches:
+        pass
+    clock.wait()
+    whole = time.perf_counter() - began
+    decoder.timed = False
+    waited = {name: stage.seconds - waited.get(name, 0.0) for name, stage in extractor.stats.stages.items()}
+    left = {name: why for reading in extractor.readings if reading is not None for name, why in reading.reasons.items()}
+    return {
+        "seconds": whole,
+        "first_batch": first,
+        "waited": waited,
+        "host": dict(decoder.seconds),
+        "gpu": dict(decoder.kernel_seconds),
+        "calls": decoder.calls,
+        "pages": decoder.pages,
+        "stored_bytes": decoder.stored_bytes,
+        "decoded_by_the_cpu": left,
+    }
+
+
+def show_decoding(told: dict[str, Any]) -> None:
+    calls = max(1, told["calls"])
+
+    def each(seconds: dict[str, float]) -> str:
+        return ", ".join(f"{name} {value * 1e3 / calls:.2f} ms" for name, value in seconds.items())
+
+    print(
+        f"{DECODED_THERE}, one pass of {told['seconds'] * 1e3:.0f} ms: first batch after {told['first_batch'] * 1e3:.0f} ms; "
+        f"{calls} calls of the decoder, {told['pages']:,} pages, {told['stored_bytes'] / 1e6:,.0f} MB stored"
+    )
+    print(f"  mean of a call, reader thread: {each(told['host'])}")
+    print(f"  mean of a call, GPU, beside other calls: {each(told['gpu'])}")
+    told_of = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in told["waited"].items())
+    print(f"  the engine in that pass (read: waiting for rows): {told_of}")
+    for name, why in told["decoded_by_the_cpu"].items():
+        print(f"  column {name} is decoded by the CPU: it {why}")
+
+
 def source_of(name: str) -> str:
     """memory or Parquet, of "gpu memory, batches of …"."""
     return name.split(",")[0].split()[1]
@@ -255,6 +305,9 @@ def main() -> None:
         told = ", ".join(f"{stage} {seconds:.2f} s" for stage, _, seconds in stages(plans[name]) if seconds >= 0.005)
         print(f"{name}, seconds of all threads in all passes: {told}")
     print()
+    pages = decoding(plans[DECODED_THERE], given.batch, clock)
+    show_decoding(pages)
+    print()
     chunk = chunk_times(extractor)
     show_chunk(chunk)
     print()
@@ -283,6 +336,7 @@ def main() -> None:
         chunk_ms=chunk["ms"],
         chunk_groups=[(kernel, number, round(ms, 5), names) for kernel, number, ms, names in chunk["groups"]],
         setup_seconds=ready,
+        decoding=pages,
     )
 
 

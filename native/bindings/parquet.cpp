@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 
 #include "bindings/bindings.h"
 #include "core/parquet/column_chunk.h"
@@ -148,9 +149,11 @@ std::vector<int64_t> page_fields(const std::vector<Page>& pages, const uint8_t* 
   return fields;
 }
 
-nb::list stage_pages(int file, const std::vector<StagedPlace>& chunks,
-                     nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> into) {
+nb::tuple stage_pages(int file, const std::vector<StagedPlace>& chunks,
+                      nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> into) {
+  using Clock = std::chrono::steady_clock;
   std::vector<std::shared_ptr<std::vector<int64_t>>> found(chunks.size());
+  Clock::duration listing{};
   {
     nb::gil_scoped_release release;
     const WorkerPool::Elsewhere here;
@@ -164,8 +167,10 @@ nb::list stage_pages(int file, const std::vector<StagedPlace>& chunks,
       if (start < 0 || size > end || start > end - size) continue;
       uint8_t* const stored = into.data() + at;
       if (!read_fully(file, stored, size, start)) continue;
+      const Clock::time_point began = Clock::now();
       const std::optional<std::vector<Page>> pages = pages_of(stored, static_cast<size_t>(size), shape);
       if (pages) found[k] = std::make_shared<std::vector<int64_t>>(page_fields(*pages, into.data(), shape.codec));
+      listing += Clock::now() - began;
     }
   }
   nb::list given;
@@ -175,7 +180,7 @@ nb::list stage_pages(int file, const std::vector<StagedPlace>& chunks,
     else
       given.append(shared_array(fields->data(), {fields->size() / kPageFields, kPageFields}, fields));
   }
-  return given;
+  return nb::make_tuple(given, std::chrono::duration<double>(listing).count());
 }
 
 nb::object decode_column(Bytes chunk, int codec, uint32_t width, bool nullable, int64_t rows) {
@@ -220,13 +225,14 @@ void bind_parquet(nb::module_& m) {
   m.def(
       "stage_parquet_pages", &stage_pages, nb::arg("file"), nb::arg("chunks"), nb::arg("into"),
       nb::sig("def stage_parquet_pages(file: int, chunks: list[tuple[int, int, int, int, bool, int, int]], into: "
-              "NDArray[numpy.uint8]) -> list[NDArray[numpy.int64] | None]"),
+              "NDArray[numpy.uint8]) -> tuple[list[NDArray[numpy.int64] | None], float]"),
       "Read column chunks from an open file as they are stored. A chunk is (first byte, bytes, codec, width, nullable, "
       "rows, place in `into`). Return for each chunk its pages, or None where decode_parquet_column would not read it "
       "either. A page is a row of eight numbers: the place of its bytes in `into`, their number, the number of bytes "
       "after decompression, values, bytes of levels in front that are not compressed, kind (0 dictionary, 1 data, 2 "
       "data "
-      "V2), whether it is coded by a dictionary, codec.");
+      "V2), whether it is coded by a dictionary, codec. The second result is the seconds that checking and listing "
+      "took.");
   m.def("decode_parquet_column", &decode_column, nb::arg("chunk"), nb::arg("codec"), nb::arg("width"),
         nb::arg("nullable"), nb::arg("rows"),
         nb::sig(

@@ -24,6 +24,7 @@
 namespace cb::pages {
 
 #if defined(CB_HOST_BLOCKS)
+#define CB_UNROLL
 constexpr uint32_t kLanes = 1;
 inline uint32_t lane() { return 0; }
 inline void meet() {}
@@ -32,6 +33,7 @@ inline uint32_t lanes_before(uint32_t) { return 0; }
 inline uint32_t chosen_count(uint32_t mask) { return mask; }
 inline uint32_t sum_of(uint32_t value) { return value; }
 #else
+#define CB_UNROLL _Pragma("unroll")
 constexpr uint32_t kLanes = 32;
 __device__ inline uint32_t lane() { return threadIdx.x & 31; }
 __device__ inline void meet() { __syncwarp(); }
@@ -123,24 +125,31 @@ __device__ inline bool read_number(const uint8_t*& at, const uint8_t* end, uint6
 // ---- compression
 // ------------------------------------------------------------------------------------------------------
 //
-// A warp follows one token after the other, and each match may read what the one before it wrote. What is read soon
-// after it was written therefore lies in shared memory: the last kRing bytes of the output, and the next bytes of the
-// input.
+// Tokens have to be read one after the other, but they do not depend on the output. So a warp first reads the tokens of
+// up to kBatch sequences, literals followed by a match, and then all its lanes write the bytes of the batch. Each byte
+// looks for its own source: a match that begins in bytes of the same batch is followed to the sequence that makes them,
+// which is an earlier one.
 
-constexpr uint32_t kRing = 16384;       // a power of two
-constexpr uint32_t kNear = kRing / 2;   // matches from further back read the output in global memory
-constexpr uint32_t kStep = 512;         // bytes of input that are fetched at a time, 16 a lane
-constexpr uint32_t kAhead = 2 * kStep;  // room for them
-constexpr uint32_t kMostStaged = 256;   // literals that go by way of the shared memory
+constexpr uint32_t kBatch = 32;          // sequences
+constexpr uint32_t kBatchBytes = 4096;   // of output, after which a batch ends early
+constexpr uint32_t kStep = 512;          // bytes of input that are fetched at a time, 16 a lane
+constexpr uint32_t kAhead = 2 * kStep;   // room for them
+constexpr uint32_t kMostLiterals = 256;  // of a sequence; more are copied at once
+constexpr uint32_t kUnrolled = 4;        // bytes that a lane looks for at a time
+
+// The sequences of a batch; `begin` counts from the batch's first byte and ascends.
+struct Batch {
+  uint32_t begin[kBatch], from[kBatch], literals[kBatch], back[kBatch];
+};
 
 struct Scratch {
-  uint8_t* ring;   // kRing bytes, 16-byte aligned
+  Batch* batch;
   uint8_t* ahead;  // kAhead bytes, 16-byte aligned
 };
 
 // The input of a decompressor. Bytes are read at places that only grow; reach(end) comes before byte(place < end), and
-// `end` is at most kMostStaged + 32 bytes behind the first place that is still read. At most 24 bytes behind the input
-// are fetched.
+// `end` is at most kMostLiterals + 32 bytes behind the first place that is still read. At most 24 bytes behind the
+// input are fetched.
 class Input {
  public:
   const uint8_t* const from;
@@ -192,75 +201,89 @@ class Input {
 #endif
 };
 
-// The output of a decompressor: every byte goes to `out` and to the ring.
+// The output of a decompressor, a batch of sequences at a time.
 class Output {
  public:
-  __device__ Output(uint8_t* to, const Scratch& scratch)
-      : out_(to), ring_(scratch.ring), shift_((uint32_t)(uint64_t)to & 7) {}
+  __device__ Output(uint8_t* to, const uint8_t* in, const Scratch& scratch)
+      : out_(to), in_(in), batch_(*scratch.batch) {}
 
-  uint32_t at = 0;  // bytes so far
+  uint32_t at = 0;  // bytes so far, with those of the batch
 
-  // `n` bytes from place `from` of the input on, where that many are; the input goes on behind them.
-  __device__ void literals(Input& in, uint32_t from, uint32_t n) {
-    if (n <= kMostStaged) {
-      in.reach(from + n);
-      for (uint32_t k = lane(); k < n; k += kLanes) put(at + k, in.byte(from + k));
-      at += n;
-      return;
+  // `literals` bytes from place `from` of the input on, where that many are; then `n` bytes from `back` bytes before, a
+  // repeated pattern where n > back. 0 < back <= the place of the match, unless n is 0.
+  __device__ void sequence(uint32_t from, uint32_t literals, uint32_t back, uint32_t n) {
+    if (literals > kMostLiterals) {
+      write();
+      copy_apart(out_ + at, in_ + from, literals);
+      at += literals;
+      begun_ = at;
+      literals = 0;
     }
-    const uint32_t head = (0 - (uint32_t)(uint64_t)(out_ + at)) & 7, words = (n - head) / 8;
-    const uint8_t* const stored = in.from + from;
-    for (uint32_t k = lane(); k < head; k += kLanes) put(at + k, stored[k]);
-    meet();  // a place of the ring may be written more than once
-    for (uint32_t w = lane(); w < words; w += kLanes) {
-      const uint64_t word = load64((const char*)stored + head + 8 * w);
-      const uint32_t place = at + head + 8 * w;
-      *(uint64_t*)(out_ + place) = word;
-      *(uint64_t*)(ring_ + (place + shift_) % kRing) = word;
+    if (literals == 0 && n == 0) return;
+    if (lane() == 0) {
+      batch_.begin[count_] = at - begun_;
+      batch_.from[count_] = from;
+      batch_.literals[count_] = literals;
+      batch_.back[count_] = back;
     }
-    meet();
-    for (uint32_t k = head + 8 * words + lane(); k < n; k += kLanes) put(at + k, stored[k]);
-    at += n;
-    in.skip_to(from + n);
+    ++count_;
+    at += literals + n;
+    if (count_ == kBatch || at - begun_ >= kBatchBytes) write();
   }
 
-  // `n` bytes from `back` bytes before, a repeated pattern where n > back. 0 < back <= at.
-  __device__ void match(uint32_t back, uint32_t n) {
-    meet();  // what other lanes have written can be read
-    if (back <= kNear) {
-      while (n) {
-        // A whole number of patterns at a time, so few that what they are made of is still in the ring behind them.
-        uint32_t most = n;
-        if (n > back) most = back >= kRing / 4 ? back : kRing / 4 / back * back;
-        if (most > n) most = n;
-        const uint32_t begin = at - back + shift_;
-        if (most <= back)
-          for (uint32_t k = lane(); k < most; k += kLanes) put(at + k, ring_[(begin + k) % kRing]);
-        else
-          for (uint32_t k = lane(); k < most; k += kLanes) put(at + k, ring_[(begin + k % back) % kRing]);
-        at += most;
-        n -= most;
-        if (n) meet();
+  // Writes what is left of a batch.
+  __device__ void write() {
+    if (!count_) return;
+    meet();  // the batch, and bytes that other lanes have written, can be read
+    const uint32_t size = at - begun_;
+    for (uint32_t first = lane(); first < size; first += kUnrolled * kLanes) {
+      uint32_t place[kUnrolled];
+      const uint8_t* source[kUnrolled];
+      CB_UNROLL
+      for (uint32_t u = 0; u < kUnrolled; ++u) {
+        const uint32_t wanted = first + u * kLanes;
+        place[u] = wanted < size ? wanted : size - 1;
       }
-      return;
+      CB_UNROLL
+      for (uint32_t u = 0; u < kUnrolled; ++u) source[u] = source_of(place[u]);
+      CB_UNROLL
+      for (uint32_t u = 0; u < kUnrolled; ++u)
+        while (!source[u]) source[u] = source_of(place[u]);
+      uint8_t byte[kUnrolled];
+      CB_UNROLL
+      for (uint32_t u = 0; u < kUnrolled; ++u) byte[u] = *source[u];
+      CB_UNROLL
+      for (uint32_t u = 0; u < kUnrolled; ++u) {
+        const uint32_t wanted = first + u * kLanes;
+        if (wanted < size) out_[begun_ + wanted] = byte[u];
+      }
     }
-    while (n) {
-      const uint32_t most = n < back ? n : back;
-      for (uint32_t k = lane(); k < most; k += kLanes) put(at + k, out_[at - back + k]);
-      at += most;
-      n -= most;
-      if (n) meet();
-    }
+    count_ = 0;
+    begun_ = at;
+    meet();  // nobody reads the batch any more
   }
 
  private:
-  __device__ void put(uint32_t place, uint8_t byte) {
-    out_[place] = byte;
-    ring_[(place + shift_) % kRing] = byte;
+  // Where the byte at `place` of the batch comes from; nullptr: from an earlier place of the batch, which `place`
+  // becomes.
+  __device__ const uint8_t* source_of(uint32_t& place) const {
+    uint32_t s = 0;
+    CB_UNROLL
+    for (uint32_t step = kBatch / 2; step; step /= 2)
+      if (s + step < count_ && batch_.begin[s + step] <= place) s += step;
+    const uint32_t literals = batch_.literals[s], match = batch_.begin[s] + literals, back = batch_.back[s];
+    if (place < match) return in_ + batch_.from[s] + (literals - (match - place));
+    uint32_t k = place - match;
+    if (k >= back) k %= back;
+    place = match + k - back;
+    return match + k < back ? out_ + (uint32_t)(begun_ + place) : nullptr;
   }
+
   uint8_t* const out_;
-  uint8_t* const ring_;
-  const uint32_t shift_;  // words of the output and of the ring are aligned alike
+  const uint8_t* const in_;
+  Batch& batch_;
+  uint32_t begun_ = 0;  // where the batch begins
+  uint32_t count_ = 0;  // sequences of the batch
 };
 
 // A length that does not fit into its half of the token; see core/parquet/lz4.h.
@@ -285,17 +308,22 @@ __device__ inline bool lz4_block(Input& in, Output& out, uint32_t size) {
     const uint32_t room = size - out.at;
     if (literals == 15 && !lz4_length(in, at, room, literals)) return false;
     if (literals > room || literals > in.size - at) return false;
-    out.literals(in, at, literals);
+    const uint32_t from = at;
     at += literals;
-    if (at == in.size) return out.at == size;
+    if (at == in.size) {
+      out.sequence(from, literals, 0, 0);
+      out.write();
+      return out.at == size;
+    }
     if (in.size - at < 2) return false;
+    if (literals > kMostLiterals) in.skip_to(at);
     in.reach(at + 2);
-    const uint32_t back = (uint32_t)in.byte(at) | (uint32_t)in.byte(at + 1) << 8, still = size - out.at;
+    const uint32_t back = (uint32_t)in.byte(at) | (uint32_t)in.byte(at + 1) << 8, still = room - literals;
     at += 2;
     if (length == 15 && !lz4_length(in, at, still, length)) return false;
     length += 4;
-    if (length > still || back == 0 || back > out.at) return false;
-    out.match(back, length);
+    if (length > still || back == 0 || back > out.at + literals) return false;
+    out.sequence(from, literals, back, length);
   }
   return false;  // a block ends with literals
 }
@@ -324,8 +352,9 @@ __device__ inline bool snappy_stream(Input& in, Output& out, uint32_t size) {
     if ((tag & 3) == 0) {
       const uint64_t length = bytes ? (uint64_t)number + 1 : (tag >> 2) + 1ull;
       if (length > room || length > left - bytes) return false;
-      out.literals(in, at, (uint32_t)length);
+      out.sequence(at, (uint32_t)length, 0, 0);
       at += (uint32_t)length;
+      if (length > kMostLiterals) in.skip_to(at);
       continue;
     }
     uint32_t length = (tag >> 2) + 1u;
@@ -334,8 +363,9 @@ __device__ inline bool snappy_stream(Input& in, Output& out, uint32_t size) {
       length = ((tag >> 2) & 7) + 4u;
     }
     if (length > room || number == 0 || number > out.at) return false;
-    out.match(number, length);
+    out.sequence(at, 0, number, length);
   }
+  out.write();
   return out.at == size;
 }
 
@@ -356,7 +386,7 @@ __device__ inline bool unpack(const StoredPage& p, const Scratch& scratch) {
   // A page of nothing but nulls may be stored as no bytes at all.
   if (stored == 0 && raw == 0) return true;
   Input input(in, (uint32_t)stored, scratch);
-  Output output(out, scratch);
+  Output output(out, in, scratch);
   return p.codec == kLz4 ? lz4_block(input, output, (uint32_t)raw) : snappy_stream(input, output, (uint32_t)raw);
 }
 
@@ -587,11 +617,12 @@ __device__ inline void report(PageResult* results, uint64_t number, uint32_t fai
 extern "C" __global__ void pages_unpack(const cb::pages::StoredPage* pages, cb::pages::PageResult* results,
                                         uint64_t n) {
   using namespace cb::pages;
-  __shared__ uint64_t ring[kRing / 8], ahead[kAhead / 8];  // of the block's one warp
+  __shared__ uint64_t ahead[kAhead / 8];  // of the block's one warp
+  __shared__ Batch batch;
   const uint64_t number = page_here();
   if (number >= n) return;
   const StoredPage p = pages[number];
-  report(results, number, unpack(p, Scratch{(uint8_t*)ring, (uint8_t*)ahead}) ? 0 : 1, p.values);
+  report(results, number, unpack(p, Scratch{&batch, (uint8_t*)ahead}) ? 0 : 1, p.values);
 }
 
 extern "C" __global__ void pages_words(const cb::pages::StoredPage* pages, const cb::pages::PageColumn* columns,

@@ -331,3 +331,16 @@ def test_arrays_are_cast_between_simple_types_without_loss_or_not_at_all() -> No
     assert conform(pa.array([1], pa.int64()), pa.int8()).type == pa.int8()
     with pytest.raises(pa.ArrowInvalid):
         conform(pa.array([300], pa.int64()), pa.int8())
+
+
+def test_the_least_value_from_a_row_on(tmp_path: Path) -> None:
+    for number, first in enumerate((10, 40)):
+        table = pa.table({"id": range(first, first + 25), "x": [1.5] * 25})
+        pq.write_table(table, tmp_path / f"part-{number}.parquet", row_group_size=10)
+    source = open_source(tmp_path)
+    told = [source.least("id", start) for start in (0, 9, 10, 24, 25, 49)]
+    assert told == [10, 10, 20, 30, 40, 60]
+    assert source.least("id", 50) is None
+    assert source.least("x", 0) is None
+    pq.write_table(table, tmp_path / "part-1.parquet", row_group_size=10, write_statistics=False)
+    assert open_source(tmp_path).least("id", 30) is None

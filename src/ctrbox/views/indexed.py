@@ -203,6 +203,28 @@ class IndexedFiles(ColumnSource):
                 last = high
         return True
 
+    def least(self, column: str, start: int) -> int | None:
+        """Return the least value of a whole-number column in the group that holds row ``start``, as statistics tell it.
+
+        In a column that ascends, no value from that row on is less. None: the statistics do not tell.
+        """
+        (leaf,) = self._columns.choose([column], self.name)
+        if column in self._partitions.columns or not pa.types.is_integer(leaf.stored):
+            return None
+        for file, footer in enumerate(self._footers()):
+            whole = sum(footer.rows)
+            if start >= whole:
+                start -= whole
+                continue
+            ranges = self._format.ranges(footer, self._agree(file, footer, leaf))
+            if ranges is None:
+                return None
+            for rows, (low, _) in zip((rows for rows in footer.rows if rows), ranges, strict=True):
+                if start < rows:
+                    return int(low)
+                start -= rows
+        return None
+
     def prunable(self, column: str) -> bool:
         """Whether statistics of the column are in the unit and type that `scan` hands out."""
         leaf = self._first.leaves.get(column)

@@ -14,11 +14,13 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.engines.cuda.runtime import Runtime
 from ctrbox.errors import CtrboxError
+from ctrbox.views.indexed import IndexedFiles
 from tests.engines.cuda.plans import assert_same, on_cpu, on_device
 
 __all__ = [
     "test_a_damaged_page_is_the_error_of_the_cpu",
     "test_columns_that_only_the_cpu_decodes_come_from_there",
+    "test_ids_below_what_statistics_tell_find_their_rows",
     "test_plans_over_files_equal_the_cpus",
     "test_row_groups_that_are_too_large_are_decoded_by_the_cpu",
 ]
@@ -89,6 +91,18 @@ def test_plans_over_files_equal_the_cpus(tmp_path: Path, runtime: Runtime, codec
         assert device.readings[1] is not None
         assert device.readings[1].decoded == {"b_x", "b_text", "b_n"}
     assert_same(list(device.batches(50, start=333, stop=1200)), list(on_cpu(made).batches(50, start=333, stop=1200)))
+
+
+@pytest.mark.parametrize("least", [-5, 777, None])
+def test_ids_below_what_statistics_tell_find_their_rows(
+    tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, least: int | None
+) -> None:
+    """The merged view is read before the first id of the log is known."""
+    made = plan(write(tmp_path, "log", [300], 100, 1.0), write(tmp_path, "basic", [300], 90, 0.9))
+    want = list(on_cpu(made).batches(64))
+    monkeypatch.setattr(IndexedFiles, "least", lambda *_: least)
+    device = on_device(made, runtime, parquet_bytes=1 << 26, graphs=False)
+    assert_same(list(device.batches(64)), want)
 
 
 def test_columns_that_only_the_cpu_decodes_come_from_there(tmp_path: Path, runtime: Runtime) -> None:

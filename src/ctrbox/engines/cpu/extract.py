@@ -267,6 +267,22 @@ class Extractor:
             self.early.close()
             self.early = None
 
+    def _cursors(self, first: int | None, others: Sequence[Elsewhere | None]) -> list[MergeCursor]:
+        """Open the views that are merged by id; no id of the log is below ``first``."""
+        # A fourth of the threads: the log itself takes several times as long to decode as numbers. Threads that wait for
+        # another decoder need no core, and more of them keep it busy.
+        few, many = max(2, self.threads // 4), max(2, self.threads // 2)
+        return [
+            MergeCursor(s.view, s.on, self.columns[k], first, self.morsel_rows, few if o is None else many, o)
+            for k, (s, o) in enumerate(zip(self.log.sources, others, strict=True))
+            if s.on is not None
+        ]
+
+    def _least_id(self, start: int) -> int | None:
+        """Return a number that no id from the log's row ``start`` on is below, without reading rows; None: it is not known."""
+        least = getattr(self.log.view.source, "least", None)  # sources without statistics have none
+        return least(self.log.key[0], start) if self.merged and least is not None else None
+
     def stream(
         self, start: int = 0, stop: int | None = None, elsewhere: Sequence[Elsewhere | None] = ()
     ) -> Generator[tuple[Morsel, list[Aligned]], None, None]:
@@ -279,10 +295,8 @@ class Extractor:
             early.close()
             early = None
         scan = self._scan(start, stop, others[0]) if early is None else early.morsels()
-        cursors: list[MergeCursor] = []
-        merge_threads = max(
-            2, self.threads // 4
-        )  # numbers mostly: the log itself takes several times as long to decode
+        first = self._least_id(start) if any(others[1:]) else None
+        cursors = [] if first is None else self._cursors(first, others)
         ascend = self.merged and ascends(self.log.view, self.log.key[0])
         last: int | None = None
         began = time.perf_counter()
@@ -305,15 +319,13 @@ class Extractor:
                         )
                     if len(ids):
                         last = int(ids[-1])
+                    if first is not None and len(ids) and ids[0] < first:  # the log's statistics are wrong
+                        for cursor in cursors:
+                            cursor.close()
+                        cursors = []
                     if not cursors:
                         first = int(ids[0]) if len(ids) else None
-                        cursors = [
-                            MergeCursor(
-                                s.view, s.on, self.columns[k], first, self.morsel_rows, merge_threads, others[k]
-                            )
-                            for k, s in enumerate(self.log.sources)
-                            if s.on is not None
-                        ]
+                        cursors = self._cursors(first, others)
                     merged = [c.align(ids) for c in cursors]
                     for cursor in cursors:
                         self.joins.merge(cursor.name, len(ids), len(ids) - cursor.found)

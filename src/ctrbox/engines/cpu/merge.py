@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctrbox import _native
+from ctrbox.engines.cpu.early import EarlyScan
 from ctrbox.errors import DataError
 from ctrbox.views.elsewhere import Elsewhere, aside
 from ctrbox.views.memory import MemorySource
@@ -121,9 +122,10 @@ class MergeCursor:
         # Slices of what is in memory cost nothing: taken whole, rows never have to be put together from two of them.
         rows = 2**30 if isinstance(view.source, MemorySource) else rows
         prune = None if first_id is None else pc.field(on) >= pc.scalar(first_id)
-        self.stream: Iterator[Morsel] = view.source.scan(
-            columns, prune=prune, rows=rows, threads=threads, **aside(elsewhere)
-        )
+        scan = view.source.scan(columns, prune=prune, rows=rows, threads=threads, **aside(elsewhere))
+        # What is decoded elsewhere is asked for at once: it would come too late if it were asked for with the first ids.
+        self._early = None if elsewhere is None else EarlyScan(scan, 0)
+        self.stream: Iterator[Morsel] = scan if self._early is None else self._early.morsels()
         self.held: list[tuple[pa.RecordBatch, np.ndarray]] = []
         self.ended = False
         self.last: int | None = None
@@ -187,3 +189,5 @@ class MergeCursor:
         close = getattr(self.stream, "close", None)
         if close is not None:
             close()
+        if self._early is not None:
+            self._early.close()

@@ -2,7 +2,7 @@
 
     read      the column chunks go from the file into page-locked memory as they are stored; the native core checks
               headers and checksums there and lists the pages
-    copy      one copy moves the chunks, a second one the tables that describe pages and columns
+    copy      one copy moves the chunks, a second one the tables that describe pages and columns; nothing waits for them
     kernels   one warp per page: decompress, then dictionaries, then levels and values; the results say for every page
               whether it could be decoded
     held      values, validity bits and decompressed strings stay on the GPU as long as a `DeviceColumn` refers to them
@@ -14,6 +14,7 @@ whether it is damaged. Any number of threads may decode at the same time, each w
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -58,6 +59,7 @@ THREADS = 128  # of a block: four warps; of pages_unpack one, since a warp fills
 GRAIN = 1 << 24  # sizes of device memory are multiples of so many bytes, so that memory of one call suits the next
 FAILED = {1: "does not decompress", 2: "has a damaged dictionary", 3: "has damaged levels", 4: "has damaged values"}
 SOURCE = '#include "cuda/pages.h"\n'
+STEPS = ("copy", "decompress", "dictionaries", "levels and values", "validity bits")  # of a call, as the GPU does them
 KERNELS = ("pages_unpack", "pages_words", "pages_values", "pages_bits")
 
 
@@ -82,7 +84,9 @@ class Worker:
     stream: Any
     device: torch.device
     memory: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))  # page-locked
+    told: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))  # page-locked
     stored: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    tables: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
     between: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
     def reach(self, name: str, size: int) -> torch.Tensor:
@@ -90,7 +94,7 @@ class Worker:
         if getattr(self, name).numel() < size:
             setattr(self, name, torch.empty(0, dtype=torch.uint8))
             room = (size + size // 4 + GRAIN - 1) // GRAIN * GRAIN
-            if name == "memory":
+            if name in ("memory", "told"):
                 made = torch.empty(room, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
             else:
                 made = torch.empty(room, dtype=torch.uint8, device=self.device)
@@ -113,8 +117,17 @@ class PageDecoder:
         # go: a call waits for its kernels, and the engine for those of a chunk before it drops the chunk's columns.
         self.common = torch.cuda.Stream(self.device) if self.cuda else None
         self.lock = threading.Lock()
-        self.seconds = {"read": 0.0, "lay out": 0.0, "copy and decode": 0.0}
-        self.stored_bytes = 0
+        self.seconds = dict.fromkeys(("read", "list pages", "lay out", "copy and decode"), 0.0)
+        self.timed = False  # whether `kernel_seconds` is filled
+        self.kernel_seconds = dict.fromkeys(STEPS, 0.0)  # on the GPU, of all calls, which run side by side
+        self.calls = self.pages = self.stored_bytes = 0
+
+    def forget(self) -> None:
+        """Set all measured times and counts to 0."""
+        with self.lock:
+            self.seconds = dict.fromkeys(self.seconds, 0.0)
+            self.kernel_seconds = dict.fromkeys(STEPS, 0.0)
+            self.calls = self.pages = self.stored_bytes = 0
 
     @contextlib.contextmanager
     def worker(self) -> Iterator[Worker]:
@@ -150,7 +163,7 @@ class PageDecoder:
         if end > self.most:
             return [self.too_large] * len(columns)
         memory = worker.reach("memory", end + SLACK)
-        tables = _native.stage_parquet_pages(file, places, memory.numpy())
+        tables, listing = _native.stage_parquet_pages(file, places, memory.numpy())
         read = time.perf_counter()
         plan = _laid_out(columns, tables)
         if plan.bytes > self.most:
@@ -158,35 +171,48 @@ class PageDecoder:
         if not len(plan.pages):
             return list(plan.reasons)
         stored = worker.reach("stored", end + SLACK)
-        stored[: end + SLACK].copy_(memory[: end + SLACK], non_blocking=True)
         between = worker.reach("between", plan.between)
         with torch.cuda.stream(self.common) if self.cuda else contextlib.nullcontext():
             room = (plan.held + GRAIN - 1) // GRAIN * GRAIN if self.cuda else plan.held
             held = torch.empty(room, dtype=torch.uint8, device=self.device)
         results = torch.empty((len(plan.pages), 2), dtype=torch.int32, device=self.device)
         pages, shapes = plan.placed(stored.data_ptr(), held.data_ptr(), between.data_ptr())
-        described = torch.from_numpy(
-            np.concatenate([_bytes(pages), _bytes(shapes), _bytes(plan.dictionaries), _bytes(plan.data)])
-        ).to(self.device)
+        described = b"".join(part.tobytes() for part in (pages, shapes, plan.dictionaries, plan.data))
+        size = len(described)
+        told, tables_there = worker.reach("told", size), worker.reach("tables", size)
+        told.numpy()[:size] = np.frombuffer(described, np.uint8)
         laid_out = time.perf_counter()
-        at = described.data_ptr()
+        marks = _Marks(self.timed and self.cuda)
+        stored[: end + SLACK].copy_(memory[: end + SLACK], non_blocking=True)
+        tables_there[:size].copy_(told[:size], non_blocking=True)
+        marks.add()
+        at = tables_there.data_ptr()
         behind = at + pages.nbytes
         first = behind + shapes.nbytes
         second = first + plan.dictionaries.nbytes
         said = results.data_ptr()
         self._launch("pages_unpack", len(pages), at, said, len(pages))
+        marks.add()
         if len(plan.dictionaries):
             self._launch("pages_words", len(plan.dictionaries), at, behind, said, first, len(plan.dictionaries))
+        marks.add()
         if len(plan.data):
             self._launch("pages_values", len(plan.data), at, behind, said, second, len(plan.data))
+        marks.add()
         if shapes["nullable"].any():
             self.kernels["pages_bits"]((8, len(shapes)), self.runtime.threads, behind)
+        marks.add()
         found = results.cpu().numpy()  # waits for the kernels
         done = time.perf_counter()
         with self.lock:
-            self.seconds["read"] += read - began
+            self.seconds["read"] += read - began - listing
+            self.seconds["list pages"] += listing
             self.seconds["lay out"] += laid_out - read
             self.seconds["copy and decode"] += done - laid_out
+            for step, seconds in zip(STEPS, marks.seconds(), strict=False):
+                self.kernel_seconds[step] += seconds
+            self.calls += 1
+            self.pages += len(pages)
             self.stored_bytes += end
         return plan.columns(found, pages, shapes, held)
 
@@ -196,8 +222,22 @@ class PageDecoder:
         self.kernels[name](((pages + warps - 1) // warps, 1), threads, *arguments)
 
 
-def _bytes(array: np.ndarray) -> np.ndarray:
-    return np.frombuffer(array.tobytes(), np.uint8)
+class _Marks:
+    """Points on the current stream, the first one where it is made; ``wanted``: whether they are taken at all."""
+
+    def __init__(self, wanted: bool) -> None:
+        self.events: list[Any] = []
+        self.wanted = wanted
+        self.add()
+
+    def add(self) -> None:
+        if self.wanted:
+            self.events.append(torch.cuda.Event(enable_timing=True))
+            self.events[-1].record()
+
+    def seconds(self) -> list[float]:
+        """Return the time between each point and the next one. The stream has passed the last one."""
+        return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(self.events)]
 
 
 def _ends(sizes: np.ndarray) -> np.ndarray:
