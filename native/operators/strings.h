@@ -286,8 +286,13 @@ struct Split {
     return q.s[0].n == 1 ? write_by_byte(q.s[0].p[0], out, s) : write_by_string(q.s[0], out, s);
   }
 
-  // Separators of 64 bytes become one word of bits: a branch is mispredicted once a block, not once a token.
   CB_BODY static uint32_t write_by_byte(char sep, Str* out, Str s) {
+    return each_by_byte(sep, s, [&](uint32_t number, Str part) { out[number] = part; });
+  }
+  // Calls part(number, bytes) for each part of a string that is not empty, and returns how many there are.
+  // Separators of 64 bytes become one word of bits: a branch is mispredicted once a block, not once a token.
+  template <class Part>
+  CB_BODY static uint32_t each_by_byte(char sep, Str s, Part part) {
     const uint64_t pattern = kOnes * (uint8_t)sep;
     uint32_t parts = 0, start = 0;
     for (uint32_t k = 0; k < s.n; k += 64) {
@@ -297,12 +302,12 @@ struct Split {
       if (n < 64) bits &= (1ull << n) - 1;  // the zeros behind the end match a separator of zero
       for (; bits; bits &= bits - 1) {
         uint32_t at = k + lowest_bit(bits);
-        out[parts++] = Str{s.p + start, at - start};
+        part(parts++, Str{s.p + start, at - start});
         start = at + 1;
       }
       if (n < 64) break;
     }
-    out[parts++] = Str{s.p + start, s.n - start};
+    part(parts++, Str{s.p + start, s.n - start});
     return parts;
   }
   CB_BODY static uint32_t write_by_string(Str sep, Str* out, Str s) {

@@ -6,6 +6,7 @@ import re
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import col
+from ctrbox.engines.cuda.program import SPLIT_HASH
 from ctrbox.engines.cuda.runtime import Runtime
 from tests.engines.cuda import expressions, hostile
 from tests.engines.cuda.registers import Registers, shrunk
@@ -67,6 +69,50 @@ def test_rows_without_nulls_rows_of_nulls_only_and_rows_far_beyond_the_first_poo
         registers.check(hostile.table(5, 40, share=share))
     shrunk(registers.extractor.device)
     registers.check(hostile.table(8, 12, long=2))
+
+
+# ---- a split and a hash as one ------------------------------------------------------------------------------------
+
+PARTED = ["", "/", "//", "a", "/a", "a/", "\0/\0", "é/ü", "x" * 64, "X" * 63 + "/", "/" * 64, "word-of-17-bytes!/" * 9]
+
+
+@cache
+def split_and_hashed(runtime: Runtime, nulls: bool) -> Registers:
+    s = col("s")
+    columns = {
+        "one": s.split("/").hash(),
+        "of a change": s.lower().split("x").hash(),
+        "of a constant": s.fill("n/o").split("/").hash() if nulls else s.split("-").hash(),
+        "zeros": s.split("\0").hash(),
+        "two bytes": s.split("/a").hash(),
+        "two readers": s.split("!").hash(),
+        "the other reader": s.split("!").length(),
+    }
+    kept = pa.array(["a", None] if nulls else ["a"])
+    made = Registers(columns, pa.table({"s": kept}), runtime)
+    code = [k for layer in made.extractor.layout.layers for k in layer.code]
+    assert [k.body for k in code].count(SPLIT_HASH) == 4
+    assert [k.body for k in code].count("Split") == 2
+    return made
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+@pytest.mark.parametrize("long", [0, 20, 4000])
+def test_a_split_whose_parts_are_only_hashed_gives_the_same_hashes(runtime: Runtime, nulls: bool, long: int) -> None:
+    """In blocks whose text or parts pass the shared memory, too; `long`: parts of one row, or of each where there are few."""
+    rng = np.random.default_rng(long)
+    texts = [
+        PARTED[k] if rng.random() < 0.5 else "".join(rng.choice(list("aAb/!é\0"), 9)) for k in rng.integers(0, 12, 300)
+    ]
+    if long == 20:
+        texts[:256] = ["a/" * long] * 256
+    elif long:
+        texts[70] = "part/" * long
+    rows = pa.table({"s": pa.array([None if nulls and rng.random() < 0.2 else text for text in texts], pa.string())})
+    made = split_and_hashed(runtime, nulls)
+    made.check(rows)
+    shrunk(made.extractor.device)
+    made.check(rows)
 
 
 # ---- Arrow's layouts ----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ the generated source names them.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from ctrbox import _native
 from ctrbox.plan.language.user import UserOperator
 
 What = Literal["load", "call", "lookup", "gather"]
+SPLIT_HASH = "split_hash"  # the body of an instruction that splits a string and hashes the parts (native/cuda/tokens.h)
 
 
 @dataclass(eq=False)  # two registers may look alike
@@ -190,9 +191,30 @@ class Recorded:
         self.entries.append(None)
 
     def finish(self) -> None:
+        self._fuse()
         self.counts = [0] * len(self.entries)
         self.nanos = [0.0] * len(self.entries)
         self.lookups = [[(0, 0)] * (0 if k is None else k.losses) for k in self.entries]
+
+    def _fuse(self) -> None:
+        """Let one instruction split a string and hash the parts if nothing else reads the parts.
+
+        It takes the place of the hash, which reads what the split read; what follows moves to earlier layers.
+        """
+        readers = Counter(id(r) for k in self.code for r in k.reads)
+        readers.update(id(r) for _, r in self.emits)
+        splits = {id(k.makes[0]): k for k in self.code if k.body == "Split" and len(k.texts[0]) == 1}
+        fused: set[int] = set()
+        for k in self.code:
+            split = splits.get(id(k.reads[0])) if k.body == "HashStr" and k.shape == "each" else None
+            if split is not None and readers[id(k.reads[0])] == 1:
+                k.reads, k.texts, k.shape, k.body = split.reads, split.texts, "special", SPLIT_HASH
+                fused.add(id(split))
+        self.code = [k for k in self.code if id(k) not in fused]
+        for k in self.code:
+            k.depth = max((r.depth for r in k.reads), default=-1) + 1
+            for register in k.makes:
+                register.depth = k.depth
 
     def profile(self) -> list[tuple[str, int, int]]:
         """Per instruction, as the CPU's programs give it: name, nanoseconds, rows warned of."""

@@ -8,6 +8,7 @@ same sources on the CPU, one thread a block.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -23,6 +24,10 @@ from ctrbox.plan.placement.device import gpu_here
 
 NONE: Mapping[str, UserOperator] = MappingProxyType({})
 
+
+# The GPU takes kernels from so many queues, 8 by default and 32 at most. Kernels of different streams in one queue wait for
+# each other, and a plan with a dozen threads that decode Parquet pages has more streams than 8. CUDA reads this when it starts.
+QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 ON_THE_CPU = "use the CPU: device='cpu', cb.MemoryTable"
 
@@ -121,6 +126,7 @@ def cuda_runtime() -> CudaRuntime:
 
 def why_not() -> str:
     """Why this machine cannot run kernels, with what to do about it; empty where it can."""
+    os.environ.setdefault(*QUEUES)
     if not torch.cuda.is_available() and not gpu_here():
         return f"this machine shows no NVIDIA GPU; {ON_THE_CPU}"
     if not torch.backends.cuda.is_built():

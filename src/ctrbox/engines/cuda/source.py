@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ctrbox.engines.cuda.program import Instruction, Layer, Layout, Output, Register
+from ctrbox.engines.cuda.program import SPLIT_HASH, Instruction, Layer, Layout, Output, Register
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.plan.placement.metakernels import MOST_PLAIN
 
@@ -21,7 +21,7 @@ EMITTED = 32  # columns of the dense matrix that a thread writes
 TYPES = {"b": "uint8_t", "i": "int64_t", "t": "int64_t", "f": "double", "k": "uint64_t", "s": "Str"}
 MUST_RETURN = "#pragma nv_diag_error 940\n#pragma nv_diag_error 117"  # a path without a value would be any value at all
 POOLED = {"items", "each"}
-POOLED_SPECIALS = {"lower", "replace", "ints_to_strs", "overlap_count", "distinct_count", "json"}
+POOLED_SPECIALS = {"lower", "replace", "ints_to_strs", "overlap_count", "distinct_count", "json", SPLIT_HASH}
 
 
 def type_of(kind: str) -> str:
@@ -98,7 +98,8 @@ class Source:
         self.groups["copy"] = 1
         needed = {k.header for layer in self.layout.layers for k in layer.code if k.header}
         head = [f'#include "operators/{h}"\n' for h in sorted(needed)]
-        head += [f'#include "cuda/{h}"\n' for h in ("load.h", "rows.h", "emit.h")]
+        fused = any(k.body == SPLIT_HASH for layer in self.layout.layers for k in layer.code)
+        head += [f'#include "cuda/{h}"\n' for h in ("load.h", "rows.h", "emit.h", *(["tokens.h"] if fused else []))]
         users = [f"{user_head(name, op)};\n" for name, op in self.layout.users.items()]
         # Their bodies come last: a #line of theirs then counts no line of ours.
         bodies = [user_body(name, op) for name, op in self.layout.users.items()]
@@ -376,6 +377,8 @@ class Source:
             call = f"each_row<{k.body}, {element_of(out.kind)}>(pool, q, ok, {args})"
         elif k.body in ("lower", "replace"):
             call = f"{k.body}_row(s, {k.warning}, pool, q, ok, {args})"
+        elif k.body == SPLIT_HASH:
+            call = f"split_hash_row(pool, q, ok, {args})"
         elif k.body == "ints_to_strs":
             call = f"ints_to_strs_row(pool, ok, {args})"
         else:
