@@ -148,7 +148,7 @@ static inline unsigned __ballot_sync(unsigned, int chosen) {
   unsigned mine = threadIdx.x, all = 0;
   lanes[mine] = chosen != 0;
   __syncwarp();
-  for (unsigned k = 0; k < 32; ++k) all |= (unsigned)lanes[(mine & ~31u) + k] << k;
+  for (unsigned k = 0; k < 32; ++k) all |= (unsigned)(lanes[(mine & ~31u) + k] == 1) << k;
   __syncwarp();
   return all;
 }

@@ -12,6 +12,7 @@
 //
 // kLanes threads share a pair (reading) or a table row (writing): lane k takes the parts k, k + kLanes, …
 #pragma once
+#include "cuda/bfloat16.h"
 #include "cuda/table.h"
 
 namespace cb::table {
@@ -84,22 +85,6 @@ __device__ inline Four get_part(const float* in, uint32_t part) {
     if (c < n) x.v[c] = in[c];
   }
   return x;
-}
-
-// bfloat16: the upper half of a float's bits. Vectors and their gradients may have this type; all sums are floats.
-__device__ inline float float_of_half(uint16_t half) {
-  const uint32_t bits = (uint32_t)half << 16;
-  float x;
-  memcpy(&x, &bits, 4);
-  return x;
-}
-
-// The nearest one; of two, the even one. NaN stays NaN.
-__device__ inline uint16_t half_of_float(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, 4);
-  if (x != x) return 0x7fc0;
-  return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
 struct alignas(8) FourHalves {
@@ -246,19 +231,21 @@ struct Gradients {
   uint64_t field_count, row_count, maxima;
   uint64_t half;  // vectors are bfloat16, else float
 
-  __device__ Four of(uint64_t i, uint32_t part) const {
+  // Where the gradient of reference i is.
+  __device__ Link link_of(uint64_t i) const {
+    if (links) return links[i];
+    const uint32_t f = (uint32_t)i / (uint32_t)row_count;
+    return Link{(int32_t)(((uint32_t)i - f * (uint32_t)row_count) * field_count + f), 1.0f};
+  }
+
+  __device__ Four of(uint64_t i, uint32_t part) const { return at(i, link_of(i), part); }
+
+  // A part of the gradient of reference i, whose link is known.
+  __device__ Four at(uint64_t i, const Link& link, uint32_t part) const {
     Four x = {{0.0f, 0.0f, 0.0f, 0.0f}};
-    uint64_t pair;
-    float share = 1.0f;
-    if (links) {
-      const Link link = links[i];
-      if (link.pair < 0) return x;
-      pair = (uint64_t)link.pair;
-      share = link.share;
-    } else {
-      const uint32_t f = (uint32_t)i / (uint32_t)row_count;
-      pair = ((uint32_t)i - f * (uint32_t)row_count) * field_count + f;
-    }
+    if (link.pair < 0) return x;
+    const uint64_t pair = (uint64_t)link.pair;
+    const float share = link.share;
     const bool is_vector = part < kVectorParts, pooled = pair < row_count * field_count;
     if (is_vector && vectors)
       x = half ? get_halves((const uint16_t*)vectors + pair * pitch + 4 * part, part)

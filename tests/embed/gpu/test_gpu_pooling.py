@@ -196,14 +196,28 @@ LANES: list[Shape] = [
     (Row(36, True), [(Adagrad(initial=0.1), Adam())]),
     (Row(160), [(RowwiseAdagrad(initial=0.5), SGD())]),  # more parts than lanes
 ]
+IN_WINDOWS: list[Shape] = [
+    (Row(16), [(SGD(l2=0.1), SGD())]),
+    (Row(18, True), [(Adagrad(initial=0.1), RowwiseAdagrad())]),  # a part of two columns
+    (Row(40, True), [(RowwiseAdagrad(lr=0.2, l2=1e-3), Adagrad())]),  # more parts than lanes
+    (Row(128), [(RowwiseAdagrad(initial=0.5), SGD())]),
+]
 
 
 @pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("shape", LANES, ids=named)
-def test_lanes_that_share_a_row_give_the_bits_of_one_thread(shape: Shape, order: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "windows"),
+    [*((shape, False) for shape in LANES), *((shape, True) for shape in IN_WINDOWS)],
+    ids=lambda x: named(x) if isinstance(x, tuple) else "windows" if x else "steps",
+)
+def test_lanes_that_share_a_row_give_the_bits_of_one_thread(
+    shape: Shape, windows: bool, order: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks of 64 fibers in the place of threads, the first or the last of them first."""
+    monkeypatch.setattr(gpu_kernels, "WINDOWS", windows)
     row, [optimizers] = shape
     table, slow = pair(HostRuntime(64, order=order), row, optimizers)
+    assert table.store.kernels.windows == windows
     assert table.store.kernels.lanes == min(32, 1 << ((row.dim + 3) // 4).bit_length() - 1) > 1
     rng = np.random.default_rng(2)
     rows = 200 if row.dim < 100 else 30  # fibers that meet are slow
@@ -219,6 +233,33 @@ def test_lanes_that_share_a_row_give_the_bits_of_one_thread(shape: Shape, order:
     told = table.told()
     assert batch.sparse["b"].values[told - 3 * rows] in batch.sparse["b"][7]
     assert np.isfinite(table.export()[1]).all()
+
+
+@pytest.mark.parametrize("dim", [16, 32, 128])
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_windows_of_sorted_references_give_the_bits_of_single_steps(
+    dim: int, bf16: bool, ragged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of one reference to three chunks of them, in rows that end inside windows, at their ends and beyond."""
+    rng = np.random.default_rng(dim)
+    counts = [1, 2, 3, 31, 32, 33, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5, *[1] * 20]
+    keys = rng.permutation(np.repeat(np.arange(len(counts)), counts))  # key 0, the null slot, among them
+    keys = keys[: len(keys) // 2 * 2]
+    rows = len(keys) // 2 if ragged else len(keys)
+    batch = batch_of_keys({"a": keys}, rows, ragged=ragged)
+    found = []
+    for windows in (False, True):
+        monkeypatch.setattr(gpu_kernels, "WINDOWS", windows)
+        table, _ = pair(HostRuntime(64), Row(dim), (RowwiseAdagrad(lr=0.3, l2=1e-3), SGD()))
+        for step in range(2):
+            reading = table.read(References.of(batch, ["a"], table.device), ["a"], ["mean"], bf16=bf16)
+            gradient = np.random.default_rng(step).normal(size=(rows, 1, dim)).astype(np.float32)
+            reading.vectors.backward(torch.from_numpy(gradient).to(reading.vectors.dtype))
+            reading.push(2.0)
+        found.append(table)
+    assert found[1].store.kernels.windows
+    assert_same(found[1], found[0])
 
 
 @settings(max_examples=40, deadline=None)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.optimizers import Spec
+from ctrbox.embed.optimizers import KINDS, SGD, Adagrad, RowwiseAdagrad, Spec
 from ctrbox.engines.cuda.runtime import Kernel, Runtime
 
 NAMES = (
@@ -30,14 +30,26 @@ NAMES = (
     "table_groups",
     "table_step",
 )
+# Whether steps run by table_windows (native/cuda/table_windows.h), which gives the same bits as table_step and waits less.
+WINDOWS = False
+AHEAD = False  # whether table_windows asks for the rows of a window as soon as it has found them
 MOST_LANES = 32  # of a warp
 MOST_BLOCKS = 1 << 20  # of a launch; loops take the rest
 CHUNK, GROUP = 64, 64 * 64  # references summed together, kChunk and kGroup of table_pool.h
 
 
-def source_of(row: Row, weight: Spec, vector: Spec, lanes: int) -> str:
+def source_of(row: Row, weight: Spec, vector: Spec, lanes: int, threads: int = 256) -> str:
+    """``threads``: of a block, at most."""
     shape = {"DIM": row.dim, "LINEAR": int(row.linear), "WEIGHT": weight[0], "VECTOR": vector[0], "LANES": lanes}
-    return "".join(f"#define CB_{name} {value}\n" for name, value in shape.items()) + '#include "cuda/table_pool.h"\n'
+    shape |= {"THREADS": threads, "AHEAD": int(AHEAD)}
+    defined = "".join(f"#define CB_{name} {value}\n" for name, value in shape.items())
+    return f'{defined}#include "cuda/{"table_windows" if in_windows(row, weight, vector) else "table_pool"}.h"\n'
+
+
+def in_windows(row: Row, weight: Spec, vector: Spec) -> bool:
+    """Whether rows of this shape are stepped by table_windows."""
+    kinds = [vector[0], weight[0]] if row.linear else [vector[0]]
+    return WINDOWS and row.dim <= 4 * MOST_LANES and all(KINDS.get(k) in (SGD, Adagrad, RowwiseAdagrad) for k in kinds)
 
 
 def lanes_of(row: Row, runtime: Runtime) -> int:
@@ -64,8 +76,10 @@ class TableKernels:
     def __init__(self, runtime: Runtime, row: Row, weight: Spec, vector: Spec, lanes: int | None = None) -> None:
         self.runtime = runtime
         self.lanes = lanes_of(row, runtime) if lanes is None else lanes
-        source = source_of(row, weight, vector, self.lanes)
-        self.kernels: dict[str, Kernel] = runtime.compile(source, NAMES, name="table")
+        source = source_of(row, weight, vector, self.lanes, runtime.threads)
+        self.windows = in_windows(row, weight, vector)
+        names = (*NAMES, "table_windows") if self.windows else NAMES
+        self.kernels: dict[str, Kernel] = runtime.compile(source, names, name="table")
         sizes = torch.zeros(3, dtype=torch.int64, device=runtime.device)
         self.kernels["table_shape"]((1, 1), 1, sizes.data_ptr())
         self.stride, self.file_floats, self.sums = (int(n) for n in sizes.tolist())
@@ -76,3 +90,10 @@ class TableKernels:
             threads = self.runtime.threads
             blocks = (work * (self.lanes if shared else 1) + threads - 1) // threads
             self.kernels[name]((min(blocks, MOST_BLOCKS), 1), threads, *args)
+
+    def step(self, references: int, *args: int) -> None:
+        """Launch the step over so many sorted references."""
+        if self.windows:
+            self("table_windows", -(-references // self.lanes), *args, shared=True)
+        else:
+            self("table_step", references, *args, shared=True)

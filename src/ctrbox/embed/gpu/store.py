@@ -249,12 +249,10 @@ class Store:
         n = len(rows)
         chunks, groups = self._partial_sums(rows, order, gradients)
         constants = [first * factor if k == 0 else first for _, p in self.specs for k, first in enumerate(p)]
-        self.kernels(
-            "table_step",
+        self.kernels.step(
             n,
             *(address(self.head), address(self.status), address(rows), address(order), n, *gradients.arguments()),
             *(address(chunks), address(groups), *packed([*constants, scale])),
-            shared=True,
         )
         self.tell()
 
