@@ -1,6 +1,6 @@
 """How fast does a GPU train DLRM-DCNv2 in the shape of MLPerf, and does it learn what plain torch modules learn?
 
-    python -m benchmarks.gpu_mlperf [--quick] [--steps 2000] [--profile] [--only table|curve|step]
+    python -m benchmarks.gpu_mlperf [--quick] [--steps 2000] [--profile] [--only table|curve|step] [--compare]
 
 The model of MLPerf's recommendation benchmark (v3.0 and later): 26 sparse fields with 214 ids a sample in total, summed, 13
 dense columns, dim 128; a bottom tower 512-256-128, three cross layers of rank 512 over all 3,456 columns, a top tower
@@ -12,10 +12,14 @@ Three parts. The curve: the same small world (200,000 rows) trained by ours and 
 tensor; losses of every step must agree, in float32 closely and in bfloat16 on average. The step: samples a second at
 batches of 16,384 and 65,536, by events on the GPU. The table alone: keys found, pulled and updated a second, 64M rows of
 dim 64, uniform keys; HierarchicalKV's published finds are printed beside them, measured by its authors on other machines.
+
+``--compare`` measures the step alone, once for each way of computing it (``WAYS``), over the same batches and from the same
+weights. Ways that promise the same bits must end with the same loss, the others with nearly the same.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import statistics
@@ -32,9 +36,11 @@ from torch import nn
 
 from benchmarks import gpu, report
 from ctrbox.columns.batch import Batch, Field, Ragged, Schema
+from ctrbox.embed.gpu import kernels as table_kernels
 from ctrbox.embed.gpu.table import GpuTable
 from ctrbox.embed.optimizers import RowwiseAdagrad
 from ctrbox.engines.cuda.runtime import Runtime
+from ctrbox.models import fused
 from ctrbox.models.inputs import Inputs, Reads
 from ctrbox.models.mlp import MLP, Body
 from ctrbox.models.products import LowRankCross
@@ -154,16 +160,58 @@ def dense_optimizer(weights: Any) -> torch.optim.Optimizer:
     return torch.optim.Adagrad(weights, lr=0.005, eps=1e-8)
 
 
+@dataclass(frozen=True)
+class Way:
+    """One way of computing the step; the first three choose kernels of ours, the last one that of torch's optimizer."""
+
+    windows: bool = False
+    ahead: bool = False
+    fused: bool = False
+    wide: bool = False
+    optimizer: bool = False
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether it gives the bits of the plain way."""
+        return not (self.fused or self.optimizer)
+
+    def choose(self) -> None:
+        table_kernels.WINDOWS, table_kernels.AHEAD = self.windows, self.ahead
+        fused.FUSED, fused.WIDE = self.fused, self.wide
+
+    def dense_optimizer(self, weights: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(weights, lr=0.005, eps=1e-8, fused=True if self.optimizer else None)
+
+
+WAYS = {
+    "plain": Way(),
+    "windows": Way(windows=True),
+    "windows, rows ahead": Way(windows=True, ahead=True),
+    "fused": Way(fused=True),
+    "fused, wide": Way(fused=True, wide=True),
+    "windows, fused, wide": Way(windows=True, fused=True, wide=True),
+    "windows, fused, wide, optimizer": Way(windows=True, fused=True, wide=True, optimizer=True),
+}
+
+
 class Ours:
-    def __init__(self, world: World, shape: Shape, rows: int, runtime: Runtime, *, bf16: bool, memory: str) -> None:
+    def __init__(
+        self,
+        world: World,
+        shape: Shape,
+        rows: int,
+        runtime: Runtime,
+        *,
+        bf16: bool,
+        memory: str,
+        optimizer: Callable[[Any], torch.optim.Optimizer] = dense_optimizer,
+    ) -> None:
         every = sum(world.sizes)
         self.table = GpuTable(
             shape.dim, optimizer=table_rate(rows), memory=memory, rows=every, seed=1, init=0.05, runtime=runtime
         )
         model = Dlrm(world.schema, shape)
-        self.learner = Learner(
-            model, world.schema, self.table, dense_optimizer, device=runtime.device, bf16=bf16, rows=rows
-        )
+        self.learner = Learner(model, world.schema, self.table, optimizer, device=runtime.device, bf16=bf16, rows=rows)
         for keys in world.every_key():
             for part in keys.split(1 << 22):
                 self.table.prefetch(part)
@@ -321,6 +369,45 @@ def step_of(ours: Ours, world: World, rows: int, rounds: int, calls: int, *, pro
     return Step(rows, min(found), statistics.median(found), profile(work) if profiled else "")
 
 
+@dataclass
+class Compared:
+    """A way, by size of batch the milliseconds of a step, and the loss of the step behind all that were timed."""
+
+    name: str
+    ms: dict[int, float]
+    loss: float
+
+
+def compared(world: World, runtime: Runtime, size: Size) -> list[Compared]:
+    """Every way of ``WAYS`` over the same batches; what torch or the GPU cannot do is left out, with the reason printed."""
+    usual = Way(table_kernels.WINDOWS, table_kernels.AHEAD, fused.FUSED, fused.WIDE)
+    found: list[Compared] = []
+    try:
+        for name, way in WAYS.items():
+            way.choose()
+            world.random.manual_seed(1)
+            try:
+                first = size.batches[0]
+                ours = Ours(world, size.shape, first, runtime, bf16=True, memory="110GB", optimizer=way.dense_optimizer)
+                ms = {
+                    rows: step_of(ours, world, rows, size.rounds, size.calls, profiled=False).best
+                    for rows in size.batches
+                }
+                ours.learner.last = None
+                drawn = world.draw(first)
+                found.append(Compared(name, ms, ours.learner.learn(ours.learner.look(drawn.batch))))
+                print(f"{name}: {', '.join(f'{x:.3f} ms at {rows:,}' for rows, x in ms.items())}", flush=True)
+            except RuntimeError as error:
+                print(f"{name}: left out, {str(error).splitlines()[0]}", flush=True)
+            ours = None  # type: ignore[assignment]
+            gc.collect()  # two tables do not fit
+            if runtime.device.type == "cuda":
+                torch.cuda.empty_cache()
+    finally:
+        usual.choose()
+    return found
+
+
 def profile(work: Callable[[int], None], steps: int = 4) -> str:
     """Kernels by their time on the GPU, over so many steps."""
     from torch.profiler import ProfilerActivity
@@ -378,12 +465,14 @@ def main() -> None:
     options.add_argument("--steps", type=int, help="steps of the curve")
     options.add_argument("--profile", action="store_true", help="kernels of a step by time")
     options.add_argument("--only", choices=("table", "curve", "step"), help="one part")
+    options.add_argument("--compare", action="store_true", help="the step alone, by each way of computing it")
     given = options.parse_args()
     runtime = gpu.runtime_here(NAME)
     if runtime is None:
         return
     size = QUICK_SIZE if given.quick else FULL_SIZE
     parts = (given.only,) if given.only else ("curve", "step", "table")
+    parts = () if given.compare else parts
     goals: dict[str, bool] = {}
     facts: dict[str, Any] = {}
     print(f"{gpu.gpu_in_words()}\n{report.machine()}\ncommit {report.commit()}\n")
@@ -407,6 +496,32 @@ def main() -> None:
                 f"largest difference of a step {found.apart:.2e}, of the mean of the last quarter {found.drift:.2e}\n"
             )
             goals[f"losses in {kind} agree with torch modules"] = found.drift < (1e-2 if bf16 else 2e-3)
+    if given.compare:
+        ways = compared(World(runtime.device, given.rows or size.rows), runtime, size)
+        print()
+        report.table(
+            [
+                "way",
+                *(f"ms at {rows:,}" for rows in size.batches),
+                *(f"M/s at {rows:,}" for rows in size.batches),
+                "loss",
+            ],
+            [
+                [
+                    way.name,
+                    *(f"{ms:.3f}" for ms in way.ms.values()),
+                    *(f"{rows / ms / 1e3:.3f}" for rows, ms in way.ms.items()),
+                    f"{way.loss:.7f}",
+                ]
+                for way in ways
+            ],
+        )
+        print()
+        facts["ways"] = {way.name: {"ms": {str(k): v for k, v in way.ms.items()}, "loss": way.loss} for way in ways}
+        for way in ways[1:]:
+            same = WAYS[way.name].same_bits
+            near = way.loss == ways[0].loss if same else abs(way.loss / ways[0].loss - 1.0) < 1e-2
+            goals[f"{way.name}: {'the loss' if same else 'nearly the loss'} of plain"] = near
     steps_found: list[Step] = []
     if "step" in parts:
         world = World(runtime.device, given.rows or size.rows)

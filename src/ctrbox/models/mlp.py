@@ -18,6 +18,7 @@ from ctrbox import _native
 from ctrbox.arguments.names import one_of
 from ctrbox.arguments.numbers import flag, is_number, shown_value
 from ctrbox.errors import PlanError
+from ctrbox.models import fused
 from ctrbox.models.asked import sizes
 from ctrbox.models.one_row import stands_for_all
 
@@ -157,7 +158,8 @@ class Body(nn.Module):
         self.layers, self.between, self.width = _hidden(inputs, found, activation, dropout, batch_norm)
 
     def forward(self, *parts: torch.Tensor) -> torch.Tensor:
-        return self.between[-1](_through(self.layers, self.between, parts))
+        found = fused.tower(self.layers, self.between, parts)
+        return self.between[-1](_through(self.layers, self.between, parts)) if found is None else found
 
 
 class MLP(nn.Module):
@@ -179,7 +181,8 @@ class MLP(nn.Module):
         self.layers.append(linear(width, last, bias=bias, last=True))
 
     def forward(self, *parts: torch.Tensor) -> torch.Tensor:
-        return _through(self.layers, self.between, parts)
+        found = fused.tower(self.layers, self.between, parts)
+        return _through(self.layers, self.between, parts) if found is None else found
 
 
 def _hidden(

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ctrbox.models import fused
 from ctrbox.models.mlp import linear
 
 
@@ -161,6 +162,8 @@ class LowRankCross(nn.Module):
                 w for down, up in zip(self.down, self.up, strict=True) for w in (down.weight, up.weight, up.bias)
             ]
             with torch.autocast(x0.device.type, enabled=False):
+                if fused.usable(x0):
+                    return fused.CrossLayers.apply(x0, *weights)
                 return _LowRank.apply(x0, *(w.to(x0.dtype) for w in weights))
         x = x0
         for down, up in zip(self.down, self.up, strict=True):
