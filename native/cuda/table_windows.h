@@ -151,13 +151,27 @@ __device__ inline void take_any(Total& total, const Sorted& sorted, const Window
   }
 }
 
+// Whether the lanes that are active can load their parts of the gradients raw; all lanes of a row get the same answer.
+__device__ inline bool loads_raw(const Gradients& g, uint32_t part, bool active) {
+  const bool raw = kDim % 4 == 0 && part < kVectorParts && g.vectors && !g.winners && g.pitch % 4 == 0 &&
+                   ((uint64_t)g.vectors & (g.half ? 7 : 15)) == 0;
+  return lanes_where(active && !raw) == 0;
+}
+
+__device__ inline void take(Total& total, const Sorted& sorted, const Window& window, uint32_t from, uint32_t end,
+                            const Gradients& g, uint32_t part, bool active, bool raw) {
+  if (!raw)
+    take_any(total, sorted, window, from, end, g, part, active);
+  else if (g.half)
+    take_raw<FourHalves>(total, window, from, end, g, part, active);
+  else
+    take_raw<Four>(total, window, from, end, g, part, active);
+}
+
 // The gradient of the row that begins at `at`, in `window`; every lane calls it, those that are not active for nothing.
 __device__ inline Four sum_of_row(const Sorted& sorted, const Gradients& g, const Window& window, uint64_t at,
                                   int32_t row, uint32_t part, bool active, uint32_t lane) {
-  const bool whole = kDim % 4 == 0 && part < kVectorParts && g.vectors && !g.winners && g.pitch % 4 == 0 &&
-                     ((uint64_t)g.vectors & (g.half ? 7 : 15)) == 0;
-  // Lanes of a row agree on this: a lane that is not active has nothing to load.
-  const bool all_whole = lanes_where(active && !whole) == 0;
+  const bool raw = loads_raw(g, part, active);
   Total total;
   Window now = window;
   uint32_t from = (uint32_t)(at - window.first);
@@ -172,16 +186,46 @@ __device__ inline Four sum_of_row(const Sorted& sorted, const Gradients& g, cons
     count = run_of(lanes_where(now.row == row));
   }
   for (;;) {
-    if (!all_whole)
-      take_any(total, sorted, now, from, from + count, g, part, active);
-    else if (g.half)
-      take_raw<FourHalves>(total, now, from, from + count, g, part, active);
-    else
-      take_raw<Four>(total, now, from, from + count, g, part, active);
+    take(total, sorted, now, from, from + count, g, part, active, raw);
     if (from + count < kLanes) break;
     now = window_at(sorted, g, now.first + kLanes, lane);
     from = 0;
     count = run_of(lanes_where(now.row == row));
+  }
+  return total.sum;
+}
+
+// As full_run, which one thread does; lanes look at kLanes places at a time for the first one of the row.
+__device__ inline uint64_t full_run_by_lanes(const int32_t* rows, uint64_t n, uint64_t b, uint64_t size,
+                                             uint32_t lane) {
+  if (kLanes < 4) return full_run(rows, n, b, size);
+  const uint64_t first = b * size, last = first + size - 1;
+  if (last >= n) return n;
+  const int32_t row = rows[last];
+  if (rows[first] != row && (last + 1 >= n || rows[last + 1] != row)) return n;
+  uint64_t low = 0, high = last;  // the row's first place
+  while (low < high) {
+    const uint64_t step = (high - low + kLanes - 1) / kLanes, place = low + lane * step;
+    const uint64_t below = run_of(lanes_where(place < high && rows[place] < row));  // of so many lanes, the first ones
+    const uint64_t next = low + below * step;
+    if (below) low = next - step + 1;
+    if (next < high) high = next;
+  }
+  const uint64_t at = low >= first ? low : low + (first - low + size - 1) / size * size;
+  return at <= last && at + size <= n && rows[at + size - 1] == row ? at : n;
+}
+
+// The sum of kChunk references from `at` on, all of one row.
+__device__ inline Four sum_of_chunk(const Sorted& sorted, const Gradients& g, uint64_t at, uint32_t part, bool active,
+                                    uint32_t lane) {
+  const bool raw = loads_raw(g, part, active);
+  Total total;
+  Window now = window_at(sorted, g, at, lane);
+  for (uint32_t k = 0; k < kChunk; k += kLanes) {
+    Window next = now;
+    if (k + kLanes < kChunk) next = window_at(sorted, g, at + k + kLanes, lane);
+    take(total, sorted, now, 0, kLanes, g, part, active, raw);
+    now = next;
   }
   return total.sum;
 }
@@ -354,6 +398,34 @@ extern "C" __global__ void CB_BOUNDS table_windows(const cb::table::Head* head, 
       const uint32_t k = first_of(left);
       const Stepped one = {(float*)of_lane((uint64_t)own, k), first + k, of_lane(window.row, k)};
       if (!step_one(one, sorted, window, g, c, mine.lane)) atomicMin(status + 1, (Number)order[one.at]);
+    }
+  }
+}
+
+// As table_chunks: sums of kChunk references, wherever that many in a row mean one table row.
+extern "C" __global__ void CB_BOUNDS table_chunk_windows(const int32_t* rows, const int64_t* order, uint64_t n,
+                                                         const void* vectors, uint64_t pitch, const float* weights,
+                                                         uint64_t weight_pitch, const cb::table::Link* links,
+                                                         const int32_t* winners, const cb::table::PoolField* fields,
+                                                         uint64_t field_count, uint64_t row_count, uint64_t maxima,
+                                                         uint64_t half, float* chunks) {
+  using namespace cb::table;
+  const Gradients g = {vectors, weights,     pitch,     weight_pitch, links, winners,
+                       fields,  field_count, row_count, maxima,       half};
+  const Sorted sorted = {rows, order, n, nullptr, nullptr};
+  const GroupOfLanes mine = my_group();
+  for (uint64_t b = mine.number; b < n / kChunk; b += mine.all) {
+    const uint64_t at = full_run_by_lanes(rows, n, b, kChunk, mine.lane);
+    if (at == n || rows[at] == 0) continue;
+    for (uint32_t first = 0; first < kVectorParts; first += kLanes) {
+      const uint32_t part = first + mine.lane;
+      const bool active = part < kVectorParts;
+      const Four sum = sum_of_chunk(sorted, g, at, part, active, mine.lane);
+      if (active) store_four(chunks + b * kSums + 4 * part, sum);
+    }
+    if constexpr (kLinear != 0) {
+      const Four sum = sum_of_chunk(sorted, g, at, kVectorParts, mine.lane == 0, mine.lane);
+      if (mine.lane == 0) store_four(chunks + b * kSums + 4 * kVectorParts, sum);
     }
   }
 }

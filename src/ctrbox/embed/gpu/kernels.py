@@ -30,7 +30,8 @@ NAMES = (
     "table_groups",
     "table_step",
 )
-# Whether steps run by table_windows (native/cuda/table_windows.h), which gives the same bits as table_step and waits less.
+# Whether steps run by table_windows and sums of many references by table_chunk_windows (native/cuda/table_windows.h), which
+# give the same bits as table_step and table_chunks, and wait less.
 WINDOWS = False
 AHEAD = False  # whether table_windows asks for the rows of a window as soon as it has found them
 MOST_LANES = 32  # of a warp
@@ -78,7 +79,7 @@ class TableKernels:
         self.lanes = lanes_of(row, runtime) if lanes is None else lanes
         source = source_of(row, weight, vector, self.lanes, runtime.threads)
         self.windows = in_windows(row, weight, vector)
-        names = (*NAMES, "table_windows") if self.windows else NAMES
+        names = (*NAMES, "table_windows", "table_chunk_windows") if self.windows else NAMES
         self.kernels: dict[str, Kernel] = runtime.compile(source, names, name="table")
         sizes = torch.zeros(3, dtype=torch.int64, device=runtime.device)
         self.kernels["table_shape"]((1, 1), 1, sizes.data_ptr())
@@ -97,3 +98,7 @@ class TableKernels:
             self("table_windows", -(-references // self.lanes), *args, shared=True)
         else:
             self("table_step", references, *args, shared=True)
+
+    def chunks(self, references: int, *args: int) -> None:
+        """Launch the sums of each `CHUNK` sorted references to one row."""
+        self("table_chunk_windows" if self.windows else "table_chunks", references // CHUNK, *args, shared=True)

@@ -264,7 +264,7 @@ class Store:
         chunks = torch.empty(n // CHUNK, sums, device=self.device)
         groups = torch.empty(n // GROUP, sums, device=self.device)
         sorted_ = (address(rows), address(order), n)
-        self.kernels("table_chunks", n // CHUNK, *sorted_, *gradients.arguments(), address(chunks), shared=True)
+        self.kernels.chunks(n, *sorted_, *gradients.arguments(), address(chunks))
         self.kernels("table_groups", n // GROUP, address(rows), n, address(chunks), address(groups), shared=True)
         return chunks, groups
 
