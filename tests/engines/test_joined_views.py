@@ -162,11 +162,7 @@ def test_ctrl_c_while_a_view_is_loaded_ends_with_the_part_it_is_at() -> None:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "part"
         process.send_signal(signal.SIGINT)
-        try:
-            out, err = process.communicate(timeout=20)
-        except subprocess.TimeoutExpired:  # on a busy machine, one signal in some ten was lost; why is not known yet
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=120)
     assert process.returncode != 0
     assert "KeyboardInterrupt" in err
     assert out.count("part") < 599  # of 600, a minute's worth of sleeping

@@ -38,6 +38,7 @@ from ctrbox.datasets.words import CATEGORIES, COUNTRIES, TOPICS, vocabulary
 from ctrbox.datasets.world import DEVICES, Draw, Mask, World, ad_id, stream, user_id
 from ctrbox.errors import DataError, WriteError
 from ctrbox.files.urls import local_path
+from ctrbox.files.waiting import result_of
 
 VERSION = 2  # a log of another version is made anew
 BLOCK = 1 << 18
@@ -349,14 +350,14 @@ def _write(
         futures = [pool.submit(_write_block, folder, world, known, first, rows, conversions) for first in blocks]
         try:
             for future, first in zip(futures, blocks, strict=True):
-                score, of_conversions = future.result()
+                score, of_conversions = result_of(future)
                 parts.append(score)
                 converted += [] if of_conversions is None else [of_conversions]
                 done = min(first + BLOCK, rows)
                 if progress is not None:
                     progress(done, rows)
             for dimension in dimensions:
-                dimension.result()
+                result_of(dimension)
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise

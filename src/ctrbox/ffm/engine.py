@@ -39,6 +39,7 @@ from ctrbox.ffm.examples import ExampleCache, ExampleText, names
 from ctrbox.ffm.progress import Progress
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.urls import local_path, refuse_url
+from ctrbox.files.waiting import result_of
 from ctrbox.publish.sources import DEEP_FFM, ffm_of, ffm_weights
 from ctrbox.publish.weights import Weights, is_weights, map_weights, read_weights
 
@@ -179,10 +180,10 @@ class DeepFFM:
                     continue
                 # Meanwhile the next batch is learned: on sixteen cores these figures would take a fifth of the time.
                 if counted:
-                    counted.result()
+                    result_of(counted)
                 counted = aside.submit(self.progress.add, examples.labels, predictions, examples.weights)
             if counted:
-                counted.result()
+                result_of(counted)
         if isinstance(source, ExampleText) and source.bad:
             print(source.complaint(), file=sys.stderr)
         return self.progress
@@ -220,10 +221,10 @@ class DeepFFM:
         with ThreadPoolExecutor(2) as callers:  # the two callers are two of the threads
             for examples in chain(ahead, parts):
                 if len(under_way) == 2:
-                    yield under_way.popleft().result()
+                    yield result_of(under_way.popleft())
                 under_way.append(callers.submit(self._native.predict, examples, threads - 1))
             while under_way:
-                yield under_way.popleft().result()
+                yield result_of(under_way.popleft())
 
     @property
     def context_fields(self) -> list[str]:

@@ -31,6 +31,7 @@ from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.urls import local_path, refuse_url
 from ctrbox.files.version import FileVersion, settle
+from ctrbox.files.waiting import result_of
 
 Format = Literal["vw", "libffm"]
 FORMATS = ("vw", "libffm")
@@ -235,9 +236,9 @@ class ExampleCache:
 
                 coming = deque(reading.submit(read) for _ in range(unpackers))
                 try:
-                    while (found := coming.popleft().result())[0] is not None:
+                    while (found := result_of(coming.popleft()))[0] is not None:
                         coming.append(reading.submit(read))
-                        yield found[0].result(), found[1]
+                        yield result_of(found[0]), found[1]
                 finally:
                     for future in coming:
                         future.cancel()

@@ -24,6 +24,7 @@ from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.errors import PlanError
 from ctrbox.files.checksum import content_checksums
 from ctrbox.files.filesystems import File, find_files
+from ctrbox.files.waiting import TURN_S
 from ctrbox.views.morsel import Morsel
 from ctrbox.views.source import open_files
 
@@ -75,7 +76,7 @@ class Ahead(Generic[T]):
                     while not (self._lines and (self._lines[0].items or self._lines[0].ended)):
                         if self._stopped or (self._ended and not self._lines):
                             return
-                        self._moved.wait()
+                        self._moved.wait(TURN_S)
                     self.waited_s += time.perf_counter() - began
                     line = self._lines[0]
                     if not line.items:

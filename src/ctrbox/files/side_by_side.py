@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from ctrbox.files.waiting import result_of
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -22,6 +24,6 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], name: st
         return [work(item) for item in items]
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
     try:
-        return list(pool.map(work, items))
+        return [result_of(future) for future in [pool.submit(work, item) for item in items]]
     finally:
         pool.shutdown(cancel_futures=True)

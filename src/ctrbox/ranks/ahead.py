@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
+from ctrbox.files.waiting import result_of
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -62,7 +64,7 @@ def asked_ahead(
         try:
             while True:
                 began = time.perf_counter()
-                prepared = coming.result()
+                prepared = result_of(coming)
                 if prepared is None:
                     return
                 coming = thread.submit(prepare)

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from ctrbox.files.waiting import TURN_S
+
 T = TypeVar("T")
 
 PATIENCE_S = 0.05  # that the consumer waits for a result before one more thread is started
@@ -144,7 +146,7 @@ class _Line(Generic[T]):
                     growing = self.active < self.most and not self.ended
                     if growing and not self.idle:
                         self.hire()
-                    self.done.wait(PATIENCE_S if growing else None)
+                    self.done.wait(PATIENCE_S if growing else TURN_S)
                 result = self.results.pop(self.taken)
                 self.taken += 1
                 self.room.notify()

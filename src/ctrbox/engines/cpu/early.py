@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Iterator
 
+from ctrbox.files.waiting import join
 from ctrbox.views.source import Morsel
 
 
@@ -31,7 +32,7 @@ class EarlyScan:
     def morsels(self) -> Generator[Morsel, None, None]:
         """Yield all morsels of the scan, once."""
         try:
-            self._thread.join()
+            join(self._thread)
             if self._error is not None:
                 raise self._error
             first, self._first = self._first, None
@@ -44,7 +45,7 @@ class EarlyScan:
 
     def close(self) -> None:
         """End the scan and its threads."""
-        self._thread.join()
+        join(self._thread)
         self._first = None
         close = getattr(self._scan, "close", None)
         if close is not None:

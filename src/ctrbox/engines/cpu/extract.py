@@ -35,6 +35,7 @@ from ctrbox.engines.cpu.tables import Tables
 from ctrbox.engines.lost_values import Casts
 from ctrbox.engines.missed_keys import Joins, watched
 from ctrbox.errors import DataError
+from ctrbox.files.waiting import result_of
 from ctrbox.plan.graph.graph import Graph, Output
 from ctrbox.plan.language.node import Node, closure
 from ctrbox.views.elsewhere import Elsewhere, aside
@@ -137,7 +138,7 @@ class Extractor:
                 ]
                 try:
                     for f, future in zip(ready, futures, strict=True):
-                        loaded[f.id] = future.result()
+                        loaded[f.id] = result_of(future)
                 finally:  # an error or Ctrl-C: the others end with the part they are at
                     stop.set()
             waiting = [f for f in waiting if f.id not in loaded]

@@ -8,6 +8,8 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Executor, Future
 from typing import TypeVar
 
+from ctrbox.files.waiting import result_of
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -39,7 +41,8 @@ def in_order(
                 except Exception as error:
                     ended, failure = True, error
             if ahead:
-                yield ahead.popleft().result()  # held by nobody here: a batch's memory is used again once it is dropped
+                # Nobody here holds the result: the memory of a batch is used again once it is dropped.
+                yield result_of(ahead.popleft())
         if failure is not None:
             raise failure
     finally:

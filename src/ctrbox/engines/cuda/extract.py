@@ -44,6 +44,7 @@ from ctrbox.engines.cuda.upload import Upload, slices
 from ctrbox.engines.cuda.user import compile_kernels
 from ctrbox.engines.missed_keys import watched
 from ctrbox.errors import DataError, DeviceError
+from ctrbox.files.waiting import result_of
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.placement.device import device_named, gpu_decodes_parquet
@@ -413,7 +414,7 @@ class CudaExtractor(Extractor):
             while not cutter.full:
                 while not ended and (free or len(lent) < SLOTS):
                     try:
-                        item = ahead.result()
+                        item = result_of(ahead)
                     except Exception as error:  # raised where it lies, after the rows before it
                         item, failure = None, error
                     if item is None:
@@ -430,7 +431,7 @@ class CudaExtractor(Extractor):
                 while preparing and (not running or preparing[0][1].done()):
                     chunk, future = preparing.popleft()
                     try:
-                        future.result()
+                        result_of(future)
                     except Exception as error:
                         failure, ended = error, True
                         for _, later in preparing:
