@@ -55,7 +55,7 @@ def test_small_chunks_take_the_memory_of_their_bytes(world: World) -> None:
     """A body of small chunks was a list with an object for each, many times its size."""
     with running(world.folder, "--max-body", "64MB") as server:
         before = server.gauge("process_resident_memory_bytes")
-        size = 16 * MB
+        size = 8 * MB
         chunk = b"10\r\n" + b" " * 16 + b"\r\n"
         with connections(server.port, 1, "127.0.0.2", HEAD + b"Transfer-Encoding: chunked\r\n\r\n") as (s,):
             for _ in range(size // 16 // 4096):
