@@ -21,6 +21,7 @@ void bind_ffm(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_publish(nb::module_& m);
 void bind_requests(nb::module_& m);
+void bind_context_cache(nb::module_& m);
 void bind_request_plan(nb::module_& m);
 void bind_parquet(nb::module_& m);
 void bind_past(nb::module_& m);
@@ -35,6 +36,13 @@ nb::object shared_array(const T* data, std::initializer_list<size_t> shape, std:
   nb::capsule capsule(hold, [](void* p) noexcept { delete static_cast<std::shared_ptr<Owner>*>(p); });
   return nb::cast(
       nb::ndarray<nb::numpy, T>(const_cast<T*>(data ? data : &empty), shape.size(), shape.begin(), capsule));
+}
+
+// Raises ctrbox.errors.SourceError: a file that was opened cannot be read.
+[[noreturn]] inline void raise_source_error(const char* what) {
+  nb::object type = nb::module_::import_("ctrbox.errors").attr("SourceError");
+  PyErr_SetString(type.ptr(), what);
+  throw nb::python_error();
 }
 
 constexpr const char* kImageSignature = "def image(self, device_base: int) -> NDArray[numpy.uint8]";

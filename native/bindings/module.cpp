@@ -26,7 +26,8 @@ NB_MODULE(_native, m) {
   bind_attention(m);             // over the history of a request
   bind_publish(m);               // weights as 16-bit codes, patches
   bind_requests(m);              // candidates of a request from its JSON
-  bind_request_plan(m);          // plans for requests as files without Python
+  bind_context_cache(m);         // what was worked out from contexts of requests
+  bind_request_plan(m);          // requests without Python: plans as files, bytes to scores
   bind_parquet(m);               // columns of a row group from their bytes
   bind_past(m);                  // earlier events by key: histories and sliding windows
   bind_vectors(m);               // the best rows by inner product

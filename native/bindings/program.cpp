@@ -80,9 +80,7 @@ void guarded(F f) {
     position = e.position;
     message = e.what();
   } catch (const SpilledViewError& e) {
-    nb::object type = nb::module_::import_("ctrbox.errors").attr("SourceError");
-    PyErr_SetString(type.ptr(), e.what());
-    throw nb::python_error();
+    raise_source_error(e.what());
   }
   if (piece >= 0) {
     nb::object error = row_error_type(message, piece, position);

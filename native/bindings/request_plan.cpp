@@ -4,7 +4,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "core/request/request_plan.h"
+#include "core/join/spilled_view.h"
+#include "core/request/request_scorer.h"
 
 // Behind the core, whose names its own would hide.
 #include "bindings/bindings.h"
@@ -60,9 +61,58 @@ nb::tuple scores_of(const RequestScorer& scorer, nb::bytes body) {
   return nb::make_tuple(shared_array(out->data(), {out->size()}, out), wrong);
 }
 
+// What is wrong with a part of a request travels to Python as BadPart(message, of_context, row), a score that is not
+// finite as BadScore(position).
+nb::object bad_part_type, bad_score_type;
+
+std::shared_ptr<const RequestPlan> plan_from(const RequestRows& context, const RequestRows& candidates, uint32_t merged,
+                                             Part once, std::optional<Part> shared,
+                                             const std::vector<std::string>& shared_kinds,
+                                             const std::vector<bool>& shared_nullable, Part each) {
+  auto plan = std::make_shared<RequestPlan>();
+  plan->context = context;
+  plan->candidates = candidates;
+  plan->merged = merged;
+  plan->once = part_from(std::move(once));
+  plan->once.name_features();
+  if (shared) plan->shared = part_from(std::move(*shared));
+  plan->shared_kinds = shared_kinds;
+  plan->shared_nullable = shared_nullable;
+  plan->each = part_from(std::move(each));
+  plan->each.name_features();
+  return plan;
+}
+
+nb::object answer_of(const RequestScorer& scorer, nb::bytes body, nb::bytes versions, ContextCache& cache) {
+  std::optional<std::vector<float>> found;
+  std::optional<BadPart> part;
+  std::optional<BadScore> score;
+  try {
+    const nb::gil_scoped_release release;
+    found = scorer.answer({body.c_str(), body.size()}, {versions.c_str(), versions.size()}, cache);
+  } catch (const BadPart& e) {
+    part = e;
+  } catch (const BadScore& e) {
+    score = e;
+  } catch (const SpilledViewError& e) {
+    raise_source_error(e.what());
+  }
+  if (part || score) {
+    const nb::object type = part ? bad_part_type : bad_score_type;
+    const nb::object error = part ? type(part->what(), part->of_context, part->row) : type(score->position);
+    PyErr_SetObject(type.ptr(), error.ptr());
+    throw nb::python_error();
+  }
+  if (!found) return nb::none();
+  const auto out = std::make_shared<std::vector<float>>(std::move(*found));
+  return shared_array(out->data(), {out->size()}, out);
+}
+
 }  // namespace
 
 void bind_request_plan(nb::module_& m) {
+  bad_part_type = nb::exception<BadPart>(m, "BadPart", PyExc_ValueError);
+  bad_score_type = nb::exception<BadScore>(m, "BadScore", PyExc_ValueError);
   m.def(
       "write_request_plan",
       [](const std::string& path, Columns context, Columns candidates, uint32_t merged, const std::string& fingerprint,
@@ -95,6 +145,25 @@ void bind_request_plan(nb::module_& m) {
             new (self) RequestScorer(std::move(plan), std::move(model), fields);
           },
           nb::arg("plan"), nb::arg("model"), nb::arg("fields"))
+      .def_static(
+          "of_parts",
+          [](const RequestRows& context, const RequestRows& candidates, uint32_t merged, Part once,
+             std::optional<Part> shared, const std::vector<std::string>& shared_kinds,
+             const std::vector<bool>& shared_nullable, Part each, std::shared_ptr<const DeepFfm> model,
+             const std::vector<std::string>& fields) {
+            return std::make_shared<RequestScorer>(
+                plan_from(context, candidates, merged, std::move(once), std::move(shared), shared_kinds,
+                          shared_nullable, std::move(each)),
+                std::move(model), fields);
+          },
+          nb::arg("context"), nb::arg("candidates"), nb::arg("merged"), nb::arg("once"), nb::arg("shared").none(),
+          nb::arg("shared_kinds"), nb::arg("shared_nullable"), nb::arg("each"), nb::arg("model"), nb::arg("fields"),
+          "A scorer of the parts of a plan, without a file.")
+      .def_prop_ro("shares", &RequestScorer::shares, "Whether the model works out a context once.")
+      .def("answer", &answer_of, nb::arg("body"), nb::arg("versions"), nb::arg("cache"),
+           nb::sig(
+               "def answer(self, body: bytes, versions: bytes, cache: ContextCache) -> NDArray[numpy.float32] | None"),
+           "Scores of the candidates, as POST /v1/score takes them; None: the request is left to the slow path.")
       .def("scores", &scores_of, nb::arg("body"),
            nb::sig("def scores(self, body: bytes) -> tuple[NDArray[numpy.float32], str]"),
            "Scores of the candidates, NaN where a filter drops one; and what is wrong with the request, if anything.");

@@ -11,7 +11,7 @@
 #include "capi/patch_file.h"
 #include "capi/whole_file.h"
 #include "core/ffm/model_file.h"
-#include "core/request/request_plan.h"
+#include "core/request/request_scorer.h"
 #include "core/system/checked_file.h"
 
 struct ctrbox_model {

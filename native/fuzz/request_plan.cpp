@@ -1,6 +1,6 @@
 // Fuzzes the reader of plans for requests: what it takes scores requests with the columns that it asks for. The
 // programs of a forged file may be any; whatever they are, they touch their own memory alone.
-#include "core/request/request_plan.h"
+#include "core/request/request_scorer.h"
 
 #include <new>
 
@@ -65,9 +65,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     float* scores = heap.zeros<float>(request.rows);
     scorer.score(request, scores);
     fuzz::look_at(scores, request.rows * sizeof(float));
+    ContextCache cache(1 << 20);
+    for (int n = 0; n < 2; ++n)  // as the server does: computed, then from the cache
+      if (const auto met = scorer.answer(body + "]}", "1 ", cache))
+        fuzz::look_at(met->data(), met->size() * sizeof(float));
   } catch (const DamagedFile&) {
   } catch (const BadRequest&) {
   } catch (const BadScore&) {
+  } catch (const BadPart&) {
   } catch (const std::invalid_argument&) {  // two features of one name
   } catch (const std::bad_alloc&) {         // operators that make long texts of long texts
   } catch (const std::length_error&) {

@@ -1,6 +1,6 @@
 // Plans for requests: a file gives the scores of the programs that were written, bit by bit and to many threads; a
 // damaged file is refused, also one whose checksums are true; the C interface gives statuses and sentences.
-#include "core/request/request_plan.h"
+#include "core/request/request_scorer.h"
 
 #include <unistd.h>
 
@@ -277,6 +277,63 @@ void a_file_gives_the_bits_of_what_was_written() {
   CHECK(refused);
 }
 
+// The server's call: the bits of `score` with a full cache, a small one and none, from many threads at once.
+void answers_with_a_cache_have_the_bits_of_those_without() {
+  const auto made = plan();
+  const Model model(*made);
+  const RequestScorer scorer(made, model.ffm, model.fields);
+  std::vector<std::string> bodies, expected;
+  for (int user = 0; user < 12; ++user) {
+    bodies.push_back(kBody);
+    bodies.back().replace(bodies.back().find("7,"), 1, std::to_string(user));
+    expected.push_back(bytes_of(scores(scorer, bodies.back())));
+  }
+  for (const uint64_t budget : {0u, 24u << 10, 1u << 20}) {
+    ContextCache cache(budget, 16u << 10);
+    std::vector<std::thread> threads;
+    for (size_t t = 0; t < 4; ++t)
+      threads.emplace_back([&, t] {
+        std::mt19937 draw(static_cast<unsigned>(t));
+        for (int n = 0; n < 100; ++n) {
+          const size_t k = draw() % bodies.size();
+          const auto met = scorer.answer(bodies[k], "version 1 ", cache);
+          CHECK(met && bytes_of(*met) == expected[k]);
+        }
+      });
+    for (std::thread& t : threads) t.join();
+    const ContextCache::Counts counts = cache.counts();
+    CHECK(counts.hits + counts.misses == 400 && cache.bytes() <= budget);
+    CHECK(budget ? counts.hits > 0 && cache.size() > 0 : counts.misses == 400);
+    CHECK(budget == 24u << 10 ? counts.evictions > 0 : counts.evictions == 0);
+  }
+  ContextCache cache(1 << 20);
+  // What is left to the slow path is neither counted nor kept.
+  for (const std::string body :
+       {std::string(), kBody + "x",
+        std::string(R"({"context": {"user": 1}, "candidates": [)") + kBody.substr(kBody.find(R"({"ad": 1)"))})
+    CHECK(!scorer.answer(body, "", cache));
+  CHECK(cache.size() == 0 && cache.counts().misses == 0);
+  // Other versions are other contexts.
+  CHECK(scorer.answer(kBody, "1 ", cache) && scorer.answer(kBody, "2 ", cache));
+  CHECK(cache.size() == 2 && cache.counts().hits == 0);
+  // A context with a null is refused before the cache keeps it; a wrong candidate does not take the context with it.
+  const auto refused = [&](const std::string& from, const std::string& to, bool of_context, int64_t row) {
+    std::string body = kBody;
+    body.replace(body.find(from), from.size(), to);
+    try {
+      scorer.answer(body, "3 ", cache);
+    } catch (const BadPart& e) {
+      return e.of_context == of_context && e.row == row;
+    }
+    return false;
+  };
+  CHECK(refused("7", "null", true, 0) && cache.size() == 2);
+  CHECK(refused(R"("ad": 9)", R"("ad": null)", false, 2) && cache.size() == 3);
+  // A model that works out no context is left to the slow path.
+  const Model whole(*made, false);
+  CHECK(!RequestScorer(made, whole.ffm, whole.fields).answer(kBody, "", cache));
+}
+
 void wrong_requests_say_why() {
   const auto made = plan();
   const Model model(*made);
@@ -452,6 +509,7 @@ void the_c_interface_scores_and_refuses() {
 
 int main() {
   a_file_gives_the_bits_of_what_was_written();
+  answers_with_a_cache_have_the_bits_of_those_without();
   wrong_requests_say_why();
   damaged_files_are_refused();
   forged_files_do_no_harm();

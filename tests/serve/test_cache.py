@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from ctrbox.serve.cache import ContextCache
+from ctrbox._native import ContextCache
 from ctrbox.serve.metrics import resident
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.served import open_served
-from tests.serve.locks import waits_for
 from tests.serve.test_scoring import body_of
 from tests.serve.worlds import World
 
@@ -59,19 +59,56 @@ def test_contexts_of_mixed_size_take_the_memory_that_the_cache_was_given(world: 
     assert found["grown"] <= 1.25 * BUDGET + SCRATCH
 
 
-def test_the_cache_is_read_and_changed_under_its_lock() -> None:
-    """Without it an entry is counted twice, or evicted while another thread has moved it."""
-    cache = ContextCache(200_000)
-    for work in (lambda: cache.put("a", 1, 100), lambda: cache.get("a"), cache.clear):
-        assert waits_for(cache._lock, work)
-    assert (cache.bytes, len(cache), cache.counts.hits) == (0, 0, 1)
+class SlowCache:
+    """The slow twin of the cache: it looks at every entry."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget, self.clock, self.evictions = budget, 0, 0
+        self.held: dict[bytes, tuple[Any, int, int]] = {}  # value, bytes, time of the last use
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, size, _ in self.held.values())
+
+    def get(self, key: bytes) -> Any:
+        self.clock += 1
+        if key not in self.held:
+            return None
+        value, size, _ = self.held[key]
+        self.held[key] = (value, size, self.clock)
+        return value
+
+    def put(self, key: bytes, value: Any, size: int) -> None:
+        self.clock += 1
+        self.held.pop(key, None)
+        if size + ContextCache.ENTRY > self.budget // 4:
+            return
+        self.held[key] = (value, size + ContextCache.ENTRY, self.clock)
+        while self.bytes > self.budget:
+            del self.held[min(self.held, key=lambda k: self.held[k][2])]
+            self.evictions += 1
 
 
-def test_what_is_evicted_gives_its_bytes_back() -> None:
-    cache, drawn = ContextCache(60_000), random.Random(0)
-    for _ in range(2000):
-        key = drawn.randrange(60)
-        if cache.get(key) is None:
-            cache.put(key, key, drawn.randrange(5000))
-    assert cache.bytes == sum(size for _, size in cache._held.values()) <= cache.budget
-    assert cache.counts.evictions > 100
+class Kept:
+    """A value of which one can tell whether somebody still has it."""
+
+
+def test_the_cache_keeps_and_counts_what_its_slow_twin_does() -> None:
+    cache, twin, drawn = ContextCache(60_000), SlowCache(60_000), random.Random(0)
+    alive: weakref.WeakSet[Kept] = weakref.WeakSet()
+    for _ in range(4000):
+        key = b"%d" % drawn.randrange(60)
+        if drawn.random() < 0.6:
+            assert cache.get(key) is twin.get(key)
+            continue
+        value, size = Kept(), drawn.randrange(20_000)
+        alive.add(value)
+        cache.put(key, value, size)
+        twin.put(key, value, size)
+        assert (cache.bytes, len(cache)) == (twin.bytes, len(twin.held))
+    assert cache.counts.evictions == twin.evictions > 100
+    del value
+    assert len(alive) == len(cache) > 2  # what was evicted is free
+    twin.held.clear()
+    cache.clear()
+    assert (len(alive), cache.bytes, len(cache)) == (0, 0, 0)

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
+from ctrbox._native import ContextCache
 from ctrbox.errors import DataError, PlanError, WriteError
 from ctrbox.loop.status import NAMED, Complaints
-from ctrbox.serve import cache as cache_module
 from ctrbox.serve import files
-from ctrbox.serve.cache import ENTRY, ContextCache
 from ctrbox.serve.door import Client, Door, client_of
 from ctrbox.serve.known_keys import REQUESTS, KnownKeys
 from ctrbox.serve.log_limit import KINDS, LogLimit
@@ -21,6 +20,8 @@ from ctrbox.serve.metrics import BOUNDS, ByLabel, Metrics, escaped, milliseconds
 from ctrbox.serve.queue import LONGEST_TURN, ScoringQueue, settle
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.reload import passing
+
+ENTRY = ContextCache.ENTRY
 
 
 class Clock:
@@ -168,49 +169,44 @@ def test_a_model_is_stale_since_the_first_version_that_could_not_be_loaded(clock
 
 def test_a_context_of_a_quarter_of_the_cache_is_kept_and_a_larger_one_is_not() -> None:
     cache = ContextCache(4 * 2048)
-    cache.put("a", 1, 2048 - ENTRY)
-    assert (cache.get("a"), cache.bytes) == (1, 2048)
-    cache.put("a", 2, 2049 - ENTRY)  # what was there before is of no use any more
-    assert (cache.get("a"), cache.bytes, len(cache)) == (None, 0, 0)
+    cache.put(b"a", 1, 2048 - ENTRY)
+    assert (cache.get(b"a"), cache.bytes) == (1, 2048)
+    cache.put(b"a", 2, 2049 - ENTRY)  # what was there before is of no use any more
+    assert (cache.get(b"a"), cache.bytes, len(cache)) == (None, 0, 0)
     assert (cache.counts.hits, cache.counts.misses) == (1, 1)
 
 
 def test_the_least_recently_used_context_goes_when_the_cache_is_more_than_full() -> None:
     cache = ContextCache(4 * 2048)
-    for name in "abcd":
+    for name in (b"a", b"b", b"c", b"d"):
         cache.put(name, name, 2048 - ENTRY)
     assert (cache.bytes, cache.counts.evictions) == (8192, 0)
-    cache.get("a")
-    cache.put("e", "e", 1)
-    assert [name for name in "abcde" if cache.get(name)] == ["a", "c", "d", "e"]
+    cache.get(b"a")
+    cache.put(b"e", b"e", 1)
+    assert [name for name in (b"a", b"b", b"c", b"d", b"e") if cache.get(name)] == [b"a", b"c", b"d", b"e"]
     assert (cache.bytes, cache.counts.evictions) == (3 * 2048 + 1 + ENTRY, 1)
-    cache.put("e", "e", 3)  # the same context, grown
+    cache.put(b"e", b"e", 3)  # the same context, grown
     assert cache.bytes == 3 * 2048 + 3 + ENTRY
 
 
-def test_free_memory_is_given_back_after_many_evicted_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[int] = []
-    monkeypatch.setattr(cache_module, "trim", given.append)
-    monkeypatch.setattr(cache_module, "LEAST_GIVEN_BACK", 3 * 2048)
-    cache = ContextCache(4 * 2048)
+def test_free_memory_is_given_back_after_many_evicted_bytes() -> None:
+    cache = ContextCache(4 * 2048, 3 * 2048)
     for k in range(7):
-        cache.put(k, k, 2048 - ENTRY)
-    assert (cache.counts.evictions, given) == (3, [])
-    cache.put(7, 7, 2048 - ENTRY)
-    assert given == [0]
+        cache.put(b"%d" % k, k, 2048 - ENTRY)
+    assert (cache.counts.evictions, cache.counts.given_back) == (3, 0)
+    cache.put(b"7", 7, 2048 - ENTRY)
+    assert cache.counts.given_back == 1
     for k in range(8, 11):
-        cache.put(k, k, 2048 - ENTRY)
-    assert given == [0]  # the count began anew
+        cache.put(b"%d" % k, k, 2048 - ENTRY)
+    assert cache.counts.given_back == 1  # the count began anew
     cache.clear()
-    assert (given, cache.bytes, len(cache)) == ([0, 0], 0, 0)
-    large = ContextCache(64 * 2048)  # of a large cache an eighth
+    assert (cache.counts.given_back, cache.bytes, len(cache)) == (2, 0, 0)
+    large = ContextCache(64 * 2048, 3 * 2048)  # of a large cache an eighth
     for k in range(64 + 8):
-        large.put(k, k, 2048 - ENTRY)
-    assert len(given) == 2
-    large.put(72, 72, 2048 - ENTRY)
-    assert len(given) == 3
-    monkeypatch.setattr(cache_module, "trim", None)  # another C library
-    large.clear()
+        large.put(b"%d" % k, k, 2048 - ENTRY)
+    assert large.counts.given_back == 0
+    large.put(b"72", 72, 2048 - ENTRY)
+    assert large.counts.given_back == 1
 
 
 # ---- the door
@@ -579,4 +575,9 @@ def test_the_soft_limit_of_files_is_raised_to_the_hard_one(
 
 
 def test_memory_is_given_back_after_eight_megabytes_at_least() -> None:
-    assert cache_module.LEAST_GIVEN_BACK == 8 * 1024 * 1024
+    cache = ContextCache(4 << 20)
+    for k in range(12):  # four are kept
+        cache.put(b"%d" % k, k, (1 << 20) - ENTRY)
+    assert (cache.counts.evictions, cache.counts.given_back) == (8, 0)
+    cache.put(b"12", 12, 1)
+    assert cache.counts.given_back == 1

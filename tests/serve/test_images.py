@@ -255,7 +255,9 @@ def test_what_the_model_keeps_of_a_context_is_in_the_cache_s_bytes(world: ImageW
         before = served.cache.bytes
         assert 0 < before < 50_000
         assert np.allclose(ask(served, body)[:1], scores, atol=1e-6)
-        ((met, size),) = served.cache._held.values()
+        assert len(served.cache) == 1
+        request = served.reader.from_json(orjson.dumps(body))
+        met, size = served.cache.get(served.live.parts.cache_key(1) + request.key), served.cache.bytes
         (kept,) = met.found.kept.values()  # None where the user has clicked nothing
         grown += size > before
         assert served.cache.bytes == size == before + (kept.bytes if kept else 0)

@@ -1,13 +1,7 @@
 // A plan for requests, without Python: the native programs of a plan that was split into the part of the context and
-// the part of the candidates (ctrbox/engines/split.py), with the columns that a request brings. A file holds it; with a
-// Deep FFM it turns the bytes of a request into scores (RequestScorer).
-//
-//   body ─► RequestRows ─► context frame   ─► once ─────► batch of 1 row ────► FfmContext ─┐
-//                      │                  └─► shared ───► frame of 1 row ─┐                │
-//                      └─► candidate frame ─► filter ─► each ◄────────────┘ ─► batch ──────┴─► scores
-//
-// These are the programs, the readers and the engine that the server runs, in the order in which ctrbox/serve/served.py
-// runs them; tests compare the scores of both, bit by bit.
+// the part of the candidates (ctrbox/engines/split.py), with the columns that a request brings. With a Deep FFM it
+// turns the bytes of a request into scores (request_scorer.h). The server makes one in memory; libctrbox reads one from
+// a file.
 //
 // The file. Little-endian, CheckedWriter, [seal] is the checksum of the block before it; texts, views and programs as
 // in core/program/program_file.h:
@@ -29,15 +23,11 @@
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <stdexcept>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "core/ffm/engine.h"
 #include "core/program/program_file.h"
 #include "core/program/sinks.h"
-#include "core/request/model_fields.h"
 #include "core/request/request_rows.h"
 
 namespace cb {
@@ -79,44 +69,6 @@ struct RequestPlan {
 
  private:
   void put_part(CheckedWriter& to, ProgramWriter& programs, const RequestPart& part) const;
-};
-
-// A request that cannot be scored; the message says why.
-struct BadRequest : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-// A score is not finite.
-struct BadScore : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-// A plan for requests with a model. Any number of threads may use one.
-class RequestScorer {
- public:
-  // Throws std::invalid_argument unless the model's fields are features of the plan.
-  RequestScorer(std::shared_ptr<const RequestPlan> plan, std::shared_ptr<const DeepFfm> model,
-                const std::vector<std::string>& fields);
-
-  struct Request {
-    std::shared_ptr<Frame> context, candidates;
-    size_t rows = 0;
-  };
-  // Reads the JSON of a request, as POST /v1/score takes it. BadRequest.
-  Request read(std::string_view body) const;
-  // Writes a probability for each candidate, NaN where a filter of the plan drops it. BadRequest, BadScore.
-  void score(const Request& request, float* scores) const;
-
-  const RequestPlan& plan() const { return *plan_; }
-  std::shared_ptr<const RequestPlan> shared_plan() const { return plan_; }
-
- private:
-  void score_parts(const Batch& context, const Batch& candidates, float* scores,
-                   const std::vector<int32_t>* index) const;
-
-  std::shared_ptr<const RequestPlan> plan_;
-  std::shared_ptr<const DeepFfm> model_;
-  bool shares_ = false;  // whether the model works out a context once: its context fields are those of the plan
-  ModelFields once_, each_, joined_;
 };
 
 }  // namespace cb

@@ -490,5 +490,9 @@ def scored(score: Callable[[], tuple[npt.NDArray[np.float32], int]]) -> npt.NDAr
     except ValueError as error:
         raise DataError(f"candidates: {error}") from error
     if broken >= 0:
-        raise DataError(f"the model's output for candidate {broken:,} is not finite; check that no value is too large")
+        raise not_finite(broken)
     return found
+
+
+def not_finite(candidate: int) -> DataError:
+    return DataError(f"the model's output for candidate {candidate:,} is not finite; check that no value is too large")

@@ -76,6 +76,13 @@ class RequestReader:
         else:
             self._fixed = None
 
+    @property
+    def native(self) -> tuple[Any, Any] | None:
+        """The native readers of the context and of the candidates; None if one of them cannot be read natively."""
+        if self._fast is None or self._fast_context is None:
+            return None
+        return self._fast_context, self._fast
+
     def _native_reader(self, context: frozenset[str], once: bool, most: int) -> Any:
         """Return the native reader of the context (``once``) or of the candidates; None if it cannot read their columns."""
         columns = [c for name, c in self.columns.items() if (name in context) == once]

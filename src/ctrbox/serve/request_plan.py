@@ -1,14 +1,14 @@
-"""Writes a plan as native programs alone, so that libctrbox scores raw columns without Python (docs/c_abi.md).
+"""Hands a plan to native code, so that requests are scored without Python: by the server, and by libctrbox (docs/c_abi.md).
 
     save_request_plan(plan, "request.ctr", context=["user_id", "query"])
 
 The file holds what the server runs for a request: the programs of both parts of the plan (`ctrbox.engines.split`), the columns
 that a request brings, with their types, and the rows of the joined views as they are now. It holds no weights, so it stays the
 same while new versions of them are published. The layout is in native/core/request/request_plan.h. The file is written aside,
-read again by the code that libctrbox uses, and renamed.
+read again by the code that libctrbox uses, and renamed. The server hands over the same programs in memory (`native_scorer`).
 
-Refused: operators written in Python, joined views on a disk, and columns of lists, uint64, float16 or times in another unit than
-microseconds, which only the Python reader of requests can take.
+Refused for a file: operators written in Python, joined views on a disk, and columns of lists, uint64, float16 or times in
+another unit than microseconds, which only the Python reader of requests can take.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ctrbox.engines.cpu.stages import Native
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import Split
 from ctrbox.errors import PlanError
+from ctrbox.ffm.engine import DeepFFM
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.urls import local_path
 from ctrbox.serve.request import described_for_native
@@ -54,12 +55,35 @@ def save_request_plan(plan: Plan, path: str | os.PathLike[str], *, context: Sequ
     extractors = [split.once, *([split.shared] if split.shared else []), split.each]
     for extractor in extractors:
         refuse_python(extractor)
-    at = {name: k for k, name in enumerate(split.context_schema.names)}
+    once, shared, each = parts_of(split)
     known, units = plan.log.source.schema.names, plan.time_units
 
     def columns(schema: pa.Schema, once: bool) -> Columns:
         described = [described_column(field, units.get(field.name)) for field in schema]
         return described, [name for name in known if (name in context) == once and name not in schema.names]
+
+    with written_aside(place) as aside:
+        try:
+            _native.write_request_plan(
+                str(aside),
+                columns(split.context_schema, True),
+                columns(split.candidate_schema, False),
+                split.merged,
+                plan.fingerprint,
+                [(d.index, d.records) for d in views_of(extractors)],
+                once,
+                shared,
+                each,
+            )
+            _native.RequestPlan.read(str(aside))
+        except ValueError as error:
+            raise PlanError(f"this plan cannot be written for libctrbox: {error}") from error
+
+
+def parts_of(split: Split) -> tuple[Any, Any, Any]:
+    """Return the parts of a plan as native code takes them: the context's features, what candidates read of it or None if they
+    read nothing, and the candidates' features. The plan must not have operators written in Python."""
+    at = {name: k for k, name in enumerate(split.context_schema.names)}
 
     def part(extractor: Extractor, numbers: list[int]) -> Any:
         filters = [step for step in extractor.stages.steps if isinstance(step, Native)]
@@ -77,22 +101,24 @@ def save_request_plan(plan: Plan, path: str | os.PathLike[str], *, context: Sequ
     def of_context(extractor: Extractor) -> Any:
         return part(extractor, [at[name] for name in split._read(extractor)])
 
-    with written_aside(place) as aside:
-        try:
-            _native.write_request_plan(
-                str(aside),
-                columns(split.context_schema, True),
-                columns(split.candidate_schema, False),
-                split.merged,
-                plan.fingerprint,
-                [(d.index, d.records) for d in views_of(extractors)],
-                of_context(split.once),
-                None if split.shared is None else of_context(split.shared),
-                part(split.each, list(range(len(split.candidate_schema.names)))),
-            )
-            _native.RequestPlan.read(str(aside))
-        except ValueError as error:
-            raise PlanError(f"this plan cannot be written for libctrbox: {error}") from error
+    shared = None if split.shared is None else of_context(split.shared)
+    return of_context(split.once), shared, part(split.each, list(range(len(split.candidate_schema.names))))
+
+
+def native_scorer(split: Split, rows: tuple[Any, Any], engine: DeepFFM) -> Any:
+    """Return what scores requests from their bytes without Python (`_native.RequestScorer`).
+
+    ``rows``: the native readers of the context and of the candidates. None if the plan has operators written in Python, or if
+    the engine does not compute a context once.
+    """
+    extractors = [split.once, *([split.shared] if split.shared else []), split.each]
+    if not all(isinstance(step, Native) for extractor in extractors for step in extractor.stages.steps):
+        return None
+    once, shared, each = parts_of(split)
+    made = _native.RequestScorer.of_parts(
+        *rows, split.merged, once, shared, split.kinds, split.nullable, each, engine._native, engine.fields
+    )
+    return made if made.shares else None
 
 
 def described_column(field: pa.Field, unit: str | None) -> tuple[str, str, int, int, bool, int]:

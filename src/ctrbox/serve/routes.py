@@ -126,10 +126,14 @@ class Routes:
     # ---- scoring, by the queue
 
     def score(self, body: bytes) -> Answer:
-        request = self.service.served.reader.from_json(body)
-        found = self.service.answer(request)
+        found = self.service.answer_plain(body)
+        if found is None:
+            request = self.service.served.reader.from_json(body)
+            found, rows = self.service.answer(request), request.rows
+        else:
+            rows = len(found.scores)
         answer = orjson.dumps(found.json(), option=orjson.OPT_SERIALIZE_NUMPY)
-        return Answer(200, answer, JSON, header_of(found), request.rows)
+        return Answer(200, answer, JSON, header_of(found), rows)
 
     def prerank(self, body: bytes) -> Answer:
         return Answer(200, orjson.dumps(self.service.pre_ranked(body), option=orjson.OPT_SERIALIZE_NUMPY))

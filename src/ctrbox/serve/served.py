@@ -9,29 +9,31 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from ctrbox import _native
+from ctrbox._native import ContextCache
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.tasks import Task
 from ctrbox.engines.missed_keys import JoinCount, counted_in
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.refreshed_views import JoinedViews
-from ctrbox.engines.split import ContextPart, Split
+from ctrbox.engines.request import ORIGIN
+from ctrbox.engines.split import CONTEXT, ContextPart, Split
 from ctrbox.errors import DataError, PlanError
-from ctrbox.ffm.engine import DeepFFM, scored
+from ctrbox.ffm.engine import DeepFFM, not_finite, scored
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
-from ctrbox.serve.cache import ContextCache
 from ctrbox.serve.known_keys import KnownKeys
 from ctrbox.serve.model_folder import RUN, ModelFolder
 from ctrbox.serve.past import ServedPast, past_of
 from ctrbox.serve.request import Request, RequestReader
+from ctrbox.serve.request_plan import native_scorer
 from ctrbox.serve.split_model import SplitModel
 from ctrbox.serve.view_versions import SplitViews, joins_together, told_of
 
@@ -78,6 +80,12 @@ class Served(Protocol):
         """
         ...
 
+    def answer_plain(self, body: bytes) -> Scored | None:
+        """Return the answer to the JSON of a request if native code can read and score it whole, in one call without the
+        interpreter's lock. None: read it with ``reader``. The answer and the errors are those of `answer`.
+        """
+        ...
+
     def score(self, request: Request) -> tuple[Scores, int]:
         """Return the scores of `answer`, and the version of the model."""
         ...
@@ -116,13 +124,16 @@ class Live:
     version: int
     scorer: Scorer | None = None  # made when the version is loaded, and again with other views
     parts: SplitViews | None = None  # the same
+    key: bytes = b""  # what stands before a context in the cache
+    native: Any = None  # `_native.RequestScorer` of plain requests; None if the plan or the engine needs Python
 
 
 @dataclass(frozen=True)
 class CachedContext:
+    """What the cache keeps of a context if the engine does not compute it once; otherwise it keeps a `_native.RequestContext`."""
+
     frame: Any  # what candidates read of the context; None where they read nothing
-    prepared: Any  # what the engine computes from the context alone; None if it cannot compute anything ahead
-    part: ContextPart | None = None  # the features of the context, only if ``prepared`` is None
+    part: ContextPart  # the features of the context
 
 
 class ServedFfm(SplitModel[Live]):
@@ -140,9 +151,9 @@ class ServedFfm(SplitModel[Live]):
         past: ServedPast | None = None,
     ) -> None:
         super().__init__(plan, context, cache_bytes, past)
+        self.reader = reader_of(plan, self.split, context, most_candidates, past)
         self.live = self.over(live, self._parts)
         self.known = KnownKeys()
-        self.reader = reader_of(plan, self.split, context, most_candidates, past)
 
     def over(self, live: Live, parts: SplitViews) -> Live:
         """Return a version that reads these joined views. DataError unless the engine's fields are features of the plan."""
@@ -151,7 +162,11 @@ class ServedFfm(SplitModel[Live]):
         for name in live.engine.fields:
             if name not in known:
                 raise DataError(f"the model's field {name!r} is not a feature of its plan{nearest(name, known)}")
-        return replace(live, scorer=Scorer(live.engine, split), parts=parts)
+        scorer, rows = Scorer(live.engine, split), self.reader.native
+        native = None
+        if rows is not None and scorer.direct is not None and scorer.direct_context is not None:
+            native = native_scorer(split, rows, live.engine)
+        return replace(live, scorer=scorer, parts=parts, key=parts.cache_key(live.version), native=native)
 
     def take(self, weights: str | os.PathLike[str], version: int, *, shared: bool = False) -> None:
         """Serve another version from the next request on."""
@@ -174,15 +189,33 @@ class ServedFfm(SplitModel[Live]):
             if not request.rows:
                 return Scored(no_scores(self.tasks), live.version, parts.told)
             request = self.past.request(request, split.context_schema, split.candidate_schema)
-        key = (live.version, parts.of_context, request.key)
-        found: CachedContext | None = self.cache.get(key)
+        key = live.key + request.key
+        found = cast("CachedContext | _native.RequestContext | None", self.cache.get(key))
         if found is None:
             part = split.context(request.context())
             found = scorer.context(part)
-            self.cache.put(key, found, len(request.key) + size_of(found))
+            self.cache.put(key, found, len(key) + size_of(found))
         batch = split.candidates(found.frame, request.candidates)
         scores = scorer.score(found, batch)
         return Scored(spread(scores, batch, request.rows), live.version, parts.told)
+
+    def answer_plain(self, body: bytes) -> Scored | None:
+        live = self.live
+        if live.native is None:
+            return None
+        try:
+            scores = live.native.answer(body, live.key, self.cache)
+        except _native.BadPart as error:
+            message, of_context, row = error.args
+            if row < 0:
+                raise DataError(f"{'the context' if of_context else 'candidates'}: {message}") from error
+            raise DataError(f"{message} (at {(CONTEXT if of_context else ORIGIN).name(row)})") from None
+        except _native.BadScore as error:
+            raise not_finite(error.args[0]) from None
+        if scores is None:
+            return None
+        assert live.parts is not None
+        return Scored(scores, live.version, live.parts.told)
 
 
 class Scorer:
@@ -209,20 +242,20 @@ class Scorer:
         salts = [_native.salt(name.encode()) for name in names]
         return _native.ModelFields([k for k, _ in keyed], salts, [number[name] for name in names])
 
-    def context(self, part: ContextPart) -> CachedContext:
+    def context(self, part: ContextPart) -> CachedContext | _native.RequestContext:
         """Return what the cache keeps of a context: what the engine computes from it or, if that is nothing, its features."""
         if not self.shares:
-            return CachedContext(part.frame, None, part.owned())
+            return CachedContext(part.frame, part.owned())
         native = getattr(part.batch.sparse, "native", None)
         if self.direct_context is None or native is None:
-            return CachedContext(part.frame, self.engine.context(part.batch))
+            return _native.RequestContext(part.frame, self.engine.context(part.batch))
         try:
-            return CachedContext(part.frame, self.direct_context.context(self.engine._native, native))
+            return _native.RequestContext(part.frame, self.direct_context.context(self.engine._native, native))
         except ValueError as error:
             raise DataError(f"the context: {error}") from error
 
-    def score(self, context: CachedContext, candidates: Batch) -> Scores:
-        if context.part is not None:
+    def score(self, context: CachedContext | _native.RequestContext, candidates: Batch) -> Scores:
+        if isinstance(context, CachedContext):
             return self.engine.predict(self.split.joined(context.part, candidates))
         direct, native = self.direct, getattr(candidates.sparse, "native", None)
         if direct is None or native is None:
@@ -241,10 +274,9 @@ def reader_of(
     return RequestReader(pa.schema(past.fields(fields)), names, past.context, most_candidates, units, frames=False)
 
 
-def size_of(context: CachedContext) -> int:
+def size_of(context: CachedContext | _native.RequestContext) -> int:
     """Return the bytes that a cached context holds, to within its small objects."""
-    held = (context.frame, context.prepared) if context.part is None else (context.part,)
-    return OBJECTS + sum(int(getattr(part, "bytes", 0)) for part in held)
+    return OBJECTS + context.part.bytes if isinstance(context, CachedContext) else context.bytes
 
 
 def no_objects(request: Request) -> None:
@@ -337,6 +369,9 @@ class ServedRun:
 
     def score(self, request: Request) -> tuple[Scores, int]:
         return self.answer(request)[:2]
+
+    def answer_plain(self, body: bytes) -> None:
+        """Return None: Python scores every request."""
 
     def answer(self, request: Request) -> Scored:
         no_objects(request)

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 from torch import nn
@@ -111,8 +112,8 @@ class ServedModel(SplitModel[LiveModel]):
                 return Scored(no_scores(self.tasks), live.version, parts.told)
             request = self.past.request(request, split.context_schema, split.candidate_schema)
         own, ran = scorer.embed(request.objects) if request.objects else (NOTHING, 0)
-        key = (live.version, parts.of_context, request.key)
-        met: CachedContext | None = self.cache.get(key)
+        key = parts.cache_key(live.version) + request.key
+        met = cast("CachedContext | None", self.cache.get(key))
         counted: tuple[Asked, ...] = ()
         if met is None or own or not met.found.fresh:
             part = split.context(request.context()).owned() if met is None else met.part
@@ -123,7 +124,7 @@ class ServedModel(SplitModel[LiveModel]):
         self.known.add((*counted, *theirs))
         if not own and met.counted != len(met.found.kept) and self.live is live:
             met.counted = len(met.found.kept)
-            self.cache.put(key, met, len(request.key) + OBJECTS + met.part.bytes + met.found.bytes)
+            self.cache.put(key, met, len(key) + OBJECTS + met.part.bytes + met.found.bytes)
         if missing or ran:
             with self._counting:
                 self.missing += missing

@@ -131,6 +131,12 @@ class Service:
             self.label_sums.add(found.scores)
         return found
 
+    def answer_plain(self, body: bytes) -> Answered | None:
+        """Score the JSON of a request in one native call; None if it has to be read first."""
+        with told_to_the_client():
+            found = self.served.answer_plain(body)
+        return None if found is None else Answered(found.version, found.scores, views=found.views)
+
     def pre_ranked(self, body: bytes) -> dict[str, Any]:
         """Return the answer to POST /v1/prerank."""
         prerank = self._prerank()

@@ -10,11 +10,11 @@ import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from ctrbox._native import ContextCache
 from ctrbox.engines.missed_keys import JoinCount
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.refreshed_views import JoinedViews
 from ctrbox.engines.split import Split
-from ctrbox.serve.cache import ContextCache
 from ctrbox.serve.past import ServedPast
 from ctrbox.serve.request import Request
 from ctrbox.serve.view_versions import SplitViews
@@ -50,6 +50,10 @@ class SplitModel(ABC, Generic[Live]):
     @abstractmethod
     def answer(self, request: Request) -> Scored:
         """Return a score for each candidate, and the versions that they are of."""
+
+    def answer_plain(self, body: bytes) -> Scored | None:
+        """Return the answer to the JSON of a request if native code can read and score it whole, as `Served` says."""
+        return None
 
     def score(self, request: Request) -> tuple[Scores, int]:
         return self.answer(request)[:2]

@@ -33,6 +33,10 @@ class SplitViews:
         versions = tuple(views.loaded[name].number for name in views.names if name in read)
         return SplitViews(views, split, versions, told_of(views), tuple(counted))
 
+    def cache_key(self, version: int) -> bytes:
+        """Return what stands before the bytes of a context in the cache: the versions of the model and of the context's views."""
+        return b"%d %s " % (version, ",".join(map(str, self.of_context)).encode())
+
     def changed(self, views: JoinedViews, context: Sequence[str]) -> SplitViews:
         """Return the same plan with other views; the counts of its joins continue."""
         return SplitViews.of(views, context, self.joins())
