@@ -8,8 +8,10 @@ For each number of workers a server of the same Deep FFM is started, and
     zipf        wrk with contexts that repeat as in a log: their ranks have a Zipf distribution (exponent 1.3) without an end, so
                 that some come very often and others once
     hits        the share of requests whose context was in the cache of its worker
-    memory      of all processes of the server after that, shared pages counted once (proportional set size), against the first
-                number of workers
+    memory      of all processes of the server after that, the supervisor included: the sum of their proportional set sizes (Pss
+                of /proc/PID/smaps_rollup), in which a page that several processes share counts once; against the first number of
+                workers. "cached" is the part of it that the caches of contexts count; all workers together may keep as much as
+                one worker may
 Eight connections for each worker. Client and server share the machine's cores, so efficiency, the requests of a worker against
 those of the first number of workers, has a meaning only where wrk has cores of its own.
 """
@@ -92,6 +94,7 @@ def compare(
                 **turns,
                 "hits": hits,
                 "memory_mb": sum(memory_of(p) for p in processes) / 1e6,
+                "cached_mb": httpx.get(f"{url}/v1/live").json()["cache"]["bytes"] / 1e6,
             }
     first = counts[0]
     rows = []
@@ -111,6 +114,7 @@ def compare(
                     f"{100 * f['hits'][what]:.0f} %",
                     f"{f['memory_mb']:,.0f}",
                     f"{f['memory_mb'] / found[first]['memory_mb']:.2f}",
+                    f"{f['cached_mb']:,.0f}",
                 ]
             )
     head = [
@@ -124,8 +128,13 @@ def compare(
         "hits",
         "memory MB",
         "× first",
+        "cached MB",
     ]
     report.table(head, rows)
+    print(
+        "memory: the sum of the proportional set sizes of all processes of the server, the supervisor included, after both "
+        "loads; a page that several processes share counts once. cached: what the caches of contexts count of it."
+    )
     print(f"load of the machine at the end (1 minute): {os.getloadavg()[0]:.1f}")
     most = max(counts)
     report.finish(

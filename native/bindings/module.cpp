@@ -7,6 +7,7 @@
 
 #include "bindings/bindings.h"
 #include "core/system/cores.h"
+#include "core/system/heap.h"
 #include "core/system/parallel.h"
 
 NB_MODULE(_native, m) {
@@ -43,6 +44,10 @@ NB_MODULE(_native, m) {
       "Count this thread's parallel calls, the helpers they asked for, those for whom other stages left a core, and "
       "those "
       "that came before the work was done.");
+  m.def(
+      "fill_heap_holes", [] { return cb::fill_heap_holes(); },
+      "Fill the holes of the heap before forking, so that processes that are forked copy fewer pages; return how many "
+      "bytes were filled.");
   m.def("usable_cores", &cb::usable_cores,
         "Count the cores that this process may use: by affinity and by limits of CPU time.");
   m.def(

@@ -168,6 +168,7 @@ class Supervisor:
             gc.collect()
             gc.freeze()  # objects of the model are looked at by no collection, so their pages stay shared
             held.callback(gc.unfreeze)
+            _native.fill_heap_holes()  # what a worker allocates would go there, and copy a page each time
             try:
                 for worker in self.workers:
                     self._start(worker)
