@@ -5,6 +5,9 @@
 //
 // The events may lie on a disk instead (core/past/spill.h). The ring then knows their place, their number and the
 // newest time, and only these may be asked for until take() brings the events back.
+//
+// The memory comes from the pool of the shard, which every call that may need or free some is given. A ring that is
+// destroyed without release() frees memory of malloc alone: what lies in the pool ends with the pool.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -14,6 +17,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/past/ring_pool.h"
 #include "core/past/shape.h"
 #include "core/past/sums.h"
 
@@ -28,7 +32,13 @@ class EventRing {
     return *this;
   }
   ~EventRing() {
-    if (!on_disk_) delete[] events_;
+    if (!on_disk_ && !pooled_) delete[] events_;
+  }
+  void release(RingPool& pool) {
+    if (!on_disk_ && capacity_) pool.give({events_, pooled_}, capacity_);
+    events_ = nullptr;
+    head_ = count_ = capacity_ = 0;
+    on_disk_ = pooled_ = false;
   }
 
   uint32_t size() const { return count_; }
@@ -43,9 +53,9 @@ class EventRing {
   void copy_to(uint64_t* words, size_t stride) const {
     for (uint32_t k = 0; k < count_; ++k) std::memcpy(words + k * stride, at(k, stride), stride * sizeof(uint64_t));
   }
-  void leave_to_disk(uint32_t place, size_t stride) {
+  void leave_to_disk(uint32_t place, size_t stride, RingPool& pool) {
     const int64_t last = time(count_ - 1, stride);
-    delete[] events_;
+    pool.give({events_, pooled_}, capacity_);
     newest_ = last;
     head_ = place;
     capacity_ = 0;
@@ -53,11 +63,17 @@ class EventRing {
   }
   // Makes room in memory for the events of a ring on the disk and lets read(words) fill it, oldest event first.
   template <class F>
-  void take(size_t stride, F&& read) {
+  void take(RingPool& pool, F&& read) {
     const uint32_t wanted = std::bit_ceil(std::max(count_, 2u));
-    auto words = std::make_unique_for_overwrite<uint64_t[]>(size_t{wanted} * stride);
-    read(words.get());
-    events_ = words.release();
+    const RingPool::Piece piece = pool.take(wanted);
+    try {
+      read(piece.words);
+    } catch (...) {
+      pool.give(piece, wanted);
+      throw;
+    }
+    events_ = piece.words;
+    pooled_ = piece.pooled;
     head_ = 0;
     capacity_ = wanted;
     on_disk_ = false;
@@ -73,6 +89,31 @@ class EventRing {
   uint32_t before(int64_t time_limit, size_t stride) const {
     if (!count_ || time(count_ - 1, stride) < time_limit) return count_;  // most reads come after all events
     return before(time_limit, stride, 0, count_ - 1);
+  }
+
+  // The same where it is known to be from `low` to `high` and is probably close to `near`.
+  uint32_t before(int64_t time_limit, size_t stride, uint32_t low, uint32_t high, uint32_t near) const {
+    near = std::clamp(near, low, high);
+    if (near < high && time(near, stride) < time_limit) {
+      low = near + 1;
+      for (uint32_t step = 0; step < high - low; step = step ? 2 * step : 1) {
+        if (time(low + step, stride) >= time_limit) {
+          high = low + step;
+          break;
+        }
+        low += step + 1;
+      }
+    } else {
+      high = near;
+      for (uint32_t step = 1; step <= high - low; step *= 2) {
+        if (time(high - step, stride) < time_limit) {
+          low = high - step + 1;
+          break;
+        }
+        high -= step;
+      }
+    }
+    return before(time_limit, stride, low, high);
   }
 
   // The same where it is known to be from `low` to `high`.
@@ -93,8 +134,8 @@ class EventRing {
     __builtin_prefetch(at(count_ - 1, stride));
     __builtin_prefetch(at(count_, stride));
     __builtin_prefetch(at(0, stride));
-    __builtin_prefetch(at(count_ / 2, stride));
   }
+  void fetch(size_t stride, uint32_t k) const { __builtin_prefetch(at(k, stride)); }
 
   void drop_oldest() {
     head_ = (head_ + 1) & (capacity_ - 1);
@@ -102,8 +143,8 @@ class EventRing {
   }
 
   // Adds an event behind all events of the same or an earlier time. `values`: one for each word of the shape.
-  void insert(const PastShape& shape, size_t stride, int64_t event_time, const uint64_t* values) {
-    if (count_ == capacity_) grow(stride);
+  void insert(const PastShape& shape, size_t stride, int64_t event_time, const uint64_t* values, RingPool& pool) {
+    if (count_ == capacity_) grow(stride, pool);
     uint32_t place = count_++;
     while (place > 0 && time(place - 1, stride) > event_time) {
       std::memcpy(entry(place, stride), at(place - 1, stride), stride * sizeof(uint64_t));
@@ -148,8 +189,8 @@ class EventRing {
   }
 
   // Adds an entry as it was stored, behind all others; for files.
-  void append_stored(size_t stride, const uint64_t* stored) {
-    if (count_ == capacity_) grow(stride);
+  void append_stored(size_t stride, const uint64_t* stored, RingPool& pool) {
+    if (count_ == capacity_) grow(stride, pool);
     std::memcpy(entry(count_++, stride), stored, stride * sizeof(uint64_t));
   }
 
@@ -194,13 +235,13 @@ class EventRing {
     }
   }
 
-  void grow(size_t stride) {
+  void grow(size_t stride, RingPool& pool) {
     const uint32_t wanted = capacity_ ? capacity_ * 2 : 2;
-    auto larger = std::make_unique_for_overwrite<uint64_t[]>(size_t{wanted} * stride);
-    for (uint32_t k = 0; k < count_; ++k)
-      std::memcpy(larger.get() + size_t{k} * stride, at(k, stride), stride * sizeof(uint64_t));
-    delete[] events_;
-    events_ = larger.release();
+    const RingPool::Piece larger = pool.take(wanted);
+    copy_to(larger.words, stride);
+    if (capacity_) pool.give({events_, pooled_}, capacity_);
+    events_ = larger.words;
+    pooled_ = larger.pooled;
     capacity_ = wanted;
     head_ = 0;
   }
@@ -215,6 +256,7 @@ class EventRing {
     std::swap(capacity_, other.capacity_);
     std::swap(on_disk_, other.on_disk_);
     std::swap(used_, other.used_);
+    std::swap(pooled_, other.pooled_);
   }
 
   // 24 bytes, so that a key and its ring lie in half a cache line.
@@ -224,7 +266,7 @@ class EventRing {
   };
   uint32_t head_ = 0;  // the place of the oldest event; on the disk, that of the block
   uint32_t count_ = 0, capacity_ = 0;
-  bool on_disk_ = false, used_ = false;
+  bool on_disk_ = false, used_ = false, pooled_ = false;
 };
 
 }  // namespace cb

@@ -13,54 +13,50 @@ constexpr size_t kFewKeys = 1024;  // below this a sweep frees too little to be 
 }  // namespace
 
 PastShard::PastShard(const PastShape& shape)
-    : shape_(shape), stride_(1 + shape.stored()), slots_(kFirstSlots), swept_keys_(kFewKeys) {}
+    : shape_(shape), stride_(1 + shape.stored()), pool_(stride_), slots_(kFirstSlots), swept_keys_(kFewKeys) {}
 
-const EventRing* PastShard::find(uint64_t key) const {
-  const size_t mask = slots_.size() - 1;
-  for (size_t slot = finish(key) & mask;; slot = (slot + 1) & mask) {
-    if (!slots_[slot]) return nullptr;
-    const Held& held = keys_[slots_[slot] - 1];
-    if (held.key == key) return &held.ring;
-  }
-}
-
-EventRing& PastShard::made(uint64_t key) {
-  if (EventRing* known = find(key)) return *known;
+EventRing& PastShard::made(uint64_t key, size_t place) {
+  if (EventRing* known = find(key, place)) return *known;
   if (keys_.size() >= 2 * swept_keys_) sweep();
   if ((keys_.size() + 1) * 2 > slots_.size()) rebuild(slots_.size() * 2);
   if (keys_.size() >= UINT32_MAX - 1) throw std::length_error("more than 4,294,967,294 keys in one shard");
   keys_.push_back({key, {}});
-  const size_t mask = slots_.size() - 1;
-  size_t slot = finish(key) & mask;
-  while (slots_[slot]) slot = (slot + 1) & mask;
-  slots_[slot] = static_cast<uint32_t>(keys_.size());
+  put_into_slot(keys_.size());
   return keys_.back().ring;
+}
+
+void PastShard::put_into_slot(size_t place) {
+  const uint64_t hash = finish(keys_[place - 1].key);
+  const size_t mask = slots_.size() - 1;
+  size_t slot = hash & mask;
+  while (slots_[slot]) slot = (slot + 1) & mask;
+  slots_[slot] = slot_of(hash, place);
 }
 
 bool PastShard::add(uint64_t key) {
   keep_room();
-  if (find(key)) return false;
-  made(key);
+  if (place_of(key)) return false;
+  made(key, 0);
   return true;
 }
 
 void PastShard::append_stored(const uint64_t* stored) {
   EventRing& ring = keys_.back().ring;
   ring_bytes_ -= ring.bytes(stride_);
-  ring.append_stored(stride_, stored);
+  ring.append_stored(stride_, stored, pool_);
   ring_bytes_ += ring.bytes(stride_);
   ++events_;
 }
 
-void PastShard::feed(uint64_t key, int64_t time, const uint64_t* values) {
+void PastShard::feed(uint64_t key, int64_t time, const uint64_t* values, size_t place) {
   reach(time);
   keep_room();
-  EventRing& ring = made(key);
+  EventRing& ring = made(key, place);
   if (spill_) bring(ring);
   trim(ring);
   if (ring.size() == UINT32_MAX / 2) throw std::length_error("more than 2,147,483,647 events of one key");
   ring_bytes_ -= ring.bytes(stride_);
-  ring.insert(shape_, stride_, time, values);
+  ring.insert(shape_, stride_, time, values, pool_);
   ring_bytes_ += ring.bytes(stride_);
   ++events_;
 }
@@ -86,7 +82,7 @@ void PastShard::bring(EventRing& ring) {
   if (!ring.on_disk()) return;
   const uint32_t place = ring.place();
   const size_t words = ring.size() * stride_;
-  ring.take(stride_, [&](uint64_t* events) { spill_->get(place, events, words); });
+  ring.take(pool_, [&](uint64_t* events) { spill_->get(place, events, words); });
   spill_->free(place, words);
   ring_bytes_ += ring.bytes(stride_);
 }
@@ -112,7 +108,7 @@ void PastShard::make_room() {
       return;
     }
     ring_bytes_ -= ring.bytes(stride_);
-    ring.leave_to_disk(place, stride_);
+    ring.leave_to_disk(place, stride_, pool_);
   }
 }
 
@@ -121,15 +117,20 @@ void PastShard::make_room() {
 void PastShard::sweep() {
   if (shape_.within && !shape_.keeps_last) {
     const int64_t old = time_before(time_before(newest_, shape_.lateness + shape_.back), shape_.within);
-    auto forgotten = [&](const Held& held) {
+    size_t kept = 0;
+    for (Held& held : keys_) {
       const uint32_t n = held.ring.size();
-      if (n && held.ring.newest(stride_) >= old) return false;
+      if (n && held.ring.newest(stride_) >= old) {
+        if (&keys_[kept] != &held) keys_[kept] = std::move(held);
+        ++kept;
+        continue;
+      }
       if (held.ring.on_disk()) spill_->free(held.ring.place(), n * stride_);
       ring_bytes_ -= held.ring.bytes(stride_);
+      held.ring.release(pool_);
       events_ -= n;
-      return true;
-    };
-    std::erase_if(keys_, forgotten);
+    }
+    keys_.erase(keys_.begin() + static_cast<ptrdiff_t>(kept), keys_.end());
     rebuild(slots_.size());
   }
   swept_keys_ = std::max(kFewKeys, keys_.size());
@@ -137,12 +138,7 @@ void PastShard::sweep() {
 
 void PastShard::rebuild(size_t slots) {
   slots_.assign(slots, 0);
-  const size_t mask = slots - 1;
-  for (size_t k = 0; k < keys_.size(); ++k) {
-    size_t slot = finish(keys_[k].key) & mask;
-    while (slots_[slot]) slot = (slot + 1) & mask;
-    slots_[slot] = static_cast<uint32_t>(k + 1);
-  }
+  for (size_t place = 1; place <= keys_.size(); ++place) put_into_slot(place);
 }
 
 }  // namespace cb

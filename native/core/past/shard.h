@@ -7,8 +7,10 @@
 //   - What is stored depends only on the sequence of calls of feed(), not on time, threads or addresses.
 //
 // Layout: a table of slots (open addressing, one 32-bit number each) leads from a key to its place in `keys_`, which
-// holds keys and rings densely in the order of their first event. Memory is counted as it grows. Slots and keys are
-// always in memory; rings may lie on a disk (spill_to), which changes no result and no file that is saved.
+// holds keys and rings densely in the order of their first event. At most half of the slots are in use, so a place has
+// fewer bits than a slot, and the upper bits hold bits of the key's hash: other keys are passed over without a look at
+// `keys_`. Memory is counted as it grows. Slots and keys are always in memory; rings may lie on a disk (spill_to),
+// which changes no result and no file that is saved.
 //
 // One thread may write at a time, and none may read meanwhile.
 #pragma once
@@ -31,6 +33,7 @@ namespace cb {
 struct PastSeen {
   const EventRing* ring = nullptr;
   uint32_t end = 0;
+  size_t place = 0;  // of the key, see PastShard::begins()
 };
 
 class PastShard {
@@ -39,22 +42,34 @@ class PastShard {
   PastShard(PastShard&&) = default;
   PastShard& operator=(PastShard&&) = default;
 
-  void feed(uint64_t key, int64_t time, const uint64_t* values);
+  // `place`, here and in read(): what fetch_events() found for the key some calls ago, or 0.
+  void feed(uint64_t key, int64_t time, const uint64_t* values, size_t place = 0);
 
   // Returns the earlier events of a key; the views of them that it returns are valid until the next call.
-  PastSeen read(uint64_t key, int64_t time) {
+  PastSeen read(uint64_t key, int64_t time, size_t place = 0) {
     keep_room();
-    EventRing* ring = find(key);
+    EventRing* ring = find(key, place);
     if (!ring) return {};
     if (spill_) bring(*ring);
-    return {ring, ring->before(time_before(time, shape_.gap), stride_)};
+    return {ring, ring->before(time_before(time, shape_.gap), stride_), place};
   }
+
+  // Where the windows of a key began when they were last looked for, one number for each of `windows` windows. Times
+  // advance, so the next search begins there. These are hints: after keys or windows changed they are any numbers.
+  uint32_t* begins(size_t place, size_t windows) {
+    if (windows != windows_) begins_.clear();
+    windows_ = windows;
+    if (begins_.size() < place * windows) begins_.resize(keys_.capacity() * windows);
+    return begins_.data() + (place - 1) * windows;
+  }
+  static constexpr uint32_t kFewEvents = 16;  // in fewer events, a search needs no hint
 
   // From now on, events of keys that were not met lately are moved to a file in a folder where the shard would take
   // more than `room` bytes. A disk that is full or fails when it is written to does not lose events: they stay in
   // memory, and spill_error() has the error number, else 0.
   void spill_to(const std::string& folder, size_t room) {
     spill_ = std::make_unique<PastSpill>(folder);
+    pool_.use_heap();
     room_ = room;
   }
   void set_room(size_t room) { room_ = room; }
@@ -70,15 +85,22 @@ class PastShard {
   uint64_t spilled_bytes() const { return spill_ ? spill_->file_bytes() : 0; }
 
   // Bring into the cache what a read of a key needs, one step after the other: its slot, its ring, its newest events.
-  // These are hints: they change nothing.
+  // These are hints: they change nothing. The last one returns the place of the key in `keys_` + 1, or 0.
   void fetch_slot(uint64_t key) const { __builtin_prefetch(&slots_[finish(key) & (slots_.size() - 1)]); }
   void fetch_key(uint64_t key) const {
-    if (const uint32_t place = slots_[finish(key) & (slots_.size() - 1)]) __builtin_prefetch(&keys_[place - 1]);
+    if (const size_t place = place_of(key, [](size_t) { return true; })) __builtin_prefetch(&keys_[place - 1]);
   }
-  void fetch_events(uint64_t key) const {
-    const EventRing* ring = find(key);
-    if (ring && ring->on_disk()) return spill_->will_need(ring->place(), ring->size() * stride_);
-    if (ring) ring->fetch(stride_);
+  size_t fetch_events(uint64_t key) const {
+    const size_t place = place_of(key);
+    if (!place) return 0;
+    const EventRing& ring = keys_[place - 1].ring;
+    if (ring.on_disk())
+      spill_->will_need(ring.place(), ring.size() * stride_);
+    else
+      ring.fetch(stride_);
+    if (ring.size() > kFewEvents && place * windows_ < begins_.size())
+      for (size_t w = 0; w < windows_; ++w) ring.fetch(stride_, begins_[(place - 1) * windows_ + w]);
+    return place;
   }
 
   // Declares that no later event has a time before time - lateness, and no later read one before time - lateness -
@@ -88,7 +110,9 @@ class PastShard {
   size_t stride() const { return stride_; }
   size_t keys() const { return keys_.size(); }
   uint64_t events() const { return events_; }
-  size_t bytes() const { return slots_.capacity() * sizeof(uint32_t) + keys_.capacity() * sizeof(Held) + ring_bytes_; }
+  size_t bytes() const {
+    return (slots_.capacity() + begins_.capacity()) * sizeof(uint32_t) + keys_.capacity() * sizeof(Held) + ring_bytes_;
+  }
 
   struct Held {
     uint64_t key;
@@ -134,19 +158,46 @@ class PastShard {
   void append_stored(const uint64_t* stored);  // to the key that was added last
 
  private:
-  const EventRing* find(uint64_t key) const;
-  EventRing* find(uint64_t key) { return const_cast<EventRing*>(std::as_const(*this).find(key)); }
+  // What a slot holds for the key at `place`, which is counted from 1.
+  uint32_t slot_of(uint64_t hash, size_t place) const {
+    return static_cast<uint32_t>(place) |
+           (static_cast<uint32_t>(hash >> 28) & ~static_cast<uint32_t>(slots_.size() - 1));
+  }
+  // The first place whose slot fits the key and for which is_key(place) is true; 0: there is none.
+  template <class F>
+  size_t place_of(uint64_t key, F&& is_key) const {
+    const uint64_t hash = finish(key);
+    const size_t mask = slots_.size() - 1;
+    for (size_t at = hash & mask;; at = (at + 1) & mask) {
+      if (!slots_[at]) return 0;
+      const size_t place = slots_[at] & mask;
+      if (slots_[at] == slot_of(hash, place) && is_key(place)) return place;
+    }
+  }
+  size_t place_of(uint64_t key) const {
+    return place_of(key, [&](size_t place) { return keys_[place - 1].key == key; });
+  }
+  void put_into_slot(size_t place);
+
+  // The ring of a key, or null, and its place. Keys may have been added or forgotten since `place` was found.
+  EventRing* find(uint64_t key, size_t& place) {
+    if (!place || place > keys_.size() || keys_[place - 1].key != key) place = place_of(key);
+    return place ? &keys_[place - 1].ring : nullptr;
+  }
   void bring(EventRing& ring);
   void make_room();
-  EventRing& made(uint64_t key);
+  EventRing& made(uint64_t key, size_t place);
   void trim(EventRing& ring);
   void sweep();
   void rebuild(size_t slots);
 
   PastShape shape_;
   size_t stride_;                // 64-bit words of an event, its time included
-  std::vector<uint32_t> slots_;  // place in keys_ + 1; 0: free
+  RingPool pool_;                // of the rings in keys_
+  std::vector<uint32_t> slots_;  // place in keys_ + 1, and bits of the hash above it; 0: free
   std::vector<Held> keys_;
+  std::vector<uint32_t> begins_;  // by place and window, see begins()
+  size_t windows_ = 0;
   size_t ring_bytes_ = 0, swept_keys_ = 0;
   uint64_t events_ = 0;
   int64_t newest_ = std::numeric_limits<int64_t>::min();

@@ -28,12 +28,18 @@ PastState::PastState(PastShape shape) : shape_(std::move(shape)) {
 }
 
 int64_t PastState::late(const int64_t* times, const uint8_t* valid, size_t rows) {
-  for (size_t row = 0; row < rows; ++row) {
+  std::optional<int64_t> newest = newest_;
+  int64_t late = -1;
+  for (size_t row = 0; row < rows && late < 0; ++row) {
     if (valid && !valid[row]) continue;
-    if (newest_ && times[row] < time_before(*newest_, shape_.lateness)) return static_cast<int64_t>(row);
-    reach(times[row]);
+    if (newest && times[row] < time_before(*newest, shape_.lateness)) {
+      late = static_cast<int64_t>(row);
+    } else if (!newest || times[row] > *newest) {
+      newest = times[row];
+    }
   }
-  return -1;
+  newest_ = newest;
+  return late;
 }
 
 void PastState::forget_texts() {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class State:
                     f"cannot make a file in {self.folder} for the past events of {self.first.name!r}: {error.strerror}; name "
                     "a folder on a local disk that can be written: spill='/a/folder'"
                 ) from error
-        self._newest_at = ""
+        self._newest_at: Callable[[], str] = str  # returns the name of the row with the newest time, for errors
 
     @property
     def lateness(self) -> int:
@@ -156,12 +156,14 @@ class State:
         return times, np.ones(rows.count, bool) if known is None else known
 
     def check_order(self, rows: Rows) -> None:
-        times, known = self.timed(rows)
         before = self.native.newest
-        late = self.native.late(times, _bytes(known))
+        time = rows.columns[self.first.time.id]
+        (times,) = time.arrays
+        late = self.native.late(times, _bytes(_both(time.valid, rows.passed)))
         if late >= 0:
+            times, known = self.timed(rows)
             earlier = np.flatnonzero(known[:late])
-            newest, at = before, self._newest_at
+            newest, at = before, self._newest_at()
             if len(earlier) and (before is None or times[earlier].max() > before):
                 row = int(earlier[times[earlier].argmax()])
                 newest, at = int(times[row]), rows.where(row)
@@ -175,8 +177,12 @@ class State:
                 "time, drop it with .filter(…) before with_history"
             )
         if self.native.newest != before:
-            row = int(np.flatnonzero(known)[times[known].argmax()])
-            self._newest_at = rows.where(row)
+            kept = replace(rows, columns={self.first.time.id: time})
+            self._newest_at = lambda: kept.where(self._newest_row(kept))
+
+    def _newest_row(self, rows: Rows) -> int:
+        times, known = self.timed(rows)
+        return int(np.flatnonzero(known)[times[known].argmax()])
 
     def read_and_feed(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of the native state, which may read events from the disk."""
@@ -315,7 +321,7 @@ class CounterState(State):
                 return lambda found: pa.array(found[at][0].view(np.float64))
         assert value is not None  # of sum and mean
         if value.kind == "b":  # whole numbers of 64 bits hold the sums of flags
-            flags = layout.word(("flags", value.id), TOTAL, 0.0, lambda rows: numbers(rows).astype(np.uint64))
+            flags = layout.word(("flags", value.id), TOTAL, 0.0, lambda rows: _flags(rows, value))
             total = layout.read(COUNT, flags, feature.within)
         else:
             kind, read = (WIDE_TOTAL, WIDE_SUM) if value.kind == "f" else (FLOAT_TOTAL, SUM)
@@ -323,10 +329,10 @@ class CounterState(State):
 
         def sums(found: list[Any]) -> np.ndarray:
             words = found[total][0]
-            return words.view(np.int64).astype(np.float64) if value.kind == "b" else words.view(np.float64)
+            return words.view(np.int64) if value.kind == "b" else words.view(np.float64)
 
         if feature.what == "sum":
-            return lambda found: pa.array(sums(found))
+            return lambda found: pa.array(sums(found).astype(np.float64, copy=False))
         counted = layout.read(COUNT, count(value), feature.within)
 
         def mean(found: list[Any]) -> pa.Array:
@@ -362,6 +368,10 @@ def not_finite(column: pa.Array) -> np.ndarray:
     """Return in which rows of a column of counters the sum of the values does not fit into a float64."""
     if not pa.types.is_float64(column.type):
         return np.zeros(len(column), bool)
+    values = np.frombuffer(column.buffers()[1] or b"", np.float64)[column.offset : column.offset + len(column)]
+    finite = np.isfinite(values)
+    if finite.all():  # values of nulls included, so the nulls need not be looked at
+        return ~finite
     return ~np.isfinite(column.fill_null(0.0).to_numpy(zero_copy_only=False))
 
 
@@ -434,6 +444,14 @@ def _numbers(rows: Rows, node: Any, name: str) -> np.ndarray:
     return np.where(present, values, 0).astype(np.float64)
 
 
+def _flags(rows: Rows, node: Any) -> np.ndarray:
+    """Return a column of bools as the whole numbers 0 and 1, 0 where it is null."""
+    column = rows.columns[node.id]
+    (values,) = column.arrays
+    held = np.asarray(values) != 0
+    return (held if column.valid is None else held & column.valid).astype(np.uint64)
+
+
 def _values(kind: str, word: Any) -> pa.Array:
     """Return the elements of lists from their 64-bit words, or from offsets and bytes of texts."""
     target = arrow_type(kind)
@@ -452,4 +470,6 @@ def _list(offsets: np.ndarray, child: pa.Array) -> pa.Array:
 
 
 def _or_null(values: np.ndarray, known: np.ndarray) -> pa.Array:
-    return pa.array(values, mask=~known.astype(bool))
+    """Return float64 values that are null where they are not known."""
+    bits = pa.py_buffer(np.packbits(known.view(np.uint8), bitorder="little"))
+    return pa.Array.from_buffers(pa.float64(), len(values), [bits, pa.py_buffer(values)])
