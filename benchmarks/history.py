@@ -5,7 +5,8 @@
 A log in order of time, in memory: users and ads follow a power law, a tenth of the rows are clicks, and the rows span 30 days.
 Each row gets the ads of the user's last 50 clicks of 14 days with their ages, and six counters: rows of the ad in the last 1 h,
 1 d and 7 d, the ad's click rate of 1 d and of 7 d, and rows of the user in the last 1 h. First all tools must give the same
-answers on a smaller log. Polars and DuckDB get the log whole; CTRBox streams it in morsels of 65,536 rows.
+answers on a smaller log. Polars and DuckDB get the log whole; CTRBox streams it in morsels of 65,536 rows. Each run is a process
+of its own, whose peak memory holds the log, the library, the work, and all answers.
 
 Polars has rolling windows by time over groups, DuckDB has window functions with RANGE frames. Both end before the row's own time,
 so that rows of equal time do not see each other. DuckDB collects the clicks of the window and keeps the last 50 of them.
@@ -13,6 +14,7 @@ so that rows of equal time do not see each other. DuckDB collects the clicks of 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -165,6 +167,17 @@ def same(found: pa.Table, expected: list[dict[str, Any]]) -> bool:
     return True
 
 
+def one(tool: str, rows: int, users: int, cores: int) -> None:
+    """Run a tool once in this process, and print its seconds, its CPU seconds and the most memory that the process held."""
+    TOOLS[tool](log_of(1000, 10), cores)  # imports the library and starts its threads
+    log = log_of(rows, users)
+    began, spent = time.perf_counter(), time.process_time()
+    made = TOOLS[tool](log, cores)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - spent
+    assert made.num_rows == rows
+    print(json.dumps({"seconds": seconds, "cpu": cpu, "peak": report.peak_rss()}))
+
+
 def main() -> None:
     parser = report.options(__doc__)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS:,} rows of {QUICK_USERS:,} users")
@@ -175,35 +188,43 @@ def main() -> None:
         "--repeats", type=int, default=1, help="runs of each tool, of which the fastest counts; default 1"
     )
     parser.add_argument("--cores", type=int, default=2, help="cores for each tool; default 2")
+    parser.add_argument("--one", choices=TOOLS, help="run this tool alone, once and unchecked; other runs call this")
     given = parser.parse_args()
     rows = given.rows or (QUICK_ROWS if given.quick else ROWS)
     users = given.users or (QUICK_USERS if given.quick else USERS)
     report.pin(given.cores)
+    if given.one:
+        one(given.one, rows, users, given.cores)
+        return
     tools = given.tools.split(",")
     small = log_of(min(rows, CHECKED), max(1, min(users, CHECKED // 50)), seed=2)
     expected = plain(small)
     for tool in tools:
         if not same(TOOLS[tool](small, given.cores), expected):
             raise SystemExit(f"{tool} gives other answers")
-    log = log_of(rows, users)
-    rates: dict[str, float] = {}
-    processor: dict[str, float] = {}  # of all threads; on a busy machine it tells more than the time on the clock
-    lines = []
-    for tool in tools:
-        seconds, work = [], []
-        for _ in range(given.repeats):
-            began, spent = time.perf_counter(), time.process_time()
-            made = TOOLS[tool](log, given.cores)
-            seconds.append(time.perf_counter() - began)
-            work.append(time.process_time() - spent)
-            assert made.num_rows == rows
-            del made
-        rates[tool] = rows / min(seconds)
-        processor[tool] = min(work)
-        lines.append([tool, f"{min(seconds):.2f}", f"{min(work):.2f}", f"{rates[tool]:,.0f}"])
-    report.table(["tool", "seconds", "CPU seconds", "rows/s"], lines)
+    runs = {tool: report.Runs() for tool in tools}
+    sizes = ["--rows", str(rows), "--users", str(users), "--cores", str(given.cores)]
+    for _ in range(given.repeats):  # in turns, so that other work on the machine disturbs all tools alike
+        for tool in tools:
+            runs[tool].add(report.fresh("benchmarks.history", "--one", tool, *sizes))
+    rates = {tool: rows / run.best for tool, run in runs.items()}
+    processor = {tool: min(run.cpu) for tool, run in runs.items()}  # of all threads; says more on a busy machine
+    lines = [
+        [tool, f"{run.best:.2f}", f"{processor[tool]:.2f}", f"{rates[tool]:,.0f}", f"{run.peak / 2**30:.2f}"]
+        for tool, run in runs.items()
+    ]
+    report.table(["tool", "seconds", "CPU seconds", "rows/s", "peak GB"], lines)
     peers = {tool: rate for tool, rate in rates.items() if tool != "ours"}
-    report.finish(rates.get("ours"), peers, "rows/s", cores=given.cores, rows=rows, users=users, cpu_seconds=processor)
+    report.finish(
+        rates.get("ours"),
+        peers,
+        "rows/s",
+        cores=given.cores,
+        rows=rows,
+        users=users,
+        cpu_seconds=processor,
+        peak_bytes={t: r.peak for t, r in runs.items()},
+    )
 
 
 if __name__ == "__main__":

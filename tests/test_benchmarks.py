@@ -240,12 +240,23 @@ def online_equals_offline(tiny: Tiny, found: Any) -> None:
     tiny.set(found, online=online)
 
 
+def attribution(tiny: Tiny, found: Any) -> None:
+    """Use a few random rows in place of the Criteo set."""
+    random, folder = np.random.default_rng(1), tiny.ad_log.parent / "criteo_attribution_165k"
+    folder.mkdir(exist_ok=True)
+    columns = {name: random.integers(0, 9, 400) for name in ("cat1", "cat4", "cat6", "cat8", "cat9")}
+    rows = {"orig_row": np.cumsum(random.integers(1, 5_000, 400)), **columns, "click": random.integers(0, 2, 400)}
+    pq.write_table(pa.table(rows), folder / "criteo_attribution_165k.parquet")
+    tiny.set(found, SHARED=folder.parent)
+
+
 # By benchmark: the arguments of its command line, and what else makes it small.
 RUNS: dict[str, tuple[list[str], Callable[[Tiny, Any], None] | None]] = {
     "as_of": (
         ["--rows", "3000", "--keys", "100", "--versions", "500", "--tools", "ours", "--repeats", "1"],
         lambda tiny, found: tiny.set(found, CHECKED=(300, 20, 60)),
     ),
+    "attribution": (["--rows", "1500", "--seeds", "1", "--tools", "ours,pandas"], attribution),
     "big_join": (["--rows", "3000", "--view", "2000", "--tools", "memory,disk", "--repeats", "1"], None),
     "calibration": (["--quick"], calibration),
     "common_features": (["--quick"], lambda tiny, found: tiny.set(found, BATCH=64, pin=lambda cores: None)),

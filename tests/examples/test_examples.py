@@ -33,17 +33,18 @@ def load(name: str) -> dict[str, Any]:
 
 
 def test_there_is_a_test_for_every_example() -> None:
-    assert {p.name for p in EXAMPLES.glob("*.py")} == {"adlog.py", "movielens.py", "criteo.py"}
+    assert {p.name for p in EXAMPLES.glob("*.py")} == {"adlog.py", "movielens.py", "criteo.py", "past.py"}
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "least"), [("adlog.py", 4000, 0.5), ("movielens.py", 6000, 0.6), ("criteo.py", 4000, 0.52)]
+    ("name", "rows", "least"),
+    [("adlog.py", 4000, 0.5), ("past.py", 4000, 0.5), ("movielens.py", 6000, 0.6), ("criteo.py", 4000, 0.52)],
 )
 @pytest.mark.slow
 def test_an_example_trains_and_its_run_comes_back(
     name: str, rows: int, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name == "adlog.py":
+    if name in ("adlog.py", "past.py"):
         cb.datasets.adlog(rows=rows, seed=1, out=tmp_path / "data")
     found = job(name, tmp_path, monkeypatch, rows)
     run = cb.Trainer(found["model"], found.get("table")).fit(
