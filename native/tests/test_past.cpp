@@ -395,6 +395,55 @@ void a_disk_that_fails_while_texts_are_forgotten_leaves_nothing_to_read() {
   std::filesystem::remove_all(folder);
 }
 
+void a_search_finds_the_same_event_wherever_it_begins() {
+  Random random(12);
+  const PastShape shape{{}, 0, 0, 0, 0, false};
+  RingPool pool(1);
+  for (int round = 0; round < 60; ++round) {
+    EventRing ring;
+    int64_t now = 0;
+    const auto size = static_cast<uint32_t>(random() % 80);
+    for (uint32_t k = 0; k < size; ++k) ring.insert(shape, 1, now += static_cast<int64_t>(random() % 3), nullptr, pool);
+    for (uint64_t drops = size ? random() % size : 0; drops > 0; --drops) ring.drop_oldest();
+    const uint32_t n = ring.size();
+    for (int64_t limit = -1; limit <= now + 2; ++limit) {
+      uint32_t expected = 0;
+      while (expected < n && ring.time(expected, 1) < limit) ++expected;
+      for (uint32_t low = 0; low <= expected; low += 1 + static_cast<uint32_t>(random() % 9)) {
+        const uint32_t high = expected + static_cast<uint32_t>(random() % (n - expected + 1));
+        CHECK(ring.before(limit, 1, low, high, static_cast<uint32_t>(random() % (2 * n + 2))) == expected);
+        CHECK(ring.before(limit, 1, low, high, UINT32_MAX) == expected);
+      }
+    }
+    ring.release(pool);
+  }
+}
+
+void rings_of_a_pool_share_pieces_and_never_events() {
+  Random random(13);
+  const PastShape shape{{{PastWordKind::kValue, 0}}, 0, 0, 0, 0, false};
+  RingPool pool(2);
+  std::vector<EventRing> rings(200);
+  std::vector<std::vector<uint64_t>> expected(rings.size());
+  for (int step = 0; step < 40'000; ++step) {
+    const size_t k = random() % rings.size();
+    if (step == 20'000) pool.use_heap();  // pieces that were given out before still go back to the pool
+    if (random() % 60 == 0) {
+      rings[k].release(pool);
+      expected[k].clear();
+      continue;
+    }
+    const uint64_t value = random();
+    rings[k].insert(shape, 2, step, &value, pool);
+    expected[k].push_back(value);
+  }
+  for (size_t k = 0; k < rings.size(); ++k) {
+    CHECK(rings[k].size() == expected[k].size());
+    for (uint32_t e = 0; e < rings[k].size(); ++e) CHECK(rings[k].at(e, 2)[1] == expected[k][e]);
+  }
+  for (EventRing& ring : rings) ring.release(pool);
+}
+
 void texts_that_no_event_holds_are_forgotten() {
   PastState state({{{PastWordKind::kText, 0}}, 0, 0, 0, 2, false});
   for (int64_t t = 0; t < 20'000; ++t) {
@@ -421,5 +470,7 @@ int main() {
   reads_that_come_later_than_events_find_what_they_would_have_found();
   events_on_a_disk_change_neither_reads_nor_files();
   a_disk_that_fails_while_texts_are_forgotten_leaves_nothing_to_read();
+  a_search_finds_the_same_event_wherever_it_begins();
+  rings_of_a_pool_share_pieces_and_never_events();
   texts_that_no_event_holds_are_forgotten();
 }
