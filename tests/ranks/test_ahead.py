@@ -130,9 +130,9 @@ def test_a_pull_of_other_keys_than_were_sent_ahead_is_refused() -> None:
         table = RankTable(group, Spec.of(whole, 2), ahead=group.beside("ahead"))
         route = table.ask(keys)
         before = table.pull(keys[:4], create=False)  # of an evaluation in between
-        table.expect(route)
+        table.take(route)
         rows = table.pull(keys)
-        table.expect(table.ask(keys))
+        table.take(table.ask(keys))
         with pytest.raises(TrainError, match="of the keys that were sent ahead"):
             table.pull(keys + 1)
         return len(before), rows.tobytes()

@@ -188,18 +188,24 @@ def test_ranks_begin_with_the_newest_checkpoint_that_all_of_them_can_read(tmp_pa
 # ---- what ranks cannot train
 
 
-def fitted(**learner: Any) -> Any:
+def fitted(l2: float = 0.0, **learner: Any) -> Any:
     given = {"device": torch.device("cpu"), "bf16": False, "common": (), "sources": [], "model": torch.nn.Linear(1, 1)}
+    learner = {"embedders": [source.embedder for source in learner.get("sources", [])]} | learner
     return SimpleNamespace(
-        learner=SimpleNamespace(**(given | learner)), settings=SimpleNamespace(adaptive_l2=0.0, average=None)
+        learner=SimpleNamespace(**(given | learner)), settings=SimpleNamespace(adaptive_l2=0.0, average=None, l2=l2)
     )
 
 
 def test_ranks_train_on_cpus_in_full_precision() -> None:
     check_supported(fitted())
-    for given in ({"device": torch.device("cuda")}, {"bf16": True}):
-        with pytest.raises(PlanError, match=r"^several ranks train on CPUs only"):
-            check_supported(fitted(**given))
+    with pytest.raises(PlanError, match=r"^several ranks train in bfloat16 on GPUs only"):
+        check_supported(fitted(bf16=True))
+    gpu = {"device": torch.device("cuda")}
+    check_supported(fitted(**gpu, bf16=True))
+    with pytest.raises(
+        PlanError, match=r"^l2= of fit is not available for several ranks on GPUs; use l2 of the optimizer"
+    ):
+        check_supported(fitted(**gpu, l2=0.1))
     norm = torch.nn.Sequential(torch.nn.LayerNorm(2))
     check_supported(fitted(model=norm))
     norm.append(torch.nn.BatchNorm1d(2))
@@ -223,7 +229,9 @@ def test_model_servers_of_ranks_are_on_cpus_and_without_batch_normalization(tmp_
     server, fine = served(torch.nn.Linear(2, 3))
     check_supported(fine)
     server.device = torch.device("meta")
-    with pytest.raises(PlanError, match=r"^this ModelServer computes on meta, but several ranks train on CPUs only"):
+    with pytest.raises(
+        PlanError, match=r"^this ModelServer computes on meta, but several ranks train a ModelServer on CPUs only"
+    ):
         check_supported(fine)
     with pytest.raises(PlanError, match=r"^BatchNorm1d"):
         check_supported(served(torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 3)))[1])

@@ -377,7 +377,8 @@ def test_the_culprit_is_a_killed_rank_then_one_with_an_error_then_any(clock: Clo
 
 def test_the_environment_of_a_rank_is_that_of_torchrun() -> None:
     made = environment_of(2, 5, 1234)
-    assert World.here(made) == World(2, 5, 5, "127.0.0.1", 1234, True, 0, True)
+    assert World.here(made) == World(2, 5, 5, "127.0.0.1", 1234, True, 0, True, 2)
+    assert World.here(environment_of(2, 5, 1234, gpus=3)) == World(2, 5, 5, "127.0.0.1", 1234, True, 0, True, 2, 3)
     assert made["LOCAL_RANK"] == "2"
 
 

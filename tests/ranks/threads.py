@@ -23,12 +23,14 @@ def worlds(size: int) -> tuple[list[World], Any]:
     return [World(rank, size, size, host, int(port), True, 0, False) for rank in range(size)], store
 
 
-def in_ranks(size: int, work: Callable[[Ranks], Any], timeout: float = 60.0, *, asks_ahead: bool = True) -> list[Any]:
+def in_ranks(
+    size: int, work: Callable[[Ranks], Any], timeout: float = 60.0, *, asks_ahead: bool = True, exchange: str = "auto"
+) -> list[Any]:
     """Return what ``work`` returns, or the exception that it raises, in each of so many ranks."""
     places, store = worlds(size)
 
     def run(world: World) -> Any:
-        ranks = Ranks(world, timeout, asks_ahead=asks_ahead)
+        ranks = Ranks(world, timeout, asks_ahead=asks_ahead, exchange=exchange)
         try:
             return work(ranks)
         except Followed as end:

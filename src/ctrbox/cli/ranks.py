@@ -9,24 +9,41 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ctrbox.arguments.names import nearest
 from ctrbox.cli.job import Job
 from ctrbox.cli.terminal import Mistake, end_quietly, speaker, tell
-from ctrbox.ranks.world import World
+from ctrbox.ranks.world import EXCHANGES, World
 
 if TYPE_CHECKING:
     from ctrbox.ranks.training import Ranks
 
 
-def joined(ranks: int | None, timeout: float, cluster: str | None) -> Ranks | None:
+def joined(
+    ranks: int | None, timeout: float, cluster: str | None, gpus: int | None = None, exchange: str = "auto"
+) -> Ranks | None:
     """Return the place of this process among the ranks, or None where it trains alone.
 
-    With --ranks, in a process that no launcher started, start the ranks, wait for them, and end as they ended.
+    With --ranks or several --gpus, in a process that no launcher started, start the ranks, wait for them, and end as they ended.
     """
     world = World.here()
     if cluster is not None and (world is not None or (ranks or 1) > 1):
         raise Mistake("--cluster trains on Ray and cannot be used with --ranks or torchrun; remove one of the two")
+    if cluster is not None and gpus is not None:
+        raise Mistake("--cluster trains on Ray and cannot be used with --gpus; remove one of the two")
+    if exchange not in EXCHANGES:
+        raise Mistake(
+            f"--exchange must be one of {', '.join(EXCHANGES)}, got {exchange!r}{nearest(exchange, EXCHANGES)}"
+        )
+    if gpus is not None and world is None:
+        check_here(gpus)
+        ranks = gpus if ranks is None else ranks
+        if ranks < gpus:
+            raise Mistake(
+                f"--ranks {ranks} would leave {gpus - ranks} of --gpus {gpus} without work; use --gpus {ranks}, or remove --ranks"
+            )
     if world is None:
         if (ranks or 1) > 1:
             from ctrbox import _native
@@ -38,18 +55,44 @@ def joined(ranks: int | None, timeout: float, cluster: str | None) -> Ranks | No
                     f"--ranks {ranks} would start {ranks} processes, but this process may use {cores} "
                     f"{'core' if cores == 1 else 'cores'}; use at most {most}"
                 )
-            end_quietly(launch(ranks or 1, [sys.executable, "-m", "ctrbox", *sys.argv[1:]], tell))
+            end_quietly(launch(ranks or 1, [sys.executable, "-m", "ctrbox", *sys.argv[1:]], tell, gpus))
         return None
     if ranks is not None and ranks != world.size:
         raise Mistake(
             f"--ranks {ranks} was given to a process that is one of {world.size} (WORLD_SIZE={world.size}); remove --ranks"
         )
+    if gpus is not None:
+        world = replace(world, gpus=gpus)
+    if gpus is not None and world.leads:
+        check_here(gpus)
     from ctrbox.embed.ssd.folder import keep_beside
     from ctrbox.ranks.training import Ranks
 
     if not world.leads:
         keep_beside(f"of-rank-{world.rank}")  # rank 0 has the folders that the job names
-    return Ranks(world, timeout, orphaned=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    take_gpu(world)
+    return Ranks(world, timeout, orphaned=lambda: os.kill(os.getpid(), signal.SIGTERM), exchange=exchange)
+
+
+def check_here(gpus: int) -> None:
+    """Refuse more GPUs than this machine has, before a process is started or anything is written."""
+    import torch
+
+    from ctrbox.ranks.devices import check_gpus
+
+    check_gpus(gpus, torch.cuda.device_count())
+
+
+def take_gpu(world: World) -> None:
+    """Choose the GPU of this rank, where this machine has any."""
+    import torch
+
+    from ctrbox.engines.cuda.runtime import use_gpu
+    from ctrbox.ranks.devices import gpu_of_rank
+
+    index = gpu_of_rank(world.local_rank, world.gpus, torch.cuda.device_count())
+    if index is not None:
+        use_gpu(index)
 
 
 def check_job(job: Job, asked: Mapping[str, Any]) -> None:
@@ -72,9 +115,10 @@ def threads_of(world: World) -> int:
 
 def command_again(world: World, command: list[str]) -> list[str]:
     """Return the command that starts these ranks again, from that of one process: ctrbox train JOB.PY …"""
+    gpus = [] if world.gpus is None else ["--gpus", str(world.gpus)]
     if world.launched:
-        return [*command, "--ranks", str(world.size)]
-    return ["torchrun", "--nproc-per-node", str(world.local_size), "-m", *command]
+        return [*command, *gpus, "--ranks", str(world.size)]
+    return ["torchrun", "--nproc-per-node", str(world.local_size), "-m", *command, *gpus]
 
 
 def end_of_rank(ranks: Ranks, error: Exception) -> None:

@@ -63,6 +63,7 @@ Examples:
   ctrbox train job.py --valid data/tomorrow         validate on another log
   ctrbox train job.py --from runs/yesterday         continue from yesterday's run with today's log
   ctrbox train job.py --ranks 4                     train with 4 processes on this machine
+  ctrbox train job.py --gpus 8                      train on 8 GPUs of this machine, one process per GPU
   ctrbox train job.py --cluster local --workers 4 --servers 2      train with 4 workers on a Ray cluster on this machine
 """
 
@@ -259,6 +260,24 @@ def train(
             "tables, without Ray. torchrun sets this number itself. Default: 1.",
         ),
     ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=1024,
+            help="Train on the first N GPUs of this machine, cuda:0 and up, with one process per GPU or, with --ranks, with that "
+            "number of processes. Default: as the job says, in one process.",
+        ),
+    ] = None,
+    exchange: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|nccl|gloo",
+            help="How several processes on GPUs exchange tensors: 'nccl' directly between GPUs, which needs one process per GPU; "
+            "'gloo' through main memory; 'auto' is nccl where it is possible.",
+        ),
+    ] = "auto",
     rank_timeout: Annotated[
         float,
         typer.Option(
@@ -294,7 +313,7 @@ def train(
             "--workers and --servers need a cluster; add --cluster local, or --cluster with the address of a "
             "Ray cluster"
         )
-    together = joined(ranks, rank_timeout, cluster)
+    together = joined(ranks, rank_timeout, cluster, gpus, exchange)
     leads = together is None or together.leads
     place, going_on = run_place(job, out, resume, overwrite)
     check_earlier(earlier, place)
@@ -332,6 +351,7 @@ def train(
         lr=lr,
         common=common,
         ranks=together,
+        gpus=gpus,
     )
     finish(done, as_json)
     hint(evaluate_command(place, job) if isinstance(place, Path) else evaluate_command(place.path, job, str(place)))
@@ -450,6 +470,7 @@ def fit(
     lr: float | None = None,
     common: Sequence[str] | None = None,
     ranks: Ranks | None = None,
+    gpus: int | None = None,
 ) -> Done:
     """Train into a folder and write its report; an interrupt says how to go on."""
     model, plan = job.needed_model(), job.plan
@@ -467,6 +488,8 @@ def fit(
     if cluster is not None:
         address, workers, servers = cluster
         command += ["--cluster", address, "--workers", str(workers), "--servers", str(servers)]
+    if gpus is not None and ranks is None:
+        command += ["--gpus", str(gpus)]
     if ranks is not None:
         command = command_again(ranks.world, command)
     if ranks is not None and threads is None:
@@ -491,7 +514,7 @@ def fit(
                 settings["cluster"] = ranks
             shared = job.common if common is None else tuple(common)
             given = {"optimizer": job.optimizer, "threads": threads, "bf16": job.bf16, "lr": lr, "common": shared}
-            trainer = Trainer(model, job.table, **given)
+            trainer = Trainer(model, job.table, device="auto" if gpus is None else "cuda", **given)
             run = trainer.fit(plan, out=place, resume=resume, overwrite=overwrite, progress=watch, **settings)
     except (KeyboardInterrupt, Stopped):
         if holds(place, "config.json"):

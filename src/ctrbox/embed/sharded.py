@@ -20,13 +20,14 @@ import numpy.typing as npt
 
 from ctrbox import _native
 from ctrbox.embed.embedder import Embedder, Floats, Keys, Row
+from ctrbox.embed.gpu.levels import LevelTable
+from ctrbox.embed.gpu.table import GpuTable
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.optimizers import is_dense
 from ctrbox.embed.ssd.folder import absolute, described
 from ctrbox.embed.ssd.parts import TableParts
 from ctrbox.embed.ssd.table import SparseTable
-from ctrbox.embed.table import KEPT_SETTINGS, Table, as_saved, describe, reading, same_shape, shape_of
-from ctrbox.embed.traits import traits_of
+from ctrbox.embed.table import KEPT_SETTINGS, TABLE_SETTINGS, Table, as_saved, describe, reading, same_shape, shape_of
 from ctrbox.embed.vectors.file import VectorFile, shard_of
 from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.errors import DataError, PlanError
@@ -50,6 +51,18 @@ class Spec:
     budget: int = 0  # of one server
     takes_shows: bool = False
     reads: str = ""  # of a Model Server: how the keys are made that it is asked for
+
+    @staticmethod
+    def of_rank(embedder: Embedder, ranks: int) -> Spec:
+        """Do as ``of``, also for a table with rows on a GPU; each rank has one part of the GPU memory."""
+        if not isinstance(embedder, GpuTable):
+            return Spec.of(embedder, ranks)
+        options: dict[str, Any] = {"runtime": embedder.runtime, "memory": max(1, embedder.memory // ranks)}
+        if isinstance(embedder, LevelTable):
+            options["below"] = Spec.of(embedder.below, ranks)
+        else:
+            options |= {name: getattr(embedder, name) for name in TABLE_SETTINGS} | {"rows": embedder.rows // ranks}
+        return Spec(type(embedder), embedder.row, None, options)
 
     @staticmethod
     def of(embedder: Embedder, servers: int) -> Spec:
@@ -85,6 +98,12 @@ class Spec:
             server = ModelServer(data, budget=self.budget, **self.options)
             server.misses.reads = self.reads
             return server
+        if self.kind is LevelTable:
+            return LevelTable(**{**self.options, "below": self.options["below"].make(shard, of)})
+        if self.kind is GpuTable:
+            made = GpuTable(self.row.dim, **self.options)
+            made.open(self.row)
+            return made
         if self.kind is SparseTable:
             assert self.path is not None
             place = self.path.with_name(f"{self.path.name}.shards") / f"{shard:05}-of-{of:05}"
@@ -137,17 +156,20 @@ def shards_in(path: Path) -> list[Path]:
 def restore_shard(embedder: Embedder, path: Path, shard: int = 0, of: int = 1) -> None:
     """Become shard ``shard`` of ``of`` of what was saved in any number of shards."""
     saved = shards_in(path)
-    if not isinstance(embedder, MemoryTable | SparseTable | ModelServer):
-        if len(saved) > 1 and traits_of(embedder).device is not None:
-            _gather_for_gpu(embedder, saved)
-        else:  # one saved table, or an embedder in shards itself
-            embedder.restore(path)
+    if isinstance(embedder, LevelTable):
+        with embedder.replaced():
+            restore_shard(embedder.below, path, shard, of)
+    elif not isinstance(embedder, MemoryTable | GpuTable | SparseTable | ModelServer):
+        embedder.restore(path)  # an embedder of another kind, or in shards itself
     elif isinstance(embedder, ModelServer) or (len(saved) == 1 and of == 1):
         embedder.restore(saved[0])
     elif len(saved) == of:
         embedder.restore(saved[shard])
     elif isinstance(embedder, MemoryTable):
         _gather(embedder, saved, shard, of)
+    elif isinstance(embedder, GpuTable):
+        with gathered(saved, describe(saved[0]), shard, of) as place:
+            embedder.restore(place)
     else:
         _rewrite(embedder, saved, shard, of)
 
@@ -201,11 +223,6 @@ def _gather(table: MemoryTable, saved: list[Path], shard: int, of: int) -> None:
     with gathered(saved, shape, shard, of) as place:
         table.restore(place)
     table.join_life(saved)
-
-
-def _gather_for_gpu(embedder: Embedder, saved: list[Path]) -> None:
-    with gathered(saved, describe(saved[0]), 0, 1) as place:
-        embedder.restore(place)
 
 
 @contextlib.contextmanager

@@ -61,7 +61,8 @@ class RankFit(Fit):
             fields,
             optimizer=whole.trainer.optimizer,
             threads=threads,
-            device="cpu",
+            device="cpu" if whole.learner.carrier is None else "auto",  # where the tables of ranks are
+            bf16=whole.learner.bf16,
             common=whole.trainer.common,
         )
         settings = replace(whole.settings, adaptive_l2=0.0)  # which the owners of rows add
@@ -112,7 +113,7 @@ class RankFit(Fit):
             for asked in batches:
                 self.waited_for_keys += asked.waited
                 for table, route in zip(self.tables, asked.answer, strict=True):
-                    table.expect(route)
+                    table.take(route)
                 yield asked.item
 
     def _ask(self, item: tuple[Handed, Looked | None]) -> list[Route]:

@@ -2,6 +2,7 @@
 
     sums, add_up     of `Gang`: a few numbers, and dense gradients, always added up in rank order
     counts, exchange all-to-all: every rank gives every other one a part of an array
+    exchange_tensor  the same for tensors on GPUs: by NCCL where each rank has a GPU of its own, else through main memory
     everyone         a small JSON object of each rank, for all ranks
 
 Every call is collective: all ranks make the same calls in the same order, from one thread. ``beside`` makes a second group of
@@ -32,7 +33,9 @@ from ctrbox.errors import DeviceError, TrainError
 from ctrbox.ranks.world import World
 from ctrbox.train.together import Gang
 
+CPU = torch.device("cpu")
 ASKED = 0.02  # seconds between two looks whether all ranks are there
+LATER = 30.0  # seconds that NCCL waits longer than gloo
 PUBLISHED = 1.0  # seconds between two publications of a rank's number of calls
 MOST_TOLD = 1 << 26  # bytes of what one rank tells all others
 MOST_REASON = 2000  # characters of an error that a rank leaves for the others
@@ -70,6 +73,7 @@ class Group(Gang):
         self.ended = threading.Event()
         self.costs: defaultdict[str, Cost] = defaultdict(Cost)
         self.others: list[Group] = []  # made by ``beside``
+        self.nccl: Any = None  # torch's process group for tensors on GPUs, where each rank has its own GPU
         host = "127.0.0.1" if world.local_size == world.size else ""
         address = f"{world.host}:{world.port}"
         own = dist.PrefixStore(name, store)
@@ -151,6 +155,41 @@ class Group(Gang):
         found: np.ndarray = got.numpy()
         return found
 
+    @property
+    def by_nccl(self) -> bool:
+        """Whether tensors move from GPU to GPU by NCCL, without a copy in main memory."""
+        return self.nccl is not None
+
+    def connect_gpus(self, device: torch.device) -> None:
+        """Exchange tensors on GPUs by NCCL from now on; every rank calls it, with a GPU that no other rank has."""
+        try:
+            options = dist.ProcessGroupNCCL.Options()
+            # Longer than that of gloo, whose error names the rank that hangs; NCCL ends the process.
+            options._timeout = timedelta(seconds=self.seconds + LATER)
+            store = dist.PrefixStore("nccl", self.told_store)
+            self.nccl = dist.ProcessGroupNCCL(store, self.part, self.of, options)
+            tried = torch.arange(self.of, device=device)
+            met = self.exchange_tensor(tried, [1] * self.of, [1] * self.of, "told")
+            if met.tolist() != [self.part] * self.of:
+                raise RuntimeError(f"rank {self.part} got {met.tolist()} from the other ranks")
+        except RuntimeError as error:
+            raise DeviceError(
+                f"NCCL cannot connect {device} of rank {self.part} with the GPUs of the other ranks ({first_line(error)}); use "
+                "--exchange gloo, which moves tensors through main memory"
+            ) from error
+
+    def exchange_tensor(
+        self, tensor: torch.Tensor, mine: Sequence[int], theirs: Sequence[int], kind: str
+    ) -> torch.Tensor:
+        """Do as ``exchange`` with a tensor on any device; what is returned is on the same device."""
+        given = tensor.contiguous()
+        by: Any = self.nccl if given.is_cuda and self.nccl is not None else self.group
+        where = given.device if by is self.nccl else CPU
+        got = torch.empty((sum(theirs), *given.shape[1:]), dtype=given.dtype, device=where)
+        with self._call(kind, given.nbytes - given[: mine[self.part]].nbytes):
+            by.alltoall_base(got, given.to(where), list(theirs), list(mine)).wait()
+        return got.to(given.device)
+
     def to_first(self, array: np.ndarray) -> list[np.ndarray]:
         """Give an array to rank 0, where the arrays of all ranks are returned; elsewhere they are empty."""
         mine = [len(array)] + [0] * (self.of - 1)
@@ -165,6 +204,20 @@ class Group(Gang):
             raise TrainError(f"a rank tells {max(sizes):,} bytes about itself; expected at most {MOST_TOLD:,}")
         got = self.exchange(np.tile(text, self.of), [len(text)] * self.of, sizes)
         return [json.loads(part.tobytes()) for part in np.split(got, np.cumsum(sizes)[:-1])]
+
+    def _swapped(self, flat: torch.Tensor) -> torch.Tensor:
+        if not flat.is_cuda or self.nccl is None:
+            return super()._swapped(flat)
+        got = torch.empty_like(flat)
+        self.nccl.alltoall_base(got, flat, [], []).wait()
+        return got
+
+    def _joined(self, mine: torch.Tensor) -> torch.Tensor:
+        if not mine.is_cuda or self.nccl is None:
+            return super()._joined(mine)
+        got = torch.empty(self.of * len(mine), dtype=mine.dtype, device=mine.device)
+        self.nccl._allgather_base(got, mine).wait()
+        return got
 
     # ---- what is not collective
 
@@ -192,6 +245,7 @@ class Group(Gang):
             other.leave()
         self.ended.set()
         self.publisher.join()
+        self.nccl = None
         super().leave()
 
     @contextlib.contextmanager

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
-from ctrbox.ranks.world import LAUNCHED
+from ctrbox.ranks.world import GPUS, LAUNCHED
 
 LOST = 75  # exit code of a rank that ended because another one did
 LOOK = 0.05  # seconds between two looks at the ranks
@@ -83,10 +83,11 @@ class Rank:
         return f"rank {self.number} ended with exit code {code}{early}" + (f"; it wrote last:{lines}" if lines else "")
 
 
-def launch(ranks: int, command: Sequence[str], tell: Callable[[str], None]) -> int:
+def launch(ranks: int, command: Sequence[str], tell: Callable[[str], None], gpus: int | None = None) -> int:
     """Run ``command`` as so many ranks and return the exit code: 0 where all ended well.
 
-    ``tell`` is given the one message that says which rank failed and why; where rank 0 failed, it has said so itself.
+    ``gpus``: number of GPUs of this machine that they use; None: all that there are. ``tell`` is given the one message that says
+    which rank failed and why; where rank 0 failed, it has said so itself.
     """
     import torch.distributed as dist
 
@@ -95,7 +96,7 @@ def launch(ranks: int, command: Sequence[str], tell: Callable[[str], None]) -> i
     with noting_signals() as noted:
         try:
             for number in range(ranks):
-                started.append(Rank(number, command, environment_of(number, ranks, store.port)))
+                started.append(Rank(number, command, environment_of(number, ranks, store.port, gpus)))
             return watch(started, noted, tell)
         finally:
             for rank in started:
@@ -104,18 +105,22 @@ def launch(ranks: int, command: Sequence[str], tell: Callable[[str], None]) -> i
                 rank.process.wait()
 
 
-def environment_of(rank: int, ranks: int, port: int) -> dict[str, str]:
+def environment_of(rank: int, ranks: int, port: int, gpus: int | None = None) -> dict[str, str]:
     """Return the environment of a rank, as torchrun sets it."""
-    return os.environ | {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        LAUNCHED: "1",
-    }
+    return (
+        os.environ
+        | ({} if gpus is None else {GPUS: str(gpus)})
+        | {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            LAUNCHED: "1",
+        }
+    )
 
 
 def watch(ranks: Sequence[Rank], noted: list[int], tell: Callable[[str], None]) -> int:

@@ -167,7 +167,7 @@ def merged_of(norm: _BatchNorm, told: Doubles) -> Merged:
     if told[:, 3].sum() < 2 if isinstance(norm, Norm) else total == 0:  # as `Norm` does in one process
         assert norm.running_mean is not None
         assert norm.running_var is not None
-        return Merged(total, rows, norm.running_mean.double(), norm.running_var.double(), few=True)
+        return Merged(total, rows, norm.running_mean.double().cpu(), norm.running_var.double().cpu(), few=True)
     if total == 1:
         raise TrainError(
             f"{type(norm).__name__} needs more than one row in a batch to learn, but this batch has one; choose another "
@@ -213,10 +213,10 @@ class _Normalized(torch.autograd.Function):
         mean = wide.mean(axes) if count else wide.new_zeros(columns)
         spread = (wide - _as_columns(mean, x)).square().sum(axes)
         turn = (FORWARD, module, call)
-        _, found = statistics.turn(turn, torch.cat([mean, spread]).numpy(), len(x), count)
+        _, found = statistics.turn(turn, torch.cat([mean, spread]).cpu().numpy(), len(x), count)
         assert found is not None
-        inverse = 1.0 / (found.variance + norm.eps).sqrt()
-        z = ((wide - _as_columns(found.mean, x)) * _as_columns(inverse, x)).to(x.dtype)
+        inverse = (1.0 / (found.variance + norm.eps).sqrt()).to(x.device)
+        z = ((wide - _as_columns(found.mean.to(x.device), x)) * _as_columns(inverse, x)).to(x.dtype)
         y = z if weight is None else z * _as_columns(weight, x)
         y = y if bias is None else y + _as_columns(bias, x)
         ctx.statistics, ctx.module, ctx.call, ctx.axes, ctx.found = statistics, module, call, axes, found
@@ -233,11 +233,11 @@ class _Normalized(torch.autograd.Function):
         for_weight = None if weight is None else products.to(weight.dtype)
         for_bias = None if weight is None else sums.to(weight.dtype)
         turn = (BACKWARD, ctx.module, ctx.call)
-        others, _ = ctx.statistics.turn(turn, (torch.cat([sums, products]) * ctx.share).numpy())
+        others, _ = ctx.statistics.turn(turn, (torch.cat([sums, products]) * ctx.share).cpu().numpy())
         scale = inverse if weight is None else inverse * weight.double()
         dx = wide
         if not ctx.found.few and ctx.share:
-            first, second = torch.from_numpy(others / (ctx.found.total * ctx.share)).split(len(sums))
+            first, second = torch.from_numpy(others / (ctx.found.total * ctx.share)).to(g.device).split(len(sums))
             dx = wide - _as_columns(first, g) - z * _as_columns(second, g)
         return (dx * _as_columns(scale, g)).to(g.dtype), for_weight, for_bias, None, None, None
 
@@ -255,9 +255,13 @@ def _keep(norm: _BatchNorm, mean: torch.Tensor, variance: torch.Tensor, total: i
         assert norm.num_batches_tracked is not None
         norm.num_batches_tracked.add_(1)
         factor = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
-        norm.running_mean += factor * (mean - norm.running_mean).to(norm.running_mean.dtype)
+        norm.running_mean += factor * (mean.to(norm.running_mean.device) - norm.running_mean).to(
+            norm.running_mean.dtype
+        )
         unbiased = variance * (total / (total - 1))
-        norm.running_var += factor * (unbiased - norm.running_var).to(norm.running_var.dtype)
+        norm.running_var += factor * (unbiased.to(norm.running_var.device) - norm.running_var).to(
+            norm.running_var.dtype
+        )
 
 
 def normalizations(model: nn.Module) -> list[tuple[str, _BatchNorm]]:

@@ -4,7 +4,7 @@
     push   gradients → owners (all-to-all), summed by key in rank order │ one step of the owner's optimizer
 
 A push is of the keys of the pull before it, so keys travel once a step. ``ask`` sends the keys of a later pull ahead, in another
-group, so that another thread may call it; ``expect`` hands the answer over to the pull.
+group, so that another thread may call it; ``take`` hands the answer over to the pull.
 
 Rank r owns the keys with ``shard_of(key, ranks) == r``, as the shards of a saved table do: a checkpoint of any number of ranks,
 or of one process, is restored onto any other number. All calls but ``prefetch`` are collective:
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from ctrbox.embed.embedder import FixedShape, Floats, Keys, NextUse
+from ctrbox.embed.gpu.levels import LevelTable
 from ctrbox.embed.sharded import Spec, places_by_shard, restore_shard, shard_path
 from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.traits import Traits
@@ -98,7 +99,7 @@ class RankTable(FixedShape):
         assert self.ahead is not None
         return self._ask(keys, self.ahead, "keys")
 
-    def expect(self, route: Route) -> None:
+    def take(self, route: Route) -> None:
         """Use the keys of this route for the next pull that may create rows."""
         self.expected = route
 
@@ -187,8 +188,9 @@ class RankTable(FixedShape):
 
     def close(self) -> None:
         """Let go of the rows of this rank; the last checkpoint has them."""
-        if isinstance(self.own, SparseTable):
-            place = self.own.path
+        below = self.own.below if isinstance(self.own, LevelTable) else self.own
+        if isinstance(below, SparseTable):
+            place = below.path
             self.own.close(checkpoint=False)
             remove(place)
             with contextlib.suppress(OSError):  # until the last rank has removed its own

@@ -19,17 +19,23 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 
+from ctrbox.embed.gpu.table import GpuTable
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.sharded import Spec, check_lazy
 from ctrbox.embed.ssd.table import SparseTable
+from ctrbox.embed.table import Table
 from ctrbox.embed.vectors.model_server import ModelServer
+from ctrbox.engines.cuda.runtime import cuda_runtime
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError
 from ctrbox.files.stored_folder import StoredFolder
+from ctrbox.ranks.devices import chosen_exchange, place_of
 from ctrbox.ranks.ending import Caller, led_by, serve
 from ctrbox.ranks.facts import check_same, facts_here
 from ctrbox.ranks.fit import RankFit
+from ctrbox.ranks.gpu_table import GpuRankTable
 from ctrbox.ranks.group import Group
 from ctrbox.ranks.normalization import can_share_statistics, normalizations
 from ctrbox.ranks.run import RankRun
@@ -65,11 +71,14 @@ class Ranks:
         orphaned: Callable[[], None] | None = None,
         *,
         asks_ahead: bool = True,
+        exchange: str = "auto",
     ) -> None:
-        """``asks_ahead``: whether the keys of the next batch are exchanged while a batch is learned. Without it, the same bits
-        take longer; it is there for comparisons.
+        """``exchange``: how ranks on GPUs exchange tensors, "nccl", "gloo" or "auto" (devices.py). ``asks_ahead``: whether the
+        keys of the next batch are exchanged while a batch is learned. Without it, the same bits take longer; it is there for
+        comparisons.
         """
         self.world, self.timeout, self.orphaned, self.asks_ahead = world, timeout, orphaned, asks_ahead
+        self.exchange = exchange
         self.group: Group | None = None
         self.trains = False  # whether the training has begun: before, all ranks raise the same errors
         self.moved = 0  # bytes that this rank gave to others
@@ -91,6 +100,9 @@ class Ranks:
         told = group.everyone(facts)
         for rank, theirs in enumerate(told[1:], 1):
             check_same(told[0], theirs, f"rank {rank}")
+        places = group.everyone(place_of(fit.learner.device))
+        if chosen_exchange(self.exchange, places, dist.is_nccl_available()) == "nccl":
+            group.connect_gpus(fit.learner.device)
 
     def train(self, fit: Fit) -> None:
         assert fit.folder is not None
@@ -156,10 +168,15 @@ class Ranks:
         order = group.everyone(told)[0]
         ahead = group.beside("ahead")
         for source in fit.learner.sources:
-            self.tables.append(RankTable(group, Spec.of(source.embedder, group.of), fit.settings.adaptive_l2, ahead))
+            spec = Spec.of_rank(source.embedder, group.of)
+            if fit.learner.device.type == "cuda" or source.fused:
+                runtime = source.embedder.runtime if isinstance(source.embedder, GpuTable) else cuda_runtime()
+                self.tables.append(GpuRankTable(group, spec, runtime, ahead))
+            else:
+                self.tables.append(RankTable(group, spec, fit.settings.adaptive_l2, ahead))
         if told is not None:
             for source in fit.learner.sources:
-                if isinstance(source.embedder, MemoryTable):
+                if isinstance(source.embedder, MemoryTable) or type(source.embedder) is GpuTable:
                     source.embedder.clear()  # the checkpoint has its rows
         before = torch.get_num_threads()
         torch.set_num_threads(fit.learner.threads)
@@ -201,30 +218,30 @@ def read_so_far(plan: Plan) -> tuple[int, int]:
 def check_supported(fit: Fit) -> None:
     """Refuse what ranks cannot train, before anything is written."""
     learner = fit.learner
-    if learner.device.type != "cpu" or learner.bf16:
-        raise PlanError(
-            "several ranks train on CPUs only, because their path on GPUs is not tested yet; set device='cpu' for the plan and "
-            "bf16 = False, or train in one process"
-        )
+    gpu = learner.device.type == "cuda" or any(isinstance(table, GpuTable) for table in learner.embedders)
+    if learner.bf16 and not gpu:
+        raise PlanError("several ranks train in bfloat16 on GPUs only; set bf16 = False, or train in one process")
+    if gpu:
+        check_supported_on_gpu(fit)
     for source in learner.sources:
         table = source.embedder
-        if not isinstance(table, MemoryTable | SparseTable | ModelServer):
+        if not isinstance(table, MemoryTable | SparseTable | ModelServer | GpuTable):
             raise PlanError(
-                f"a {type(table).__name__} cannot be shared by several ranks; use cb.MemoryTable, cb.SparseTable or "
-                "cb.tables.ModelServer, or train in one process"
+                f"a {type(table).__name__} cannot be shared by several ranks; use cb.MemoryTable, cb.SparseTable, "
+                "cb.tables.GpuTable, cb.tables.LevelTable or cb.tables.ModelServer, or train in one process"
             )
         if isinstance(table, ModelServer):
             if table.device.type != "cpu":
                 raise PlanError(
-                    f"this ModelServer computes on {table.device}, but several ranks train on CPUs only; set device='cpu', or "
-                    "train in one process"
+                    f"this ModelServer computes on {table.device}, but several ranks train a ModelServer on CPUs only; set "
+                    "device='cpu', or train in one process"
                 )
             for name, norm in normalizations(table.submodel):
                 raise PlanError(
                     f"{type(norm).__name__} ({name!r} of the sub-model) normalises by all objects of a batch, but a rank "
                     "computes only a part of them; use torch.nn.LayerNorm, or train in one process"
                 )
-        else:
+        elif not isinstance(table, GpuTable):
             check_lazy(table)
     for name, norm in normalizations(learner.model):
         if not can_share_statistics(norm):
@@ -233,6 +250,27 @@ def check_supported(fit: Fit) -> None:
                 f"{type(norm).__name__} ({name!r} of the model) {why}; use torch.nn.BatchNorm1d with "
                 "track_running_stats=True, or train in one process"
             )
+
+
+def check_supported_on_gpu(fit: Fit) -> None:
+    """Refuse what ranks can train on CPUs only."""
+    for source in fit.learner.sources:
+        table = source.embedder
+        if isinstance(table, ModelServer):
+            raise PlanError(
+                "several ranks train a cb.tables.ModelServer on CPUs only; set device='cpu' for the plan and the trainer, or "
+                "train in one process"
+            )
+        if isinstance(table, Table) and (table.counters is not None or table.admission is not None):
+            raise PlanError(
+                f"several ranks train a {type(table).__name__} with counters= or admission= on CPUs only; set device='cpu' for "
+                "the plan and the trainer, remove counters= and admission=, or train in one process"
+            )
+    if fit.settings.l2:
+        raise PlanError(
+            "l2= of fit is not available for several ranks on GPUs; use l2 of the optimizer of the table, such as "
+            "cb.optim.Adam(l2=…), whose strength depends on the batch size"
+        )
 
 
 def facts_of(fit: Fit) -> dict[str, object]:
@@ -244,6 +282,7 @@ def facts_of(fit: Fit) -> dict[str, object]:
         **found,
         **facts_here(),
         **{f"setting {name!r}": value for name, value in settings.items()},
+        "device": learner.device.type + (", bfloat16" if learner.bf16 else ""),
         "optimizer": described(fit.trainer.optimizer),
         "common features": list(learner.common),
         "weights": [[name, list(w.shape)] for name, w in learner.model.state_dict().items()],

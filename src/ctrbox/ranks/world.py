@@ -10,6 +10,8 @@ from ctrbox.errors import DeviceError
 
 MOST_RANKS = 1024
 LAUNCHED = "CTRBOX_LAUNCHED"  # set by launch.py, which reports failures itself
+EXCHANGES = ("auto", "nccl", "gloo")  # ways in which ranks on GPUs exchange tensors
+GPUS = "CTRBOX_GPUS"  # set by launch.py: number of GPUs of this machine that the ranks use
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class World:
     store_is_served: bool  # by the launcher; otherwise rank 0 serves it
     attempt: int  # how often the launcher has restarted all processes
     launched: bool  # by ``ctrbox train --ranks``
+    local_rank: int = 0  # counts from 0 on this machine
+    gpus: int | None = None  # number of GPUs of this machine that the ranks use, where --gpus has set it
 
     @property
     def leads(self) -> bool:
@@ -55,6 +59,8 @@ class World:
             if "TORCHELASTIC_RESTART_COUNT" in environment
             else 0,
             environment.get(LAUNCHED) == "1",
+            _number(environment, "LOCAL_RANK", 0, size - 1) if "LOCAL_RANK" in environment else 0,
+            _number(environment, GPUS, 1, MOST_RANKS) if GPUS in environment else None,
         )
 
 

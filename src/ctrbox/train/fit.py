@@ -190,7 +190,7 @@ class Fit:
                 mine["optimizer"] = self.optimizer
                 mine["warm up"] = warm.identity()
                 mine["common"] = list(self.learner.common)  # the order of sums depends on it
-                mine["device"] = self.learner.device.type + (", bf16" if self.learner.bf16 else "")
+                mine["precision"] = "bfloat16" if self.learner.bf16 else "float32"
                 self.folder = RunFolder.open(out, mine, self.plan, resume=resume, overwrite=overwrite)
                 self._go_on(self.folder, rows=cluster is None or not cluster.keeps_rows)
             if self.state.step == 0:

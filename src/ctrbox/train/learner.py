@@ -167,10 +167,12 @@ class Learner(ClickModel):
                     source.full.scale_lr(factor)
                 source.embedder.push(NO_KEYS, np.empty((0, source.embedder.row.width), np.float32))
         else:
-            for one in pulled:
-                assert isinstance(one, torch.Tensor)
-                if one.grad is None:  # the others wait for this push
+            for one in pulled:  # the others wait for the push of each table, also where no gradient has come
+                if isinstance(one, Reading):
+                    one.expect_none()
+                elif one.grad is None:
                     one.grad = torch.zeros_like(one)
+            self._heard()
             self._push(looked, pulled, factor, mine / rows)
         self.together.add_up([p for p in self.model.parameters() if p.requires_grad], mine / rows)
         self._step_dense(factor, native=tower is not None)

@@ -18,9 +18,13 @@ from torch import nn
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import flag, is_number, number, share, shown_value, whole
 from ctrbox.embed.embedder import Embedder
+from ctrbox.embed.gpu.levels import LevelTable
+from ctrbox.embed.gpu.table import GpuTable
+from ctrbox.embed.memory.table import MemoryTable
+from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.traits import settings_of as table_settings
 from ctrbox.embed.traits import traits_of
-from ctrbox.engines.cuda.runtime import why_not
+from ctrbox.engines.cuda.runtime import gpu_of_process, why_not
 from ctrbox.engines.device import wants_gpu
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, DeviceError, PlanError
@@ -191,7 +195,7 @@ def device_for(asked: str, embedder: Any, plan: Plan) -> torch.device:
     missing = why_not()
     if missing:
         raise DeviceError(f"training on device='cuda': {missing}")
-    return torch.device("cuda", 0)
+    return gpu_of_process()
 
 
 def identity(
@@ -251,9 +255,13 @@ def same_run(folder: Any, kept: Any, mine: dict[str, Any]) -> None:
 
 
 def described_table(table: Embedder) -> str:
-    """Return the kind of a table and the settings that decide its rows, the same text in every process."""
+    """Return the kind of a table and the settings that decide its rows, the same text in every process.
+
+    A table with rows on a GPU has the name of the table whose files it writes, because a run may go on with either.
+    """
     shown = [f"{name}={described(value)}" for name, value in table_settings(table).items()]
-    return f"{type(table).__name__}({', '.join(shown)})"
+    kind = SparseTable if isinstance(table, LevelTable) else MemoryTable if isinstance(table, GpuTable) else type(table)
+    return f"{kind.__name__}({', '.join(shown)})"
 
 
 def _code(model: nn.Module) -> str:

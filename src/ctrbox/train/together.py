@@ -110,21 +110,17 @@ class Gang:
         if not size:
             return
         each = -(-size // self.of)
-        flat = torch.zeros(each * self.of)
+        flat = torch.zeros(each * self.of, device=weights[0].device)
         at = 0
         for w in weights:
             if w.grad is not None:
                 torch.mul(w.grad.reshape(-1), scale, out=flat[at : at + w.numel()])
             at += w.numel()
-        theirs = torch.empty_like(flat)
-        self.group.alltoall_base(theirs, flat, [], []).wait()
-        parts = theirs.view(self.of, each)
+        parts = self._swapped(flat).view(self.of, each)
         slice_ = parts[0].clone()
         for other in parts[1:]:
             slice_ += other
-        gathered = [torch.empty_like(slice_) for _ in range(self.of)]
-        self.group.allgather([gathered], [slice_]).wait()
-        whole, at = torch.cat(gathered), 0
+        whole, at = self._joined(slice_), 0
         for w in weights:
             summed = whole[at : at + w.numel()].view_as(w)
             if w.grad is None:
@@ -132,3 +128,15 @@ class Gang:
             else:
                 w.grad.copy_(summed)
             at += w.numel()
+
+    def _swapped(self, flat: torch.Tensor) -> torch.Tensor:
+        """Give each worker its slice of a vector, and return the slices of this worker, in worker order."""
+        got = torch.empty_like(flat, device="cpu")
+        self.group.alltoall_base(got, flat.cpu(), [], []).wait()
+        return got.to(flat.device)
+
+    def _joined(self, mine: torch.Tensor) -> torch.Tensor:
+        """Return the vectors of all workers, which have the same size, one after the other."""
+        gathered = [torch.empty_like(mine, device="cpu") for _ in range(self.of)]
+        self.group.allgather([gathered], [mine.cpu()]).wait()
+        return torch.cat(gathered).to(mine.device)

@@ -254,7 +254,7 @@ class Told:
             self.there = torch.empty((), dtype=self.number.dtype, pin_memory=True)
             self.there.copy_(self.number, non_blocking=True)
             self.behind = torch.cuda.Event()
-            self.behind.record()
+            self.behind.record(torch.cuda.current_stream(self.number.device))
 
     def value(self) -> float:
         """Waits until it is here."""

@@ -180,9 +180,22 @@ class LevelTable(WithCheckpoint, GpuTable):
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Replace the contents with those that ``save`` of this table or of a Sparse Table wrote."""
-        with self._moving:
+        with self.replaced():
             self.below.restore(path)
-            self._forget(self.below.row, always=True)
+
+    @contextlib.contextmanager
+    def replaced(self) -> Iterator[None]:
+        """Inside, the caller replaces the contents of the Sparse Table; the GPU holds none of its rows afterwards."""
+        with self._moving:
+            try:
+                yield
+            finally:
+                self._forget(self.below.row, always=True)
+
+    def clear(self) -> None:
+        """Remove all rows from all levels; the settings and the shape of rows stay."""
+        with self.replaced():
+            self.below.clear()
 
     @classmethod
     def load(

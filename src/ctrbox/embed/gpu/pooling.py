@@ -15,20 +15,39 @@ gradient 64, its row 64 in and 64 out: some 470, so 65,536 rows × 40 keys canno
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from ctrbox.embed.embedder import Row
 from ctrbox.embed.gpu.batch import References
 from ctrbox.embed.gpu.kernels import address
-from ctrbox.embed.gpu.store import Gradients
-from ctrbox.embed.gpu.table import GpuTable
+from ctrbox.embed.gpu.store import Gradients, Store
 from ctrbox.embed.pooling import KINDS
 from ctrbox.errors import DataError, PlanError
 
 ONE = 0x3F800000  # bits of 1.0
 Sequenced = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+class Pools(Protocol):
+    """What a `Reading` asks of a table: `GpuTable`, or one of a training by several ranks."""
+
+    factor: float  # of the learning rates
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def row(self) -> Row: ...
+    @property
+    def anchor(self) -> torch.Tensor: ...
+    @property
+    def side_stream(self) -> Any: ...
+    def ordered(self) -> contextlib.AbstractContextManager[None]: ...
+    def reach(self, references: References, train: bool) -> tuple[Store, torch.Tensor]: ...
+    def learned(self, references: References) -> None: ...
 
 
 class Reading:
@@ -42,7 +61,7 @@ class Reading:
 
     def __init__(
         self,
-        table: GpuTable,
+        table: Pools,
         references: References,
         pooled: Sequence[str],
         pooling: Sequence[str],
@@ -185,6 +204,11 @@ class Reading:
     def gradients(self) -> tuple[torch.Tensor | None, ...] | None:
         """Return the gradients of weights, vectors and sequences; None where the loss depends on none of them."""
         return self.inbox[0] if self.inbox else None
+
+    def expect_none(self) -> None:
+        """Make ``push`` push zeros if the loss depends on no vector of this batch."""
+        if not self.inbox:
+            self.inbox.append((None,) * (1 + int(self.table.row.linear) + len(self.names)))
 
     def push(self, scale: float) -> None:
         """One step of the table's optimizers; ``scale``: of the gradients. Numbers whose gradient is not finite stay."""

@@ -10,9 +10,10 @@ built anew, twice as many, so for a moment both are there. Refused, with nothing
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -101,7 +102,7 @@ class Store:
         if self.cuda:
             if self.sent is None:
                 self.sent = torch.cuda.Event()
-            self.sent.record()
+            self.sent.record(torch.cuda.current_stream(self.device))
 
     def wait(self) -> None:
         """Until ``heard`` is the status behind everything launched before the last ``tell``."""
@@ -295,8 +296,20 @@ class Store:
             some = torch.from_numpy(np.array(keys[first : first + BLOCK])).to(self.device)
             data = torch.from_numpy(np.array(rows[first : first + BLOCK])).to(self.device)
             self.make_room(some)
-            found = self.find(some, create=True)
-            self.kernels("table_import", len(some), address(self.head), address(found), len(some), address(data))
+            self.fill(self.find(some, create=True), data)
+
+    def fill(self, rows: torch.Tensor, data: torch.Tensor) -> None:
+        """Set these rows (n,) int32 to ``data``, which has them as a file does."""
+        self.kernels("table_import", len(rows), address(self.head), address(rows), len(rows), address(data))
+
+    def beside(self, data: torch.Tensor) -> Self:
+        """Return a store whose rows 1 … n are these rows, as a file has them, in memory of their own."""
+        made = copy.copy(self)
+        made.chunks, made.capacity, made.facts = [], 0, self.facts.copy()
+        made.head = torch.empty_like(self.head)
+        made._add(torch.zeros(len(data) + 1, self.kernels.stride, device=self.device))
+        made.fill(torch.arange(1, len(data) + 1, dtype=torch.int32, device=self.device), data)
+        return made
 
 
 class Gradients:

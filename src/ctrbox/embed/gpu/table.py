@@ -112,7 +112,9 @@ class GpuTable(Shaped):
     def traits(self) -> Traits:
         """Return what the trainer may ask of this table beyond `cb.tables.Embedder`."""
         initial = Initial(self.init, self.seed)
-        return Traits(scales_lr=True, sets_lr=True, device=self.device, initial=initial, settings=TABLE_SETTINGS)
+        return Traits(
+            scales_lr=True, sets_lr=True, device=self.device, clears=True, initial=initial, settings=TABLE_SETTINGS
+        )
 
     def open(self, row: Row) -> None:
         """Take the shape that a model reads; a table that has rows of another shape refuses."""
@@ -243,6 +245,13 @@ class GpuTable(Shaped):
         check_not_dense(type(self).__name__, vector, weight)
         self.optimizer, self.linear, self._told = vector, weight, True
         self._made = None
+
+    def clear(self) -> None:
+        """Remove all rows and give their memory back; the settings and the shape of rows stay."""
+        with self.ordered():
+            if self._made is not None and self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # a step may still use the memory
+            self._made = None
 
     def like(self, row: Row) -> GpuTable:
         """Return an empty table with the settings of this one, opened for another row shape, with a budget of its own."""

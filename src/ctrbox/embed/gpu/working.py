@@ -11,8 +11,6 @@ stream; a step on another one touches rows alone.
 
 from __future__ import annotations
 
-import copy
-
 import torch
 
 from ctrbox.embed.gpu.kernels import address
@@ -54,20 +52,11 @@ class Working(Store):
     def held(self) -> int:
         return self.capacity - len(self.free)
 
-    def beside(self, data: torch.Tensor) -> Store:
-        """These rows, as a file has them, as rows 1 … n of memory of their own."""
-        made = copy.copy(self)
-        made.chunks, made.capacity, made.facts = [], 0, self.facts.copy()
-        made.head = torch.empty_like(self.head)
-        made._add(torch.zeros(len(data) + 1, self.kernels.stride, device=self.device))
-        made._import(torch.arange(1, len(data) + 1, dtype=torch.int32, device=self.device), data)
-        return made
-
     def admit(self, keys: torch.Tensor, data: torch.Tensor, number: int) -> None:
         """Rows of keys that are not here, for which there are free ones."""
         self.whole = False
         rows, self.free = self.free[: len(keys)], self.free[len(keys) :]
-        self._import(rows, data)
+        self.fill(rows, data)
         at = rows.long()
         self.used[at] = number
         self.keys[at] = keys
@@ -104,6 +93,3 @@ class Working(Store):
     def _enter(self, keys: torch.Tensor, rows: torch.Tensor) -> None:
         pairs = torch.stack([keys, rows], 1)
         self.kernels("table_rehash", len(pairs), address(pairs), len(pairs), address(self.slots), len(self.slots) - 1)
-
-    def _import(self, rows: torch.Tensor, data: torch.Tensor) -> None:
-        self.kernels("table_import", len(rows), address(self.head), address(rows), len(rows), address(data))

@@ -94,6 +94,8 @@ class CudaRuntime:
         return {n: CudaKernel(self, code, n, usage.get(n, {})) for n in names}
 
     def launch(self, kernel: Any, grid: tuple[int, int], block: int, args: Sequence[int]) -> None:
+        if self.device.index and torch.cuda.current_device() != self.device.index:
+            torch.cuda.set_device(self.device)  # a new thread begins with cuda:0
         handle = torch.cuda.current_stream(self.device).cuda_stream
         stream = self.streams.get(handle)
         if stream is None:
@@ -110,6 +112,7 @@ def _config(grid: tuple[int, int], block: int) -> Any:
 
 _lock = threading.Lock()
 _made: CudaRuntime | None = None
+_gpu = 0  # number of the GPU of this process
 
 
 def cuda_runtime() -> CudaRuntime:
@@ -120,8 +123,26 @@ def cuda_runtime() -> CudaRuntime:
             missing = why_not()
             if missing:
                 raise DeviceError(missing)
-            _made = CudaRuntime()
+            _made = CudaRuntime(_gpu)
         return _made
+
+
+def use_gpu(index: int) -> None:
+    """Choose the GPU of this process, ``cuda:<index>``, before anything has used one."""
+    global _gpu
+    with _lock:
+        if _made is not None and _gpu != index:
+            raise DeviceError(
+                f"this process already uses cuda:{_gpu} and cannot use cuda:{index} as well; start one process for each GPU"
+            )
+        _gpu = index
+        if index:
+            torch.cuda.set_device(index)
+
+
+def gpu_of_process() -> torch.device:
+    """Return the GPU of this process: cuda:0, unless ``use_gpu`` has chosen another one."""
+    return torch.device("cuda", _gpu)
 
 
 def why_not() -> str:
@@ -145,4 +166,4 @@ def why_not() -> str:
 
 def gpu_bytes() -> int | None:
     """Memory of the GPU that can be used here, or None where none can."""
-    return None if why_not() else int(torch.cuda.get_device_properties(0).total_memory)
+    return None if why_not() else int(torch.cuda.get_device_properties(_gpu).total_memory)

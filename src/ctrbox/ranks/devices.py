@@ -1,0 +1,78 @@
+"""Gives each rank its GPU, and chooses how ranks on GPUs exchange tensors.
+
+Rank r of a machine with G GPUs uses ``cuda:(r mod G)``; ``--gpus`` sets a smaller G. NCCL moves the tensors if every rank has a
+GPU of its own. It refuses ranks that share a GPU; those move their tensors through main memory with gloo.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+import torch
+
+from ctrbox.errors import DeviceError, PlanError
+
+
+def check_gpus(gpus: int, present: int) -> None:
+    """Refuse more GPUs than this machine has."""
+    if present < 1:
+        raise DeviceError(
+            f"--gpus {gpus} needs {_gpus(gpus)}, but this machine shows no GPU that torch can use; remove --gpus to train on CPUs"
+        )
+    if gpus > present:
+        last = f"cuda:0 to cuda:{present - 1}" if present > 1 else "cuda:0"
+        raise DeviceError(
+            f"--gpus {gpus} needs {_gpus(gpus)}, but this machine has {_gpus(present)} ({last}); use --gpus {present}, and "
+            "--ranks if several processes shall share a GPU"
+        )
+
+
+def gpu_of_rank(local_rank: int, gpus: int | None, present: int) -> int | None:
+    """Return the number of the GPU of a rank, from its number on its machine; None where there is no GPU.
+
+    ``gpus``: number of GPUs that --gpus asked for; ``present``: number of GPUs of this machine.
+    """
+    if gpus is not None:
+        check_gpus(gpus, present)
+    elif not present:
+        return None
+    return local_rank % (gpus or present)
+
+
+def place_of(device: torch.device) -> str:
+    """Return what tells the GPU of this rank from those of all other ranks."""
+    if device.type != "cuda":
+        return ""
+    return f"{device} of {socket.gethostname()} ({torch.cuda.get_device_properties(device).uuid})"
+
+
+def chosen_exchange(asked: str, places: Sequence[str], nccl: bool) -> str:
+    """Return "nccl" or "gloo" for ranks on these GPUs; ``nccl``: whether this torch has NCCL.
+
+    ``places``: of each rank, as ``place_of`` names it; empty for ranks on CPUs.
+    """
+    if asked == "gloo":
+        return "gloo"
+    shared = [rank for rank, place in enumerate(places) if places.count(place) > 1]
+    if not all(places):
+        if asked == "nccl":
+            raise PlanError(
+                "--exchange nccl moves tensors between GPUs, but this training runs on CPUs; add --gpus, or remove --exchange"
+            )
+        return "gloo"
+    if asked == "nccl" and shared:
+        both = [rank for rank, place in enumerate(places) if place == places[shared[0]]]
+        raise DeviceError(
+            f"ranks {' and '.join(map(str, both))} share {places[shared[0]]}, which NCCL refuses; start one rank per GPU, or use "
+            "--exchange gloo, which moves tensors through main memory"
+        )
+    if asked == "nccl" and not nccl:
+        raise DeviceError(
+            f"--exchange nccl needs a torch with NCCL, but this torch ({torch.__version__}) has none; use --exchange gloo"
+        )
+    return "nccl" if nccl and not shared else "gloo"
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
