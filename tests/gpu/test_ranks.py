@@ -33,7 +33,9 @@ STEPS = 228  # of SETTINGS on 4,000 rows
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module", params=["host", pytest.param("cuda", marks=GPU)])
+@pytest.fixture(
+    scope="module", params=[pytest.param("host", marks=pytest.mark.exhaustive), pytest.param("cuda", marks=GPU)]
+)
 def runtime(request: pytest.FixtureRequest) -> Runtime:
     return HostRuntime() if request.param == "host" else cuda_runtime()
 
