@@ -37,7 +37,7 @@ from ctrbox.plan.graph.label_leak import label_leak
 from ctrbox.plan.graph.unlabelled import LABELS, without_label_filters
 from ctrbox.plan.language.features import FeatureSet
 from ctrbox.plan.language.user import UserOperator
-from ctrbox.plan.placement.device import Device, device_named, gpu_here
+from ctrbox.plan.placement.device import Device, device_named, gpu_here, gpu_number
 from ctrbox.views.recorded import opened
 from ctrbox.views.view import Merge, View
 
@@ -196,7 +196,8 @@ class Plan:
     @staticmethod
     def _known(device: Any) -> Any:
         """A device whose size is asked of the GPU here, where there is one."""
-        if not isinstance(device, str) or device not in ("auto", "cuda") or not gpu_here():
+        named = device == "auto" or device == "cuda" or gpu_number(device) is not None
+        if not named or not gpu_here():
             return device
         from ctrbox.engines.cuda.runtime import gpu_bytes
 
@@ -475,7 +476,8 @@ def compile(
     threads: int | None = None,
     chunk_rows: int = CHUNK_ROWS,
 ) -> Plan:
-    """The plan of a job. ``device``: "cpu", "cuda", "cuda:32GB", a ``cb.types.Device``, or "auto": a GPU where one can be used.
+    """The plan of a job. ``device``: "cpu", "cuda", "cuda:3" (the GPU of that number), "cuda:32GB", a ``cb.types.Device``, or
+    "auto": a GPU where one can be used.
     ``threads``: number of threads that extract, from 1 to 1,024; default: the cores that this process may use.
     Warns about features that read a column that the label reads."""
     if not isinstance(log, View):

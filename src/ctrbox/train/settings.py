@@ -24,7 +24,7 @@ from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.traits import settings_of as table_settings
 from ctrbox.embed.traits import traits_of
-from ctrbox.engines.cuda.runtime import gpu_of_process, why_not
+from ctrbox.engines.cuda.runtime import gpu_of_process, use_gpu_of, why_not
 from ctrbox.engines.device import wants_gpu
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, DeviceError, PlanError
@@ -184,11 +184,13 @@ def device_for(asked: str, embedder: Any, plan: Plan) -> torch.device:
         )
     if homes:
         home = homes.pop()
-        if asked != "auto" and asked != home.type:
+        if asked not in ("auto", home.type, str(home)):
             raise PlanError(
                 f"device={asked!r} cannot train with a cb.tables.GpuTable on {home}; use device='auto', or a cb.MemoryTable"
             )
         return home
+    for device in (asked, plan.device):
+        use_gpu_of(device)
     named = plan.device != "auto" or embedder is None
     if asked == "cpu" or (asked == "auto" and not (named and wants_gpu(plan.device))):
         return torch.device("cpu")

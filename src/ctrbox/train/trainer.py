@@ -20,6 +20,7 @@ from ctrbox.engines.threads import MOST_LEARNING, checked_threads
 from ctrbox.errors import PlanError
 from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.files.urls import stored_url
+from ctrbox.plan.placement.device import gpu_number
 from ctrbox.predict.sources import Embedders
 from ctrbox.train.calibrating import with_calibration
 from ctrbox.train.evaluation import Split
@@ -43,7 +44,8 @@ class Trainer:
     None for tables on the model's device.
     ``threads``: number of threads that learn, from 1 to 256; default: as many as the plan has. The weights do not depend on it.
     ``optimizer``: of the dense weights, ``cb.optim.Adam(lr=…)``, ``cb.Adagrad``, ``cb.optim.SGD``, or a function from parameters
-    to a torch optimizer. ``device``: of the model, "cpu", "cuda" or "auto": where its tables are, or its plan was told to run.
+    to a torch optimizer. ``device``: of the model, "cpu", "cuda", a GPU by number such as "cuda:3", or "auto": where its tables
+    are, or its plan was told to run.
     ``bf16``: products of the dense part in bfloat16, weights and tables stay float32. ``common``: fields of many keys per row
     that rows of one group share, such as a user's history: looked up and pooled once a user and batch. ``lr``: learning rate
     of the tables (`FTRL`: ``alpha``) in place of the one they were made with; their rows and optimizer states stay.
@@ -69,7 +71,7 @@ class Trainer:
         if threads is not None:
             threads = whole("threads", threads, 1, MOST_LEARNING)
         self.threads = threads
-        if device not in DEVICES:
+        if device not in DEVICES and gpu_number(device) is None:
             raise PlanError(
                 f"device must be one of {', '.join(DEVICES)}, got {device!r}{nearest(str(device), DEVICES)}"
             )

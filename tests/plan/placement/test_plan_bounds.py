@@ -14,7 +14,7 @@ from ctrbox.errors import PlanError
 from ctrbox.plan.drawing.explain import constant, signed
 from ctrbox.plan.drawing.page import WIDTH, cut, listed, shown_ns, shown_rate
 from ctrbox.plan.placement import device
-from ctrbox.plan.placement.device import Device, device_named, gpu_here, shown_bytes
+from ctrbox.plan.placement.device import Device, device_named, gpu_here, gpu_number, shown_bytes
 from ctrbox.plan.placement.placement import place, place_operators
 from ctrbox.plan.placement.sizes import entry_bytes, index_bytes, stored_bytes
 
@@ -169,16 +169,17 @@ def test_a_device_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     (tmp_path / "none/0000:01:00.0").mkdir()
     assert gpu_here()
     for wrong, told in (
-        (
-            "cuda:0",
-            "'cuda:0' selects a GPU by number, which is not supported; write 'cuda', or give its memory: 'cuda:32GB'",
-        ),
-        ("cdua", "'cdua' is not a device; expected one of cpu, cuda, cuda:32GB, auto; nearest: 'cuda'"),
-        (3, "a device is 'cpu', 'cuda', 'cuda:32GB', 'auto' or a cb.types.Device, got 3"),
+        ("cdua", "'cdua' is not a device; expected one of cpu, cuda, cuda:0, cuda:32GB, auto; nearest: 'cuda'"),
+        (3, "a device is 'cpu', 'cuda', 'cuda:0', 'cuda:32GB', 'auto' or a cb.types.Device, got 3"),
     ):
         with pytest.raises(PlanError) as caught:
             device_named(wrong)
         assert str(caught.value) == told
+    assert device_named("cuda:3", gpu_bytes=5) == Device("cuda", 5)
+    numbers = [
+        gpu_number(device) for device in ("cuda:0", "cuda:12", "cuda", "cuda:3GB", "cpu", "cuda:-1", "cuda:99999", 3)
+    ]
+    assert numbers == [0, 12, None, None, None, None, None, None]
 
 
 # ---- memory

@@ -36,7 +36,7 @@ from ctrbox.engines.cuda.memory import Device, Outcome, Slot
 from ctrbox.engines.cuda.pages import PageDecoder
 from ctrbox.engines.cuda.program import Layout, Output, Recorded
 from ctrbox.engines.cuda.reading import SHARE, Reading
-from ctrbox.engines.cuda.runtime import Kernel, Runtime, cuda_runtime, gpu_bytes
+from ctrbox.engines.cuda.runtime import Kernel, Runtime, cuda_runtime, gpu_bytes, use_gpu_of
 from ctrbox.engines.cuda.source import Source
 from ctrbox.engines.cuda.staging import Pinned, Staging, send
 from ctrbox.engines.cuda.upload import Layout as HeaderLayout
@@ -497,6 +497,7 @@ def signed(array: pa.Array) -> pa.Array:
 
 def on_gpu(graph: Graph, fitted: dict[int, dict[str, np.ndarray]], device: Any, **options: Any) -> CudaExtractor:
     """The extractor of a plan for a GPU of this machine; DeviceError where none can be used."""
+    use_gpu_of(device)
     runtime = cuda_runtime()
     placement = place(graph, device_named(device, gpu_bytes=gpu_bytes()))
     if not placement.chunk_rows:

@@ -20,7 +20,7 @@ from ctrbox.engines.cuda.compiler import compile_source, expanded, nvrtc
 from ctrbox.engines.cuda.scalar import device_code
 from ctrbox.errors import DeviceError
 from ctrbox.plan.language.user import UserOperator
-from ctrbox.plan.placement.device import gpu_here
+from ctrbox.plan.placement.device import gpu_here, gpu_number
 
 NONE: Mapping[str, UserOperator] = MappingProxyType({})
 
@@ -113,6 +113,7 @@ def _config(grid: tuple[int, int], block: int) -> Any:
 _lock = threading.Lock()
 _made: CudaRuntime | None = None
 _gpu = 0  # number of the GPU of this process
+_chosen = False  # whether ``use_gpu`` was called
 
 
 def cuda_runtime() -> CudaRuntime:
@@ -129,15 +130,29 @@ def cuda_runtime() -> CudaRuntime:
 
 def use_gpu(index: int) -> None:
     """Choose the GPU of this process, ``cuda:<index>``, before anything has used one."""
-    global _gpu
+    global _gpu, _chosen
     with _lock:
-        if _made is not None and _gpu != index:
+        if index == _gpu:
+            _chosen = True
+            return
+        if _made is not None or _chosen:
             raise DeviceError(
-                f"this process already uses cuda:{_gpu} and cannot use cuda:{index} as well; start one process for each GPU"
+                f"this process already uses cuda:{_gpu} and cannot use cuda:{index} as well; name one GPU everywhere, or use "
+                "'cuda', which is the GPU that the process uses"
             )
-        _gpu = index
-        if index:
-            torch.cuda.set_device(index)
+        present = torch.cuda.device_count()
+        if index >= present:
+            met = f"has {present} GPUs, cuda:0 to cuda:{present - 1}" if present > 1 else "has one GPU, cuda:0"
+            raise DeviceError(f"there is no cuda:{index}; this machine {met if present else 'shows no NVIDIA GPU'}")
+        torch.cuda.set_device(index)
+        _gpu, _chosen = index, True
+
+
+def use_gpu_of(device: Any) -> None:
+    """Choose the GPU that a device such as "cuda:3" names; other devices leave the choice as it is."""
+    index = gpu_number(device)
+    if index is not None:
+        use_gpu(index)
 
 
 def gpu_of_process() -> torch.device:

@@ -19,6 +19,7 @@ GPUS = Path("/proc/driver/nvidia/gpus")
 CONTROL = Path("/dev/nvidiactl")  # all there is to see in some containers
 PARQUET_SWITCH = "CTRBOX_GPU_PARQUET"  # 1: the GPU decodes the Parquet files of a log; 0 or unset: the CPU does
 CORES = 16  # beside a GPU of a data centre
+MOST_DIGITS = 4  # of the number of a GPU
 PCIE_GBS = 54.0  # measured on an H200, pinned memory, PCIe 5
 
 
@@ -58,7 +59,7 @@ class Device:
 
 
 def device_named(device: Any, *, gpu_bytes: int | None = None) -> Device:
-    """A device from "cpu", "cuda", "cuda:32GB", "auto" or a `Device`.
+    """A device from "cpu", "cuda", "cuda:3", "cuda:32GB", "auto" or a `Device`.
 
     ``gpu_bytes``: the memory of this machine's GPU, where an engine has found it. Without a GPU, "auto" and
     "cuda" are the CPU, and the device's note says so; a "cuda" whose size nobody knows is a PlanError.
@@ -66,14 +67,13 @@ def device_named(device: Any, *, gpu_bytes: int | None = None) -> Device:
     if isinstance(device, Device):
         return device
     if not isinstance(device, str):
-        raise PlanError(f"a device is 'cpu', 'cuda', 'cuda:32GB', 'auto' or a cb.types.Device, got {device!r}")
+        raise PlanError(
+            f"a device is 'cpu', 'cuda', 'cuda:0', 'cuda:32GB', 'auto' or a cb.types.Device, got {device!r}"
+        )
+    if gpu_number(device) is not None:
+        device = "cuda"
     kind, colon, size = device.partition(":")
     if colon and kind == "cuda":
-        if size.isdigit():
-            raise PlanError(
-                f"{device!r} selects a GPU by number, which is not supported; write 'cuda', or give its "
-                f"memory: 'cuda:32GB'"
-            )
         return Device("cuda", parse_bytes(size))
     if device == "cpu":
         return Device("cpu")
@@ -85,8 +85,14 @@ def device_named(device: Any, *, gpu_bytes: int | None = None) -> Device:
         why = "has no GPU" if not gpu_here() else "has no GPU of known size"
         note = f'{device}: this machine {why}; for a GPU\'s placement: cb.types.Device("cuda", memory="80GB")'
         return Device("cpu", note=note)
-    known = ["cpu", "cuda", "cuda:32GB", "auto"]
+    known = ["cpu", "cuda", "cuda:0", "cuda:32GB", "auto"]
     raise PlanError(f"{device!r} is not a device; expected one of {', '.join(known)}{nearest(device, known)}")
+
+
+def gpu_number(device: Any) -> int | None:
+    """Return the number of the GPU in a name such as "cuda:3", as torch names it; None for any other device."""
+    kind, _, number = device.partition(":") if isinstance(device, str) else ("", "", "")
+    return int(number) if kind == "cuda" and number.isdecimal() and len(number) <= MOST_DIGITS else None
 
 
 def gpu_decodes_parquet() -> bool:
