@@ -13,7 +13,9 @@ caller's thread, with all other collective calls.
 
 The reading of a plan can be shared if it depends on a row of the log alone whether the plan keeps it, and if the files tell where
 a row is stored (Parquet, Arrow): plans with filters and joins of any kind, but without merges and histories. For another plan
-every rank decodes the whole log and extracts its own rows (`Plan.parts`).
+every rank decodes the whole log and extracts its own rows (`Plan.parts`). A GPU does not tell which rows it dropped, so with
+extraction on GPUs the reading is shared only if the plan has no filter and no inner join. The rows that a GPU has extracted are
+copied to main memory, from where the ranks send them to each other.
 
     message to a rank:  8 bytes n │ n bytes of JSON: rows of the log, types and shapes │ the arrays of its rows
 """
@@ -32,6 +34,7 @@ import numpy.typing as npt
 from ctrbox.columns.batch import Batch, Ragged, Schema
 from ctrbox.columns.tasks import late
 from ctrbox.engines.cpu.extract import Extractor
+from ctrbox.engines.cuda.extract import CudaExtractor
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.stream import Position, window_order
 from ctrbox.ranks.group import Group
@@ -51,7 +54,8 @@ Part = tuple[Batch, Position, int]  # of a batch: rows of this rank, where the l
 def can_share(plan: Plan) -> bool:
     """Whether each rank can read a part of the plan's log alone."""
     extractor = plan.extractor()
-    return type(extractor) is Extractor and not extractor.merged and isinstance(opened(plan.log.source), IndexedFiles)
+    numbers = extractor.keeps_all_rows if isinstance(extractor, CudaExtractor) else type(extractor) is Extractor
+    return numbers and not extractor.merged and isinstance(opened(plan.log.source), IndexedFiles)
 
 
 def blocks_of(groups: Sequence[int], start: int, stop: int, ranks: int) -> list[tuple[int, int]]:

@@ -394,6 +394,20 @@ class CudaExtractor(Extractor):
         finally:
             stream.close()
 
+    @property
+    def keeps_all_rows(self) -> bool:
+        """Whether the plan drops no row of the log: it has no filter and no inner join."""
+        return not self.log.filters
+
+    def numbered(
+        self, batch_size: int, start: int, stop: int | None
+    ) -> Generator[tuple[Batch, np.ndarray], None, None]:
+        """Yield batches in main memory, each with the number of each of its rows in the log; only if ``keeps_all_rows``."""
+        assert self.keeps_all_rows, "the GPU does not tell which rows the filters kept"
+        with contextlib.closing(self.batches(batch_size, start, None, stop)) as stream:
+            for batch, after in stream:
+                yield batch.cpu(), np.arange(after - batch.rows, after)
+
     def _batches(
         self, batch_size: int, start: int, limit: int | None, stop: int | None
     ) -> Generator[tuple[Batch, int], None, None]:
