@@ -42,7 +42,7 @@ def gpu_table(runtime: HostRuntime, **more: Any) -> cb.tables.GpuTable:
 
 
 def fit(plan: cb.Plan, runtime: HostRuntime, size: int, out: Path, **options: Any) -> Any:
-    options = {"batch_size": 64, "limit": 1500, "checkpoint_seconds": 1e9, "explain": False, **options}
+    options = {"batch_size": 64, "limit": 900, "checkpoint_seconds": 1e9, "explain": False, **options}
 
     def work(ranks: Any) -> Any:
         made, table = on_gpu(plan, runtime), gpu_table(runtime)

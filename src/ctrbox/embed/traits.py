@@ -61,6 +61,7 @@ class Traits:
     ``publishes``  ``export()`` returns all keys and rows, so that a run can be published
     ``initial``    rule for the rows of keys that were never learned; predictions then report unknown keys
     ``objects``    data from which a sub-model computes the vectors, as in `cb.tables.ModelServer`
+    ``saved_as``   name of the class whose files ``save`` writes, where it is another class: a run resumes with either of them
     ``settings``   names of attributes that decide the vectors, such as "seed"; a run resumes only with the same values
     """
 
@@ -78,6 +79,7 @@ class Traits:
     publishes: bool = False
     initial: Initial | None = None
     objects: Objects | None = None
+    saved_as: str = ""
     settings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -18,10 +18,6 @@ from torch import nn
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import flag, is_number, number, share, shown_value, whole
 from ctrbox.embed.embedder import Embedder
-from ctrbox.embed.gpu.levels import LevelTable
-from ctrbox.embed.gpu.table import GpuTable
-from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.traits import settings_of as table_settings
 from ctrbox.embed.traits import traits_of
 from ctrbox.engines.cuda.runtime import gpu_of_process, use_gpu_of, why_not
@@ -259,11 +255,10 @@ def same_run(folder: Any, kept: Any, mine: dict[str, Any]) -> None:
 def described_table(table: Embedder) -> str:
     """Return the kind of a table and the settings that decide its rows, the same text in every process.
 
-    A table with rows on a GPU has the name of the table whose files it writes, because a run may go on with either.
+    A table that writes the files of another kind, as one on a GPU does, has that name, because a run may go on with either.
     """
     shown = [f"{name}={described(value)}" for name, value in table_settings(table).items()]
-    kind = SparseTable if isinstance(table, LevelTable) else MemoryTable if isinstance(table, GpuTable) else type(table)
-    return f"{kind.__name__}({', '.join(shown)})"
+    return f"{traits_of(table).saved_as or type(table).__name__}({', '.join(shown)})"
 
 
 def _code(model: nn.Module) -> str:

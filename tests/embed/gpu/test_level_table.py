@@ -244,7 +244,7 @@ def test_a_disk_that_fails_while_rows_leave_loses_nothing(
     assert_same(table, slow)
 
 
-@pytest.mark.parametrize("moment", ["_import", "_enter", "rebuild"])
+@pytest.mark.parametrize("moment", ["fill", "_enter", "rebuild"])
 def test_an_interruption_leaves_every_row_where_it_can_be_found(
     runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:

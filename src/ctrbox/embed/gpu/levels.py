@@ -108,7 +108,7 @@ class LevelTable(WithCheckpoint, GpuTable):
     @property
     def traits(self) -> Traits:
         """Return what the trainer may ask of this table beyond `cb.tables.Embedder`."""
-        return replace(super().traits, statistics=True)
+        return replace(super().traits, statistics=True, saved_as="SparseTable")
 
     def set_optimizer(self, optimizer: Optimizer, linear: Optimizer | None = None) -> None:
         raise PlanError(

@@ -113,7 +113,13 @@ class GpuTable(Shaped):
         """Return what the trainer may ask of this table beyond `cb.tables.Embedder`."""
         initial = Initial(self.init, self.seed)
         return Traits(
-            scales_lr=True, sets_lr=True, device=self.device, clears=True, initial=initial, settings=TABLE_SETTINGS
+            scales_lr=True,
+            sets_lr=True,
+            device=self.device,
+            clears=True,
+            initial=initial,
+            saved_as="MemoryTable",
+            settings=TABLE_SETTINGS,
         )
 
     def open(self, row: Row) -> None:
