@@ -2,7 +2,7 @@
 
     python -m benchmarks.ranks_projection [--gpus 8] [--bandwidth 450] [--reached 0.7] [--rows 100000000]
 
-Ranks on GPUs do not exist yet. This script computes what their step would take for DLRM-DCNv2 in the shape of MLPerf
+Ranks on several GPUs have not been measured. This script computes what their step would take for DLRM-DCNv2 in the shape of MLPerf
 (`benchmarks.gpu_mlperf`), if ranks on GPUs exchanged what ranks on CPUs exchange (docs/ranks.md):
 
     n                samples of a GPU in one step; W GPUs learn W · n
