@@ -215,9 +215,9 @@ class Group(Gang):
     def _joined(self, mine: torch.Tensor) -> torch.Tensor:
         if not mine.is_cuda or self.nccl is None:
             return super()._joined(mine)
-        got = torch.empty(self.of * len(mine), dtype=mine.dtype, device=mine.device)
-        self.nccl._allgather_base(got, mine).wait()
-        return got
+        got = [torch.empty_like(mine) for _ in range(self.of)]
+        self.nccl.allgather([got], [mine]).wait()
+        return torch.cat(got)
 
     # ---- what is not collective
 
@@ -238,6 +238,8 @@ class Group(Gang):
                 not self.told_store.check([f"done/{rank}" for rank in range(self.of)]) and time.monotonic() < deadline
             ):
                 time.sleep(ASKED)
+        if self.nccl is not None:
+            self.nccl.shutdown()
         self.leave()
 
     def leave(self) -> None:
