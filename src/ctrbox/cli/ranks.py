@@ -63,8 +63,6 @@ def joined(
         )
     if gpus is not None:
         world = replace(world, gpus=gpus)
-    if gpus is not None and world.leads:
-        check_here(gpus)
     from ctrbox.embed.ssd.folder import keep_beside
     from ctrbox.ranks.training import Ranks
 

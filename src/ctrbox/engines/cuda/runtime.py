@@ -142,8 +142,10 @@ def use_gpu(index: int) -> None:
             )
         present = torch.cuda.device_count()
         if index >= present:
-            met = f"has {present} GPUs, cuda:0 to cuda:{present - 1}" if present > 1 else "has one GPU, cuda:0"
-            raise DeviceError(f"there is no cuda:{index}; this machine {met if present else 'shows no NVIDIA GPU'}")
+            if not present:
+                raise DeviceError(f"there is no cuda:{index}; this machine shows no NVIDIA GPU; {ON_THE_CPU}")
+            met = f"{present} GPUs, cuda:0 to cuda:{present - 1}" if present > 1 else "one GPU, cuda:0"
+            raise DeviceError(f"there is no cuda:{index}; this machine has {met}, so name one that is there")
         torch.cuda.set_device(index)
         _gpu, _chosen = index, True
 
