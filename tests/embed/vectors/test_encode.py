@@ -244,9 +244,9 @@ def test_killed_process_leaves_vectors_that_the_next_one_takes(tmp_path: Path) -
 def test_two_encodings_into_one_file_at_a_time_are_refused(tmp_path: Path) -> None:
     from ctrbox.embed.vectors.encoded_so_far import EncodedSoFar
 
-    first = EncodedSoFar(tmp_path / "work", {}, 4)
+    first = EncodedSoFar(tmp_path / "work", dict, 4)
     with pytest.raises(WriteError, match="another process is encoding"):
-        EncodedSoFar(tmp_path / "work", {}, 4)
+        EncodedSoFar(tmp_path / "work", dict, 4)
     first.close(remove=True)
     assert not (tmp_path / "work").exists()
 

@@ -11,12 +11,15 @@ the encoder and the checksum of its weights.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,14 +27,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import whole
-from ctrbox.columns.encoded_by import EncodedBy
+from ctrbox.columns.encoded_by import TEXT, EncodedBy
+from ctrbox.embed.vectors.decoding import STAGES, DecodingProcesses
 from ctrbox.embed.vectors.encoded_so_far import EncodedSoFar
-from ctrbox.embed.vectors.encoders import Encoder, undivided
+from ctrbox.embed.vectors.encoders import Crop, Encoder, undivided
 from ctrbox.embed.vectors.file import VectorFile
-from ctrbox.embed.vectors.pictures import MOST_BYTES, MOST_PIXELS, Refused
+from ctrbox.embed.vectors.gpu_batches import GpuBatches
+from ctrbox.embed.vectors.pictures import MOST_BYTES, MOST_PIXELS, Refused, bounded, decode, pillow, read_bytes
 from ctrbox.embed.vectors.write import FLOATS, check_place, write_encoded
 from ctrbox.engines.computing import compute
 from ctrbox.errors import DataError, PlanError, SourceError
@@ -47,7 +53,11 @@ CHUNK = 1024  # rows of keys at a time
 
 @dataclass(frozen=True)
 class Encoded:
-    """Result of an encoding. ``skipped`` counts the items without a vector by cause; the report lists them."""
+    """Result of an encoding. ``skipped`` counts the items without a vector by cause; the report lists them.
+
+    ``seconds`` has the time of each stage (reading, decoding, transform, network, writing), summed over the threads and processes
+    that work on it. The stages run at the same time.
+    """
 
     file: VectorFile
     items: int
@@ -55,19 +65,24 @@ class Encoded:
     resumed: int
     skipped: dict[str, int]
     report: Path
+    seconds: dict[str, float]
 
 
 @dataclass(frozen=True)
 class _Item:
-    """An item before it is encoded; ``facts`` are the columns that its key is computed from."""
+    """An item before it is encoded: a file, its bytes, or the reason why there is neither. ``facts`` are the columns that its
+    key is computed from.
+    """
 
     shown: str
     facts: dict[str, Any]
-    read: Callable[[], bytes | None]
+    data: Path | bytes | Refused
 
 
 @dataclass(frozen=True)
 class _Prepared:
+    """An item that was read. ``input`` is None if the item is refused, or if its vector is known already."""
+
     item: _Item
     hash: bytes | None = None
     input: Any = None
@@ -114,15 +129,18 @@ def encode(
     place = local_path(path, "a vector file")
     check_place(place, data if isinstance(data, str | os.PathLike) else None)
     bounds = (most_bytes, most_pixels)
-    told = encoder.facts
-    identity = {"encoder": told.facts(), "batch": batch_size, "bounds": list(bounds)}
+    beside = ThreadPoolExecutor(1, "ctrbox-checksum")
+    told = beside.submit(lambda: encoder.facts)  # the checksum of many weights takes as long as several batches
+    beside.shutdown(wait=False)
+
+    def identity() -> dict[str, Any]:
+        return {"encoder": told.result().facts(), "batch": batch_size, "bounds": list(bounds)}
+
     so_far = EncodedSoFar(place.with_name(f".{place.name}.encoding"), identity, batch_size)
     try:
         job = _Job(encoder, so_far, batch_size, width, bounds)
-        schema, items = _items(data, column, key, bounds[0])
-        with undivided(threads) as pool:
-            job.run(items, threads, progress, pool)
-        file = job.write(place, key, schema, dtype, told)
+        schema, items = _items(data, column, key)
+        file = job.run(items, threads, progress, lambda: job.write(place, key, schema, dtype, told.result))
         report = place.with_name(place.name + ".skipped.jsonl")
         with written_aside(report) as aside:
             aside.write_text("".join(json.dumps(line) + "\n" for line in job.refused), encoding="utf-8")
@@ -131,11 +149,14 @@ def encode(
         raise
     so_far.close(remove=True)
     causes = Counter(str(line["cause"]) for line in job.refused)
-    return Encoded(file, job.items, job.encoded, job.resumed, dict(causes), report)
+    return Encoded(file, job.items, job.encoded, job.resumed, dict(causes), report, job.seconds)
 
 
 class _Job:
-    """One encoding: it reads items in order, passes batches to the encoder, and keeps the facts of each item until the end."""
+    """One encoding: it reads items in order, passes batches to the encoder, and keeps the facts of each item until the end.
+
+    A thread writes the vector file while the encoder runs: the rows of the leading items whose vectors are kept.
+    """
 
     def __init__(
         self, encoder: Encoder, so_far: EncodedSoFar, batch_size: int, width: int | None, bounds: tuple[int, int]
@@ -143,76 +164,201 @@ class _Job:
         self.encoder, self.so_far, self.batch_size, self.width, self.bounds = encoder, so_far, batch_size, width, bounds
         self.items = self.encoded = 0
         self.resumed = len(so_far.places)
+        self.seconds = dict.fromkeys((*STAGES, "network", "writing"), 0.0)
         self.facts: list[dict[str, Any]] = []
         self.hashes: list[bytes] = []
         self.refused: list[dict[str, str]] = []
-        self._waiting: dict[bytes, Any] = {}
+        self._taken = set(so_far.places)  # hashes of all items that the encoder got or need not get
+        self._moved = threading.Condition()  # vectors were kept, or no more will be
+        self._ended: bool | None = None  # True: all vectors are kept; False: the encoding failed
+        self._timing = threading.Lock()
         if so_far.width is not None:
             self._check_width(so_far.width)
 
-    def run(self, items: Iterator[_Item], threads: int, progress: Callable[[int], None] | None, pool: Executor) -> None:
-        tasks = (partial(self._prepare, item) for item in items)
-        for one in readahead(tasks, threads=threads, ahead=2 * self.batch_size):
-            self.items += 1
-            if one.refused is not None or one.hash is None:
-                refused = one.refused or Refused("null", "is null")
-                self.refused.append({"item": one.item.shown, "cause": refused.cause, "detail": refused.detail})
+    def run(
+        self,
+        items: Iterator[_Item],
+        threads: int,
+        progress: Callable[[int], None] | None,
+        write: Callable[[], VectorFile],
+    ) -> VectorFile:
+        """Encode all items, and write the vector file meanwhile."""
+        with ThreadPoolExecutor(1, "ctrbox-writing") as writer:
+            written = writer.submit(write)
+            ended = False
+            try:
+                self._encode(items, threads, progress, written)
+                ended = True
+            finally:
+                with self._moved:
+                    self._ended = ended
+                    self._moved.notify()
+            return written.result()
+
+    def _encode(
+        self, items: Iterator[_Item], threads: int, progress: Callable[[int], None] | None, written: Future[VectorFile]
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            if self.encoder.whole_batches:
+                finish = self.encoder.prepare.normalized if type(self.encoder.prepare) is Crop else None
+                batches: GpuBatches | _ItemByItem = GpuBatches(self.encoder, self.batch_size, self._keep, finish)
             else:
-                self.facts.append(one.item.facts)
-                self.hashes.append(one.hash)
-                if one.hash not in self.so_far.places and one.hash not in self._waiting:
-                    self._waiting[one.hash] = one.input
-                    if len(self._waiting) == self.batch_size:
-                        self._encode(pool)
-            if progress is not None:
-                progress(self.items)
-        if self._waiting:
-            self._encode(pool)
+                pool = stack.enter_context(undivided(threads))
+                batches = _ItemByItem(self.encoder, self.batch_size, self._keep, pool)
+            stack.callback(batches.close)
+            for one in stack.enter_context(contextlib.closing(self._prepared(items, threads))):
+                self._take(one, batches)
+                if written.done():
+                    written.result()  # the file cannot be written
+                if progress is not None:
+                    progress(self.items)
+            batches.end()
+            self.seconds["network"] = batches.seconds
+
+    def _take(self, one: _Prepared, batches: GpuBatches | _ItemByItem) -> None:
+        self.items += 1
+        if one.hash is None:
+            assert one.refused is not None
+            self.refused.append({"item": one.item.shown, "cause": one.refused.cause, "detail": one.refused.detail})
+            return
+        self.facts.append(one.item.facts)
+        self.hashes.append(one.hash)
+        if one.hash not in self._taken:
+            self._taken.add(one.hash)
+            batches.add(one.hash, one.input)
+
+    def _prepared(self, items: Iterator[_Item], threads: int) -> Generator[_Prepared, None, None]:
+        """Read, hash and decode the items, in their order."""
+        prepare = self.encoder.prepare
+        if not (self.encoder.whole_batches and type(prepare) is Crop):
+            tasks = (partial(self._prepare, item) for item in items)
+            yield from readahead(tasks, threads=threads, ahead=2 * self.batch_size)
+            return
+        pillow()  # its absence is told here and not by a process
+        most_bytes, most_pixels = self.bounds
+        with DecodingProcesses[_Item](
+            threads,
+            size=prepare.size,
+            resize=prepare.resize,
+            most_bytes=most_bytes,
+            most_pixels=most_pixels,
+            known=self._taken,
+        ) as processes:
+            shape = (prepare.size, prepare.size, 3)
+            for item, found in processes.decode((item, item.data) for item in items):
+                pixels = None if found.pixels is None else torch.frombuffer(found.pixels, dtype=torch.uint8).view(shape)
+                yield _Prepared(item, found.hash, pixels, found.refused)
+            self.seconds.update(processes.seconds)
 
     def _prepare(self, item: _Item) -> _Prepared:
         """Read, hash and decode an item; runs in a thread."""
+        began = time.perf_counter()
         try:
-            data = item.read()
-            if data is None:
-                return _Prepared(item)
-            if len(data) > self.bounds[0]:
-                raise Refused("bytes", f"has {len(data):,} bytes; at most {self.bounds[0]:,} are read")
-            found = hashlib.sha256(data).digest()
+            if isinstance(item.data, Refused):
+                raise item.data
+            data = read_bytes(item.data, self.bounds[0]) if isinstance(item.data, Path) else item.data
+            found = hashlib.sha256(bounded(data, self.bounds[0])).digest()
+            self._count("reading", began)
             if found in self.so_far.places:
                 return _Prepared(item, found)
-            return _Prepared(item, found, self.encoder.prepared(data, *self.bounds))
+            if self.encoder.kind == TEXT:
+                return _Prepared(item, found, self.encoder.prepared(data, *self.bounds))
+            began = time.perf_counter()
+            image = decode(data, *self.bounds)
+            self._count("decoding", began)
+            began = time.perf_counter()
+            prepared = self.encoder.prepare(image)
+            self._count("transform", began)
+            return _Prepared(item, found, prepared)
         except Refused as refused:
             return _Prepared(item, refused=refused)
 
-    def _encode(self, pool: Executor) -> None:
-        vectors = self.encoder.encode(list(self._waiting.values()), pool)
+    def _count(self, stage: str, began: float) -> None:
+        with self._timing:
+            self.seconds[stage] += time.perf_counter() - began
+
+    def _keep(self, hashes: list[bytes], vectors: np.ndarray) -> None:
+        """Keep the vectors of a batch; runs in one thread at a time."""
+        began = time.perf_counter()
         self._check_width(vectors.shape[1])
-        self.so_far.add(list(self._waiting), vectors)
-        self.encoded += len(self._waiting)
-        self._waiting = {}
+        self.so_far.add(hashes, vectors)
+        self.encoded += len(hashes)
+        with self._moved:
+            self._moved.notify()
+        self._count("writing", began)
 
     def _check_width(self, width: int) -> None:
         wanted = self.width if self.width is not None else self.so_far.width
         if wanted is not None and width != wanted:
             raise DataError(f"encoder {self.encoder.name!r} gives vectors of {width} numbers; expected {wanted}")
 
-    def write(self, place: Path, key: Expr, facts: pa.Schema, dtype: str, told: EncodedBy) -> VectorFile:
-        if not self.hashes:
+    def write(self, place: Path, key: Expr, facts: pa.Schema, dtype: str, told: Callable[[], EncodedBy]) -> VectorFile:
+        """Write the vector file; waits for the vectors of each chunk of rows. The file appears when it is complete."""
+        if not self._wait(0, 1):
             first = f"; the first, {self.refused[0]['item']}, {self.refused[0]['detail']}" if self.refused else ""
             raise DataError(f"none of the {self.items:,} items has a vector{first}")
-        places = np.array([self.so_far.places[one] for one in self.hashes], np.int64)
         schema = pa.schema([("key", pa.int64()), ("vector", pa.list_(pa.float32(), self.so_far.width))])
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for begin in range(0, len(places), CHUNK):
-                keys = _keys(key, self.facts[begin : begin + CHUNK], facts)
-                rows = self.so_far.vectors(places[begin : begin + CHUNK])
-                flat = pa.array(np.ascontiguousarray(rows).reshape(-1))
+            begin = 0
+            while rows := self._wait(begin, CHUNK):
+                began = time.perf_counter()
+                part = slice(begin, begin + rows)
+                keys = _keys(key, self.facts[part], facts)
+                places = np.array([self.so_far.places[one] for one in self.hashes[part]], np.int64)
+                flat = pa.array(np.ascontiguousarray(self.so_far.vectors(places)).reshape(-1))
                 vectors = pa.FixedSizeListArray.from_arrays(flat, self.so_far.width)
+                self._count("writing", began)
                 yield pa.RecordBatch.from_arrays([keys, vectors], schema=schema)
+                begin += rows
 
-        reader = pa.RecordBatchReader.from_batches(schema, batches())
-        return write_encoded(place, reader, told, dtype)
+        return write_encoded(place, pa.RecordBatchReader.from_batches(schema, batches()), told(), dtype)
+
+    def _wait(self, begin: int, wanted: int) -> int:
+        """Wait until the vectors of ``wanted`` items from ``begin`` on are kept; return their number, fewer at the end alone."""
+        ready = begin
+        with self._moved:
+            while True:
+                ended = self._ended
+                if ended is False:
+                    raise _Failed
+                limit = min(len(self.hashes), begin + wanted)
+                while ready < limit and self.hashes[ready] in self.so_far.places:
+                    ready += 1
+                if ready - begin == wanted or ended:
+                    return ready - begin
+                self._moved.wait()
+
+
+class _Failed(Exception):
+    """The encoding failed, so that its file is not written; the caller raises the reason."""
+
+
+class _ItemByItem:
+    """Batches on a CPU, where threads run the encoder on one item at a time, and for texts."""
+
+    def __init__(
+        self, encoder: Encoder, batch_size: int, keep: Callable[[list[bytes], np.ndarray], None], pool: Executor
+    ) -> None:
+        self.encoder, self.batch_size, self.keep, self.pool = encoder, batch_size, keep, pool
+        self.seconds = 0.0
+        self._waiting: dict[bytes, Any] = {}
+
+    def add(self, digest: bytes, prepared: Any) -> None:
+        self._waiting[digest] = prepared
+        if len(self._waiting) == self.batch_size:
+            self.end()
+
+    def end(self) -> None:
+        if self._waiting:
+            began = time.perf_counter()
+            vectors = self.encoder.encode(list(self._waiting.values()), self.pool)
+            self.seconds += time.perf_counter() - began
+            self.keep(list(self._waiting), vectors)
+            self._waiting = {}
+
+    def close(self) -> None:
+        """Nothing runs between two calls."""
 
 
 def _keys(key: Expr, facts: list[dict[str, Any]], schema: pa.Schema) -> pa.Array:
@@ -223,11 +369,11 @@ def _keys(key: Expr, facts: list[dict[str, Any]], schema: pa.Schema) -> pa.Array
     return found.view(pa.int64()) if found.type == pa.uint64() else found
 
 
-def _items(data: Any, column: str | None, key: Expr, most_bytes: int) -> tuple[pa.Schema, Iterator[_Item]]:
+def _items(data: Any, column: str | None, key: Expr) -> tuple[pa.Schema, Iterator[_Item]]:
     """Return the columns that the key is computed from, and the items in their order."""
     if isinstance(data, str | os.PathLike):
         schema = pa.schema([("name", pa.utf8()), ("path", pa.utf8())])
-        return schema, _of_folder(local_path(data, "a folder of images"), most_bytes)
+        return schema, _of_folder(local_path(data, "a folder of images"))
     if isinstance(data, View):
         if data.steps:
             raise PlanError(f"view {data.name!r} has steps, which an encoding does not run; pass the view without them")
@@ -247,34 +393,28 @@ def _columns_of(key: Expr) -> set[str]:
     return {name for arg in key.args for name in _columns_of(arg)}
 
 
-def _of_folder(folder: Path, most_bytes: int) -> Iterator[_Item]:
+def _of_folder(folder: Path) -> Iterator[_Item]:
     if not folder.is_dir():
         raise SourceError(f"{folder} is not a folder of images")
-    files = [path for path in folder.rglob("*") if path.is_file() and not _hidden(path.relative_to(folder))]
+    files = sorted(_files_below(folder), key=natural)
     if not files:
         raise SourceError(f"{folder} holds no files")
-    for path in sorted(files, key=lambda path: natural(str(path.relative_to(folder)))):
-        below = str(path.relative_to(folder))
-        if printable(below) != below:
-            yield _Item(printable(below), {}, _not_unicode)
-            continue
-        yield _Item(below, {"name": path.stem, "path": below}, partial(_read, path, most_bytes))
+    for below in files:
+        shown, path = printable(below), folder / below
+        if shown != below:
+            yield _Item(shown, {}, Refused("name", "has a name that is not UTF-8, so it has no key; rename it"))
+        else:
+            yield _Item(shown, {"name": path.stem, "path": below}, path)
 
 
-def _not_unicode() -> bytes:
-    raise Refused("name", "has a name that is not UTF-8, so it has no key; rename it")
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith((".", "_")) for part in path.parts)
-
-
-def _read(path: Path, most_bytes: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(most_bytes + 1)
-    except OSError as error:
-        raise Refused("unreadable", f"cannot be read: {error.strerror}") from None
+def _files_below(folder: Path) -> Iterator[str]:
+    """Return the paths of all files below a folder, without those whose name or folder begins with "." or "_"."""
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+        for name in names:
+            path = os.path.join(root, name)  # noqa: PTH118  (pathlib takes ten times as long)
+            if not name.startswith((".", "_")) and os.path.isfile(path):  # noqa: PTH113
+                yield os.path.relpath(path, folder)
 
 
 def _of_view(view: View, column: str, names: list[str]) -> Iterator[_Item]:
@@ -287,4 +427,5 @@ def _of_view(view: View, column: str, names: list[str]) -> Iterator[_Item]:
         raw = values.view(pa.large_binary() if pa.types.is_large_string(values.type) else pa.binary())
         facts = morsel.rows.select(names).to_pylist() if names else [{}] * len(raw)
         for row, (value, mine) in enumerate(zip(raw, facts, strict=True)):
-            yield _Item(morsel.origin.name(row), mine, value.as_py)
+            data = value.as_py()
+            yield _Item(morsel.origin.name(row), mine, Refused("null", "is null") if data is None else data)

@@ -15,7 +15,7 @@ import fcntl
 import os
 import shutil
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,14 @@ HASH = 32
 
 
 class EncodedSoFar:
-    """The vectors of an encoding, by the hash of their items. One process at a time uses the folder."""
+    """The vectors of an encoding, by the hash of their items. One process at a time uses the folder.
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any], batch: int) -> None:
-        self.folder, self.identity, self.batch = folder, dict(identity), batch
+    ``identity`` is called when a state is read or written, so that a new encoding can begin while the checksum of the weights is
+    still being computed.
+    """
+
+    def __init__(self, folder: Path, identity: Callable[[], Mapping[str, Any]], batch: int) -> None:
+        self.folder, self.identity, self.batch = folder, identity, batch
         self.width: int | None = None
         self.places: dict[bytes, int] = {}
         self._file: Any = None
@@ -63,7 +67,7 @@ class EncodedSoFar:
             (self.folder / "vectors").unlink(missing_ok=True)
             return
         kept = read_sealed(state, "unfinished encoding")
-        if kept.get("identity") != self.identity:
+        if kept.get("identity") != self.identity():
             raise DataError(
                 f"{self.folder} holds an unfinished encoding by another encoder, batch size or bounds; delete it to start "
                 "over, or encode as before to continue"
@@ -95,18 +99,23 @@ class EncodedSoFar:
     def _record(self) -> int:
         return HASH + 4 * (self.width or 0) + 4
 
+    def _records(self) -> np.dtype[Any]:
+        return np.dtype([("hash", f"S{HASH}"), ("vector", "<f4", (self.width or 0,)), ("crc", "<u4")])
+
     def add(self, hashes: Sequence[bytes], vectors: np.ndarray) -> None:
         """Keep the vectors of a batch."""
         try:
             if self.width is None:
                 self.width = int(vectors.shape[1])
                 with written_aside(self.folder / "state.json") as aside:
-                    aside.write_text(sealed({"identity": self.identity, "width": self.width}))
+                    aside.write_text(sealed({"identity": dict(self.identity()), "width": self.width}))
             if self._file is None:
                 self._file = (self.folder / "vectors").open("ab")
-            rows = np.ascontiguousarray(vectors, "<f4")
-            bodies = [key + row.tobytes() for key, row in zip(hashes, rows, strict=True)]
-            self._file.write(b"".join(body + zlib.crc32(body).to_bytes(4, "little") for body in bodies))
+            records = np.empty(len(hashes), self._records())
+            records["hash"], records["vector"] = hashes, vectors
+            bodies = records.view(np.uint8).reshape(len(hashes), -1)
+            records["crc"] = [zlib.crc32(body[:-4].data) for body in bodies]
+            self._file.write(records)
             self._file.flush()
         except OSError as error:
             raise WriteError(f"cannot keep the vectors of this encoding in {self.folder}: {error.strerror}") from error
@@ -116,15 +125,15 @@ class EncodedSoFar:
 
     def vectors(self, places: np.ndarray) -> np.ndarray:
         """Return the vectors at these places."""
-        record = np.dtype([("hash", f"S{HASH}"), ("vector", "<f4", (self.width or 0,)), ("crc", "<u4")])
-        mapped = np.memmap(self.folder / "vectors", record, mode="r", shape=(self._rows,))
+        mapped = np.memmap(self.folder / "vectors", self._records(), mode="r", shape=(self._rows,))
         found: np.ndarray = mapped["vector"][places]
         return found
 
     def close(self, *, remove: bool) -> None:
         """Close the files; remove the folder when the result is complete."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
+            if not remove:
+                os.fsync(self._file.fileno())
             self._file.close()
             self._file = None
         self._lock.close()

@@ -12,12 +12,13 @@ their last bits.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from torch import nn
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.encoded_by import IMAGE, TEXT, EncodedBy
 from ctrbox.embed.vectors.encoded_items import EncodedItems
-from ctrbox.embed.vectors.pictures import MOST_BYTES, MOST_PIXELS, Refused, decode, pillow
+from ctrbox.embed.vectors.pictures import MOST_BYTES, MOST_PIXELS, Refused, bounded, cropped, decode, pillow
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.plan.language.encode import EncodeOperator
 
@@ -43,23 +44,26 @@ class Crop:
         self.size, self.resize = size, resize
 
     def __call__(self, image: Any) -> torch.Tensor:
-        wide, high = image.size
-        short = min(wide, high)
-        to = tuple(max(self.size, round(side * self.resize / short)) for side in (wide, high))
-        # A picture that is very long would be resized to very many pixels, so its middle is cut out first.
-        if max(to) > 4 * self.resize:
-            keep = 2 * short
-            left, top = max(0, (wide - keep) // 2), max(0, (high - keep) // 2)
-            image = image.crop((left, top, min(wide, left + keep), min(high, top + keep)))
-            return self(image)
-        image = image.resize(to, 2)  # bilinear, with all pixels that an output pixel covers
-        left, top = (to[0] - self.size) // 2, (to[1] - self.size) // 2
-        image = image.crop((left, top, left + self.size, top + self.size))
-        pixels = torch.from_numpy(np.array(image, np.uint8)).permute(2, 0, 1).float() / 255
-        return (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+        pixels = torch.from_numpy(np.array(cropped(image, self.size, self.resize), np.uint8))
+        return self.normalized(pixels[None])[0]
+
+    def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return the network's input, (batch, 3, height, width), for uint8 pixels, (batch, height, width, 3), on their device."""
+        scale, mean, std = _normalizing(pixels.device)
+        return (pixels.permute(0, 3, 1, 2).float().contiguous() / scale - mean) / std
 
     def __repr__(self) -> str:
         return f"Crop(size={self.size}, resize={self.resize})"
+
+
+@cache
+def _normalizing(device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Return the numbers of `Crop.normalized` on a device. They are kept, because the copy to a GPU would wait for its network.
+
+    255 is a tensor, because a GPU multiplies by the reciprocal of a plain number, which is not always the quotient.
+    """
+    with torch.inference_mode(False):
+        return tuple(torch.tensor(of, device=device)[:, None, None] for of in ((255.0,) * 3, MEAN, STD))
 
 
 class Encoder:
@@ -115,13 +119,19 @@ class Encoder:
     def facts(self) -> EncodedBy:
         """Return the facts about this encoder that a vector file holds."""
         state = hashlib.sha256()
-        for name, value in self.module.state_dict().items():
-            state.update(f"{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
-            state.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        with _beside_the_network(self.device):
+            for name, value in self.module.state_dict().items():
+                state.update(f"{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+                state.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         named = getattr(self.prepare, "__qualname__", type(self.prepare).__name__)
         prepare = "" if self.kind == TEXT else repr(self.prepare) if isinstance(self.prepare, Crop) else named
         module = type(self.module).__name__
         return EncodedBy(self.name, self.kind, module, prepare, state.hexdigest(), self.device.type, torch.__version__)
+
+    @property
+    def whole_batches(self) -> bool:
+        """Whether the module runs on whole batches of images, as on a GPU."""
+        return self.device.type != "cpu" and self.kind == IMAGE
 
     @cached_property
     def width(self) -> int:
@@ -140,8 +150,7 @@ class Encoder:
 
         Bytes and pixels are compared with their bounds before an image is decoded.
         """
-        if len(data) > most_bytes:
-            raise Refused("bytes", f"has {len(data):,} bytes; at most {most_bytes:,} are read")
+        bounded(data, most_bytes)
         if self.kind == TEXT:
             try:
                 return data.decode("utf-8")
@@ -167,17 +176,29 @@ class Encoder:
     def _vectors(self, inputs: Sequence[Any]) -> np.ndarray:
         """Run the module once on all inputs."""
         with torch.inference_mode():
-            if self.kind == TEXT:
-                found = self.module(list(inputs))
-            else:
-                found = self.module(torch.stack(list(inputs)).to(self.device))
-        if not isinstance(found, torch.Tensor) or found.ndim != 2 or len(found) != len(inputs):
+            found = self.module(list(inputs) if self.kind == TEXT else torch.stack(list(inputs)).to(self.device))
+        return self.checked(found, len(inputs)).to("cpu").contiguous().numpy()
+
+    def checked(self, found: Any, rows: int) -> torch.Tensor:
+        """Return what the module returned as float32, if it is one vector for each of ``rows`` inputs."""
+        if not isinstance(found, torch.Tensor) or found.ndim != 2 or len(found) != rows:
             met = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
             raise DataError(
-                f"encoder {self.name!r} returned {met} for {len(inputs)} input(s); expected a tensor of as many rows, one vector "
-                "each"
+                f"encoder {self.name!r} returned {met} for {rows} input(s); expected a tensor of as many rows, one vector each"
             )
-        return found.detach().to("cpu", torch.float32).contiguous().numpy()
+        return found.detach().to(torch.float32)
+
+
+@contextlib.contextmanager
+def _beside_the_network(device: torch.device) -> Iterator[None]:
+    """Let copies from a GPU run beside its network, and not after the batches that wait for it."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.default_stream(device))  # the weights may be on their way to the GPU
+    with torch.cuda.stream(stream):
+        yield
 
 
 _pools: dict[int, Executor] = {}  # by process: threads do not survive a fork

@@ -4,11 +4,14 @@ A file that cannot be read unambiguously as an RGB image is refused, and one wor
 damaged or cut short, has too many bytes or pixels, is animated, or has a colour mode that has no unambiguous conversion to RGB,
 such as CMYK or 16 bits per channel. Transparency is dropped and the orientation of EXIF is not applied, as in the
 usual loaders of training data.
+
+This module imports neither torch nor NumPy, so that the processes of `decoding` start in a fraction of a second.
 """
 
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 from ctrbox.errors import SourceError
@@ -25,6 +28,37 @@ class Refused(Exception):
     def __init__(self, cause: str, detail: str):
         super().__init__(detail)
         self.cause, self.detail = cause, detail
+
+
+def read_bytes(path: Path, most_bytes: int) -> bytes:
+    """Return what a file holds, but at most one byte more than ``most_bytes``."""
+    try:
+        with path.open("rb") as file:
+            return file.read(most_bytes + 1)
+    except OSError as error:
+        raise Refused("unreadable", f"cannot be read: {error.strerror}") from None
+
+
+def bounded(data: bytes, most_bytes: int) -> bytes:
+    """Return the bytes of an item if they are not too many."""
+    if len(data) > most_bytes:
+        raise Refused("bytes", f"has more than {most_bytes:,} bytes, the most that are read")
+    return data
+
+
+def cropped(image: Any, size: int, resize: int) -> Any:
+    """Return the middle ``size`` x ``size`` pixels of an image whose shorter side was resized to ``resize`` pixels."""
+    wide, high = image.size
+    short = min(wide, high)
+    to = tuple(max(size, round(side * resize / short)) for side in (wide, high))
+    # A picture that is very long would be resized to very many pixels, so its middle is cut out first.
+    if max(to) > 4 * resize:
+        keep = 2 * short
+        left, top = max(0, (wide - keep) // 2), max(0, (high - keep) // 2)
+        return cropped(image.crop((left, top, min(wide, left + keep), min(high, top + keep))), size, resize)
+    image = image.resize(to, 2)  # bilinear, with all pixels that an output pixel covers
+    left, top = (to[0] - size) // 2, (to[1] - size) // 2
+    return image.crop((left, top, left + size, top + size))
 
 
 def pillow() -> Any:

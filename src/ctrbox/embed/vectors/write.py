@@ -350,7 +350,7 @@ class _Writer:
 
     def add(self, keys: Keys, rows: Data, given: npt.NDArray[np.int64]) -> None:
         rows = np.ascontiguousarray(rows)
-        self.file.write(rows.tobytes())
+        self.file.write(rows.data)
         self.keys.append(keys)
         self.given.append(given)
         self.sums.append(np.array([zlib.crc32(row) for row in rows], np.uint32))

@@ -1,0 +1,104 @@
+"""Decoding processes give what the threads of one process give: pixels, hashes and refusals, in the order of the items."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ctrbox.embed.vectors.decoding import GROUP, DecodingProcesses
+from ctrbox.embed.vectors.pictures import Refused, bounded, cropped, decode
+from ctrbox.errors import SourceError
+from tests.embed.vectors.test_encode import bad_images, picture, saved
+
+MOST_BYTES, MOST_PIXELS = 100_000, 1_000_000
+
+
+def plain(data: bytes) -> tuple[bytes, bytes] | tuple[str, str]:
+    """The hash and the pixels of an image, or the cause and the words of its refusal."""
+    try:
+        digest = hashlib.sha256(bounded(data, MOST_BYTES)).digest()
+        return digest, np.array(cropped(decode(data, MOST_BYTES, MOST_PIXELS), 8, 10)).tobytes()
+    except Refused as refused:
+        return refused.cause, str(refused)[:200]
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[DecodingProcesses[int]]:
+    with DecodingProcesses[int](2, size=8, resize=10, most_bytes=MOST_BYTES, most_pixels=MOST_PIXELS) as found:
+        yield found
+
+
+def images() -> list[bytes]:
+    sound = [saved(picture(k, (8 + k, 20)), "JPEG" if k % 2 else "PNG") for k in range(3 * GROUP)]
+    bad = [data for data, _ in bad_images().values()]
+    return [*sound[:5], *bad, *sound[5:], b"", saved(Image.new("L", (5000, 3)))]
+
+
+@pytest.mark.parametrize("number", [0, 1, GROUP, 4 * GROUP + 1])
+def test_files_and_bytes_give_what_a_plain_loop_gives(
+    tmp_path: Path, processes: DecodingProcesses[int], number: int
+) -> None:
+    given: list[tuple[int, Path | bytes | Refused]] = []
+    expected: list[object] = []
+    for k, data in enumerate((images() * 2)[:number]):
+        path = tmp_path / f"a\n{k}"
+        path.write_bytes(data)
+        given += [(3 * k, path), (3 * k + 1, data), (3 * k + 2, Refused("null", "is null"))]
+        expected += [plain(data), plain(data), ("null", "is null")]
+    found: list[object] = []
+    for tag, one in processes.decode(given):
+        assert tag == len(found)
+        if one.refused is not None:
+            found.append((one.refused.cause, str(one.refused)))
+        else:
+            assert one.hash is not None
+            assert one.pixels is not None
+            found.append((one.hash, bytes(one.pixels)))
+    assert found == expected
+
+
+def test_a_missing_file_is_refused_and_a_known_image_is_not_decoded(tmp_path: Path) -> None:
+    data = [saved(picture(k)) for k in range(4)]
+    known = [hashlib.sha256(data[k]).digest() for k in (0, 2)]
+    with DecodingProcesses[int](1, size=8, resize=8, most_bytes=1 << 20, most_pixels=1 << 20, known=known) as processes:
+        items = [*enumerate(data), (4, tmp_path / "none.png")]
+        found = [one for _, one in processes.decode(items)]
+        assert [one.pixels is None for one in found] == [True, False, True, False, True]
+        assert [one.hash for one in found[:4]] == [hashlib.sha256(one).digest() for one in data]
+        assert found[4].refused is not None
+        assert found[4].refused.cause == "unreadable"
+
+
+def test_a_process_that_was_killed_is_an_error_and_none_stays_behind() -> None:
+    with DecodingProcesses[int](2, size=8, resize=8, most_bytes=1 << 20, most_pixels=1 << 20) as processes:
+        numbers = [process.pid for process in processes._processes]
+        results = processes.decode((k, saved(picture(0))) for k in range(100 * GROUP))
+        next(results)
+        os.kill(numbers[1], signal.SIGKILL)
+        with pytest.raises(
+            SourceError, match=r"was ended by SIGKILL; the kernel does that .*; encode again to continue"
+        ):
+            list(results)
+    for number in numbers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)
+
+
+def test_processes_end_when_their_caller_does() -> None:
+    processes = DecodingProcesses[int](1, size=8, resize=8, most_bytes=1, most_pixels=1)
+    (process,) = processes._processes
+    assert process.stdin is not None
+    process.stdin.close()  # as when the caller is killed
+    began = time.monotonic()
+    while process.poll() is None and time.monotonic() - began < 30:
+        time.sleep(0.01)
+    assert process.poll() == 0
+    processes.close()
