@@ -89,6 +89,7 @@ def plain_input(encoder: cb.tables.Encoder, path: Path) -> torch.Tensor:
 
 
 def prepared_batches(encoder: cb.tables.Encoder, files: list[Path], batch: int) -> list[torch.Tensor]:
+    """Return the network's inputs for these files, ``batch`` files at a time."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         inputs = list(pool.map(partial(plain_input, encoder), files))
     return [torch.stack(inputs[k : k + batch]).to(encoder.device) for k in range(0, len(inputs), batch)]
@@ -120,12 +121,15 @@ def network_alone(
 
         return {"batches on the GPU": rate(on_gpu, times * sum(map(len, batches)), repeats)}
 
+    # Stacked one by one, because that may give a tensor another order in memory than a larger batch has.
+    singles = [[torch.stack([image]) for image in part] for part in batches]
+
     def one(image: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            return encoder.module(image[None])
+            return encoder.module(image)
 
     def each(pool: Any) -> None:
-        for part in batches:
+        for part in singles:
             list(pool.map(one, part))
 
     def divided() -> None:
@@ -187,16 +191,14 @@ def check_vectors(encoder: cb.tables.Encoder, files: list[Path], place: Path, ba
     names = pa.table({"name": [path.stem for path in part]})
     keys = cb.compute({"key": KEY}, names)["key"].to_numpy().view(np.int64)
     ours = vectors.read(vectors.find(keys))
+    together = batch if encoder.whole_batches else 1
     theirs = []
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     with torch.inference_mode():
-        for k in range(0, len(part), batch):
-            inputs = torch.stack([plain_input(encoder, path) for path in part[k : k + batch]]).to(encoder.device)
-            if not encoder.whole_batches:
-                theirs += [encoder.module(one[None]) for one in inputs]
-            else:
-                theirs.append(encoder.module(inputs))
+        for k in range(0, len(part), together):
+            inputs = [plain_input(encoder, path) for path in part[k : k + together]]
+            theirs.append(encoder.module(torch.stack(inputs).to(encoder.device)))
     torch.set_num_threads(before)
     plain = torch.cat(theirs).float().cpu().numpy()
     if float(plain.std(0).max()) == 0:

