@@ -241,6 +241,18 @@ def test_killed_process_leaves_vectors_that_the_next_one_takes(tmp_path: Path) -
     assert (tmp_path / "b.ctrvec").read_bytes() == (tmp_path / "a.ctrvec").read_bytes()
 
 
+def test_torch_divides_no_operation_in_the_threads_of_an_encoding() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with encoders.undivided(2) as pool:
+            pool.submit(lambda: torch.rand(100_000).sum()).result()
+            assert [pool.submit(torch.get_num_threads).result() for _ in range(4)] == [1, 1, 1, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_two_encodings_into_one_file_at_a_time_are_refused(tmp_path: Path) -> None:
     from ctrbox.embed.vectors.encoded_so_far import EncodedSoFar
 

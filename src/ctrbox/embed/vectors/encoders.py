@@ -215,6 +215,8 @@ def undivided(threads: int) -> Executor:
     all_run = threading.Barrier(threads + 1)
 
     def start() -> None:
+        # A thread's first question for the number sets it to the one for all threads, and would undo the next line later.
+        torch.get_num_threads()
         torch.set_num_threads(1)
         all_run.wait()
 
