@@ -41,6 +41,13 @@ class _Batch:
     returned: Any = None
 
 
+def _bytes(image: torch.Tensor) -> np.ndarray:
+    """Return the bytes of an image. NumPy copies them with one thread; torch would divide each image among all its threads, which
+    then wait for work on the cores that decode.
+    """
+    return image.contiguous().view(-1).view(torch.uint8).numpy()
+
+
 class GpuBatches:
     """Collects images into batches and passes their vectors to ``keep`` in the order in which the images came.
 
@@ -76,7 +83,7 @@ class GpuBatches:
             shapes = sorted({tuple(batch.inputs.shape[1:]), tuple(image.shape)})
             told = shapes if len(shapes) > 1 else sorted({str(batch.inputs.dtype), str(image.dtype)})
             raise DataError(f"prepare= gave tensors of different shapes or types: {told}; expected one shape and type")
-        batch.inputs[len(batch.hashes)] = image
+        np.copyto(_bytes(batch.inputs[len(batch.hashes)]), _bytes(image))
         batch.hashes.append(digest)
         if len(batch.hashes) == self.batch_size:
             self._send()
