@@ -79,14 +79,15 @@ def encode(
         int, typer.Option(metavar="N", min=1, max=65_536, help="Number of images that are encoded at a time.")
     ] = 32,
     threads: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="N",
             min=1,
             max=256,
-            help="Number of threads that decode images and run the network; on a GPU, number of processes that decode images.",
+            help="Number of threads that decode images and run the network; on a GPU, number of processes that decode images. "
+            "Default: the number of usable cores.",
         ),
-    ] = 4,
+    ] = None,
     device: Annotated[
         str,
         typer.Option(

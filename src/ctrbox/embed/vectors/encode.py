@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from ctrbox._native import usable_cores
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.encoded_by import TEXT, EncodedBy
@@ -98,7 +99,7 @@ def encode(
     key: Expr,
     column: str | None = None,
     batch_size: int = 32,
-    threads: int = 4,
+    threads: int | None = None,
     dtype: str = "float32",
     width: int | None = None,
     most_bytes: int = MOST_BYTES,
@@ -112,7 +113,8 @@ def encode(
     its ending, and ``path``, the file's path below the folder. ``width``: expected width of the vectors; an encoder that returns
     another width is refused. ``batch_size``: number of items per batch (1 to 65,536). ``threads``: number of threads that decode
     and, on the CPU, of those that run the encoder (1 to 256); on a GPU, number of processes that decode, or of threads if the
-    encoder has a ``prepare`` of its own. ``most_bytes`` and ``most_pixels``: largest image that is decoded.
+    encoder has a ``prepare`` of its own (default: the number of usable cores). ``most_bytes`` and ``most_pixels``: largest image
+    that is decoded.
     The report, ``path`` followed by ``.skipped.jsonl``, has one line of JSON for each item that has no vector.
     """
     if not isinstance(encoder, Encoder):
@@ -121,6 +123,7 @@ def encode(
         raise PlanError(f"key must be an expression such as col('name').key(space='image'), got {key!r}")
     if dtype not in FLOATS:
         raise PlanError(f"dtype must be float32 or float16, got {dtype!r}")
+    threads = min(256, usable_cores()) if threads is None else threads
     for name, value, least, most in (
         ("batch_size=", batch_size, 1, 65_536),
         ("threads=", threads, 1, 256),
