@@ -1,5 +1,6 @@
-# Developer commands. Every target depends on `setup`, which does nothing when nothing changed. Two do not, because a machine
-# that makes releases needs no torch: `wheel` and `test-wheel` make small environments of their own.
+# Developer commands. Every target depends on `setup`, which does nothing when nothing changed. Three do not: `demo` installs only
+# what it runs with; `wheel` and `test-wheel` make small environments of their own, since a machine that makes releases needs no
+# torch.
 #
 #   PYTHON=python3.12       the interpreter .venv is made from
 #   VENV_FLAGS=--system-site-packages    a machine without an index that already has torch
@@ -52,14 +53,28 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE := $(shell find native -name '*.h' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 PYTHON_PATHS := $(wildcard src tests benchmarks examples tools)
 
-.PHONY: help setup native demo test test-fast test-sanitize fuzz capi test-gpu test-exhaustive test-mutants test-oracle test-hdfs test-trackers bodies bench bench-gpu lint format docs wheel test-wheel clean
+.PHONY: help setup runnable native demo test test-fast test-sanitize fuzz capi test-gpu test-exhaustive test-mutants test-oracle test-hdfs test-trackers bodies bench bench-gpu lint format docs wheel test-wheel clean
 
 help:  ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # ---- setup ----------------------------------------------------------------------------------------------------------
+#
+#   .created ──► .tools ──► .core        the native core is compiled: minutes of every core
+#                       └─► .packages    meanwhile pip fetches what `ctrbox` needs to run
+#                               └─► .installed    and, for everything but `make demo`, what development needs
+#
+# The two branches never install the same package, so both may write into .venv at once.
 
-setup: .venv/.installed .venv/.native  ## make .venv and install everything for development
+setup: .venv/.tools  ## make .venv and install everything for development
+	@$(MAKE) --no-print-directory -j 2 .venv/.installed .venv/.native
+
+# Whoever only runs ctrbox needs few packages.
+runnable: .venv/.tools
+	@$(MAKE) --no-print-directory -j 2 .venv/.packages .venv/.native
+
+# Python compiles a module when it is first imported. Compiling all modules of all packages at once takes longer than the demo.
+INSTALL := $(PIP) install -q --prefer-binary --no-compile --no-warn-conflicts -c constraints.txt
 
 .venv/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -72,15 +87,27 @@ setup: .venv/.installed .venv/.native  ## make .venv and install everything for 
 	test -x $(PY) || $(PYTHON) -m venv $(VENV_FLAGS) .venv
 	@touch $@
 
-# torch goes first: alone, its index and its size are easy to see when something is wrong.
-.venv/.installed: .venv/.created pyproject.toml constraints.txt CMakeLists.txt
-	$(PIP) install -q -c constraints.txt torch
-	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
-	$(PIP) install -q -c constraints.txt --no-build-isolation -C cmake.define.CTRBOX_WERROR=ON -e '.[dev]'
+.venv/.tools: .venv/.created pyproject.toml constraints.txt tools/requirements.py
+	@$(PY) tools/requirements.py --build > .venv/build.txt
+	$(INSTALL) -r .venv/build.txt
+	@touch $@
+
+.venv/.packages: .venv/.tools
+	@$(PY) tools/requirements.py > .venv/packages.txt
+	$(INSTALL) -r .venv/packages.txt
+	@touch $@
+
+.venv/.installed: .venv/.packages
+	@$(PY) tools/requirements.py dev > .venv/development.txt
+	$(INSTALL) -r .venv/development.txt
+	@touch $@
+
+.venv/.core: .venv/.tools CMakeLists.txt
+	$(INSTALL) --no-deps --no-build-isolation -C cmake.define.CTRBOX_WERROR=ON -e .
 	@touch $@ .venv/.native
 
 # The extension lies beside the Python sources (CMakeLists.txt), so a change is one incremental build away.
-.venv/.native: .venv/.installed $(NATIVE)
+.venv/.native: .venv/.core $(NATIVE)
 	$(BIN)/cmake --build "$$(ls -td build/editable/*/ | head -1)"
 	@touch $@
 
@@ -88,7 +115,7 @@ native: .venv/.native  ## rebuild the native extension where native/ changed
 
 # ---- run ------------------------------------------------------------------------------------------------------------
 
-demo: setup  ## the whole path: generate an ad log, train on it, evaluate, write a report
+demo: runnable  ## the whole path: generate an ad log, train on it, evaluate, write a report
 	$(BIN)/ctrbox demo --rows $(DEMO_ROWS) --out ctrbox-demo
 
 bench: setup  ## every benchmark, at its quick size
@@ -117,7 +144,7 @@ test: setup  ## everything but GPU and HDFS: lint, bodies under nvcc, all tests,
 test-fast: setup  ## about ten minutes on two cores: no slow, S3, HDFS or GPU tests
 	$(PY) -m pytest -q $(SHARED) -m 'not slow and not s3 and not gpu and not hdfs and not exhaustive' $(PYTEST_FLAGS)
 
-test-sanitize: setup  ## native tests under the address, undefined-behaviour and thread sanitizers
+test-sanitize: setup  ## native tests under the address, undefined-behavior and thread sanitizers
 	@set -e; for kind in $(SANITIZERS); do \
 	  echo "== $$kind sanitizer"; \
 	  $(BIN)/cmake -S . -B build/sanitize/$$kind -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
@@ -125,7 +152,7 @@ test-sanitize: setup  ## native tests under the address, undefined-behaviour and
 	  $(BIN)/cmake --build build/sanitize/$$kind; \
 	  $(BIN)/ctest -j $(JOBS) --test-dir build/sanitize/$$kind --output-on-failure --no-tests=ignore; done
 
-fuzz: setup  ## libFuzzer over every native parser: RUNS of each, under the address and undefined-behaviour sanitizers
+fuzz: setup  ## libFuzzer over every native parser: RUNS of each, under the address and undefined-behavior sanitizers
 	@command -v $(FUZZ_CXX) >/dev/null || { \
 	  echo "make fuzz needs clang and its libFuzzer; $(FUZZ_CXX) was not found. On Debian and Ubuntu: apt install clang-14." >&2; exit 1; }
 	$(BIN)/cmake -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) \
@@ -193,5 +220,5 @@ test-wheel:  ## install the newest wheel of dist where no compiler can be found,
 
 clean:  ## remove builds and caches; keeps .venv
 	rm -rf build dist ctrbox-demo .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	rm -f src/ctrbox/_native*.so src/ctrbox/_native.pyi .venv/.installed .venv/.native
+	rm -f src/ctrbox/_native*.so src/ctrbox/_native.pyi .venv/.core .venv/.native
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
