@@ -1,6 +1,6 @@
 """The job of `benchmarks.ams`: samples in files as each strategy stores them, and the part of the model that workers run.
 
-The paper's proportions (section 7.3): six samples a user, who has 32 behaviour images and 80 ids in common to all six; ten ids
+The paper's proportions (section 7.3): six samples a user, who has 32 behavior images and 80 ids in common to all six; ten ids
 and an ad image a sample. An image is used 173 times in the whole training, and is 4,096 floats.
 """
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from ctrbox.models import MLP, AttentivePooling
 
-SAMPLES, BEHAVIOUR, COMMON, OWN = 6, 32, 80, 10  # of a user: samples, images, ids; of a sample: ids
+SAMPLES, BEHAVIOR, COMMON, OWN = 6, 32, 80, 10  # of a user: samples, images, ids; of a sample: ids
 REUSE = 173  # 320,000 images a mini-batch × 65,000 mini-batches / 0.12 billion images
 DIM = 12
 IDS = 200_000
@@ -35,13 +35,13 @@ class Job:
     @staticmethod
     def of(workers: int, steps: int, users: int, width: int, seed: int = 0) -> Job:
         # In a short job fewer times: a worker's batch must not meet the same few images again and again.
-        once = users * (BEHAVIOUR + SAMPLES)
+        once = users * (BEHAVIOR + SAMPLES)
         return Job(workers, steps, users, max(3 * once, workers * steps * once // REUSE), width, seed)
 
     @property
     def reuse(self) -> float:
         """How often an image is used in the whole training."""
-        return self.workers * self.steps * self.users * (BEHAVIOUR + SAMPLES) / self.images
+        return self.workers * self.steps * self.users * (BEHAVIOR + SAMPLES) / self.images
 
     @property
     def rows(self) -> int:
@@ -54,12 +54,12 @@ class Job:
     def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
         """Keys from 1 on, as numbers. One sample in five is clicked, some ads more than others."""
         rng = np.random.default_rng([self.seed, 2, worker, step])
-        behaviour = rng.integers(1, self.images + 1, (self.users, BEHAVIOUR))
+        behavior = rng.integers(1, self.images + 1, (self.users, BEHAVIOR))
         ad = rng.integers(1, self.images + 1, self.rows)
         return {
             "common": rng.integers(1, IDS, (self.users, COMMON)),
             "own": rng.integers(1, IDS, (self.rows, OWN)),
-            "behaviour": behaviour,
+            "behavior": behavior,
             "ad": ad,
             "label": (rng.random(self.rows) < 1 / (1 + np.exp(1.6 - np.sin(ad)))).astype(np.float32),
         }
@@ -73,7 +73,7 @@ def store(job: Job, folder: Path, inline: bool) -> int:
         for step in range(job.steps):
             batch = job.batch(worker, step)
             if vectors is not None:
-                batch["behaviour_images"] = vectors[batch["behaviour"] - 1]
+                batch["behavior_images"] = vectors[batch["behavior"] - 1]
                 batch["ad_images"] = vectors[batch["ad"] - 1]
             path = folder / f"samples-{worker}-{step:05}"
             with path.open("wb") as file:
@@ -84,7 +84,7 @@ def store(job: Job, folder: Path, inline: bool) -> int:
 
 
 def load(folder: Path, worker: int, step: int, inline: bool) -> dict[str, np.ndarray]:
-    names = ["ad", "behaviour", "common", "label", "own", *(["ad_images", "behaviour_images"] if inline else [])]
+    names = ["ad", "behavior", "common", "label", "own", *(["ad_images", "behavior_images"] if inline else [])]
     with (folder / f"samples-{worker}-{step:05}").open("rb") as file:
         return {name: np.load(file, allow_pickle=False) for name in sorted(names)}
 
@@ -98,12 +98,12 @@ class Top(nn.Module):
         self.tower = MLP(DIM * (1 + OWN + 2), (64, 1), activation="prelu")
 
     def forward(
-        self, common: torch.Tensor, own: torch.Tensor, behaviour: torch.Tensor, ad: torch.Tensor
+        self, common: torch.Tensor, own: torch.Tensor, behavior: torch.Tensor, ad: torch.Tensor
     ) -> torch.Tensor:
-        """common (users, COMMON, DIM), own (rows, OWN, DIM), behaviour (users, BEHAVIOUR, DIM), ad (rows, DIM)"""
+        """common (users, COMMON, DIM), own (rows, OWN, DIM), behavior (users, BEHAVIOR, DIM), ad (rows, DIM)"""
         of_user = common.mean(1)
         user = torch.arange(len(of_user)).repeat_interleave(SAMPLES)
-        lengths = torch.full((len(ad),), BEHAVIOUR)
-        seen = self.aggregator(behaviour.index_select(0, user), lengths, ad)
+        lengths = torch.full((len(ad),), BEHAVIOR)
+        seen = self.aggregator(behavior.index_select(0, user), lengths, ad)
         logit: torch.Tensor = self.tower(of_user.index_select(0, user), own.flatten(1), seen, ad).squeeze(1)
         return logit

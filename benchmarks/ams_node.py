@@ -37,7 +37,7 @@ def submodel(width: int) -> nn.Module:
 
 
 def summing(group: Any) -> Any:
-    def synchronise(weights: Any) -> None:
+    def synchronize(weights: Any) -> None:
         flat = torch.cat([w.grad.reshape(-1) for w in weights])
         dist.all_reduce(flat, group=group)
         at = 0
@@ -45,7 +45,7 @@ def summing(group: Any) -> Any:
             weight.grad.copy_(flat[at : at + weight.numel()].view_as(weight))
             at += weight.numel()
 
-    return synchronise
+    return synchronize
 
 
 # ---- a server
@@ -57,7 +57,7 @@ def serve(job: Job, strategy: str, me: int, servers: int, folder: Path, group: A
     model = None
     if strategy == "ams":
         assert file is not None
-        model = cb.tables.ModelServer(file, submodel(job.width), optimizer=RATE, synchronise=summing(group))
+        model = cb.tables.ModelServer(file, submodel(job.width), optimizer=RATE, synchronize=summing(group))
     door, port = listen()
     (folder / f"port-{me}.part").write_text(str(port))
     (folder / f"port-{me}.part").rename(folder / f"port-{me}")
@@ -114,7 +114,7 @@ def work(job: Job, strategy: str, me: int, servers: int, folder: Path, group: An
     mine = submodel(job.width) if strategy != "ams" else None
     weights = [*top.parameters(), *(mine.parameters() if mine is not None else ())]
     step_of = torch.optim.Adam(weights, lr=RATE.lr, foreach=True)
-    synchronise = summing(group)
+    synchronize = summing(group)
     times, losses, read = [], [], 0.0
     images = 0
     for step in range(job.steps):
@@ -127,7 +127,7 @@ def work(job: Job, strategy: str, me: int, servers: int, folder: Path, group: An
         seen, at, first = distinct(batch)
         images += len(seen)
         if strategy == "ps-worker":
-            raw = np.concatenate([batch["behaviour_images"].reshape(-1, job.width), batch["ad_images"]])[first]
+            raw = np.concatenate([batch["behavior_images"].reshape(-1, job.width), batch["ad_images"]])[first]
             given = torch.from_numpy(raw)
         else:
             given = asked(wires, "images", seen, DIM if mine is None else job.width, servers)
@@ -135,11 +135,11 @@ def work(job: Job, strategy: str, me: int, servers: int, folder: Path, group: An
         common = batch["common"].size
         reads = torch.from_numpy(of_id)
         parts = torch.from_numpy(at)
-        looked = batch["behaviour"].size
+        looked = batch["behavior"].size
         logits = top(
             vectors[reads[:common]].view(*batch["common"].shape, DIM),
             vectors[reads[common:]].view(*batch["own"].shape, DIM),
-            of_image[parts[:looked]].view(*batch["behaviour"].shape, DIM),
+            of_image[parts[:looked]].view(*batch["behavior"].shape, DIM),
             of_image[parts[looked:]],
         )
         # Every worker's share of the mean over all.
@@ -149,7 +149,7 @@ def work(job: Job, strategy: str, me: int, servers: int, folder: Path, group: An
         told(wires, "ids", keys, vectors.grad, servers)
         if mine is None:
             told(wires, "images", seen, of_image.grad, servers)
-        synchronise(weights)
+        synchronize(weights)
         step_of.step()
         losses.append(float(loss))
         times.append(time.perf_counter() - began)
@@ -167,7 +167,7 @@ def work(job: Job, strategy: str, me: int, servers: int, folder: Path, group: An
 
 def distinct(batch: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The images of a batch, each once; which of them every reference is; and where each is met first."""
-    every = np.concatenate([batch["behaviour"].ravel(), batch["ad"]])
+    every = np.concatenate([batch["behavior"].ravel(), batch["ad"]])
     seen, first, at = np.unique(every, return_index=True, return_inverse=True)
     return seen, at, first
 

@@ -5,7 +5,7 @@
 
 A job is trained with W·B rows a step on W workers of a local Ray: the shape of the Model Server paper's Table 1, and its job
 (dicm: ids, the ad's image and those of the last 30 clicks, 4096-256-64-12 on Model Servers). "ids" is a DeepFM over six id
-fields, 10 µs a row: it shows what travelling costs. Samples a second are of the steps alone, without the start of processes
+fields, 10 µs a row: it shows what traveling costs. Samples a second are of the steps alone, without the start of processes
 and the end. Every run must count every row once. Efficiency is samples/s over W times those of one worker; it says something
 only where cores · workers + servers fit the machine, which is printed. A larger step meets an image more often and embeds it
 once: images a row and images embedded a second are printed beside it, for a machine embeds so many and no more. Counts of
@@ -43,7 +43,7 @@ BATCH = {"dicm": 1024, "ids": 4096}
 DIM = {"dicm": 12, "ids": 16}
 WIDTH, ADS = 4096, 20_000
 IMAGE = col("ad_id").cast("str").key(space="image")
-IMAGES: dict[str, Any] = {"ad_image": "ad_image", "behaviour": "behaviour"}
+IMAGES: dict[str, Any] = {"ad_image": "ad_image", "behavior": "behavior"}
 
 
 def make_log(folder: Path, rows: int, job: str) -> None:
@@ -67,8 +67,8 @@ def plan_of(folder: Path, threads: int, job: str) -> cb.Plan:
         "user_x_ad": cb.cross("user_id", "ad_id"),
     }
     if job == "dicm":
-        clicked = col("behaviour").fill("").split("|").last(30)
-        sparse |= {"ad_image": IMAGE, "behaviour": clicked.key(space="image")}
+        clicked = col("behavior").fill("").split("|").last(30)
+        sparse |= {"ad_image": IMAGE, "behavior": clicked.key(space="image")}
     features = cb.FeatureSet(label=col("clicked"), sparse=sparse, dense={"log_bid": col("bid").log1p()})
     return cb.compile(log, features, threads=threads, device="cpu")
 
@@ -153,15 +153,15 @@ def in_gang(folder: Path, workers: int, cores: int, job: str) -> dict[str, float
 def member(asked: str) -> None:
     import torch
 
+    from ctrbox.train.gradient_sums import ALONE, Gang, Together
     from ctrbox.train.learner import Learner
-    from ctrbox.train.together import ALONE, Gang, Together
 
     folder, part, of, cores, address, job = json.loads(asked)
     torch.set_num_threads(cores)
     plan = plan_of(Path(folder), cores, job)
     together: Together = ALONE if of == 1 else Gang(part, of, address, "127.0.0.1")
     model = model_of(plan, job)
-    tables = embedders_of(Path(folder), job, cores, synchronise=lambda weights: together.add_up(weights, 1.0))
+    tables = embedders_of(Path(folder), job, cores, synchronize=lambda weights: together.add_up(weights, 1.0))
     learner = Learner(model, plan.schema, tables, torch.optim.Adam, threads=cores, together=together)
     began, seen = 0.0, 0
     for step, (batch, _, rows) in enumerate(plan.parts(BATCH[job] * of, part, of, stop=round(plan.rows * 0.9))):

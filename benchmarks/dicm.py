@@ -33,10 +33,10 @@ CROSSES = ["segment_x_category", "hour_x_advertiser"]
 ALONE = ["user", "segment", "interests", "ad", "category", "advertiser", "history", "position", "device", "hour"]
 IDS = [*ALONE, *CROSSES]
 CLICKS = 100
-IMAGE = {"ad_image": "ad_image", "behaviour": "behaviour"}
+IMAGE = {"ad_image": "ad_image", "behavior": "behavior"}
 # In the paper's order, worst first.
 STUDIES: dict[str, list[str]] = {
-    "information": ["baseline", "behaviour images", "ad image", "joint"],
+    "information": ["baseline", "behavior images", "ad image", "joint"],
     "aggregators": ["concatenation", "max", "sum", "attentive", "joint"],
     "warm-up": ["full", "none", "partial"],
     "bases": ["LR", "LR with images", "baseline", "joint", "DIN", "DIN with images"],
@@ -47,7 +47,7 @@ SHOWN = {
 }
 MODELS: dict[str, dict[str, Any]] = {
     "baseline": {},
-    "behaviour images": {"behaviour": "behaviour"},
+    "behavior images": {"behavior": "behavior"},
     "ad image": {"ad_image": "ad_image"},
     "joint": IMAGE,
     "concatenation": {**IMAGE, "aggregator": "concatenation", "longest": CLICKS},
@@ -73,8 +73,8 @@ FIRST = 501
 
 def plan_of(log: AdLog) -> cb.Plan:
     key = col("ad_id").cast("str").key(space="image")
-    behaviour = col("behaviour").split("|").last(CLICKS)
-    users = cb.View(log.users, key="user_id").fill(segment=-1, interests="", behaviour="")
+    behavior = col("behavior").split("|").last(CLICKS)
+    users = cb.View(log.users, key="user_id").fill(segment=-1, interests="", behavior="")
     ads = cb.View(log.ads, key="ad_id").fill(category="none", advertiser_id=0)
     impressions = cb.View(log.impressions, key="instance_id").fill(device="none", position=-1)
     features = cb.FeatureSet(
@@ -87,14 +87,14 @@ def plan_of(log: AdLog) -> cb.Plan:
             "ad": col("ad_id").cast("str").key(space="ad"),
             "category": col("category"),
             "advertiser": col("advertiser_id"),
-            "history": behaviour.key(space="ad"),  # the ids of the images: part of the paper's baseline, too
+            "history": behavior.key(space="ad"),  # the ids of the images: part of the paper's baseline, too
             "position": col("position"),
             "device": col("device"),
             "hour": col("ts").hour(),
             "segment_x_category": cb.cross("segment", "category"),
             "hour_x_advertiser": cb.cross(col("ts").hour(), "advertiser_id"),
             "ad_image": key,
-            "behaviour": behaviour.key(space="image"),
+            "behavior": behavior.key(space="image"),
         },
     )
     return cb.compile(impressions.join(users, on="user_id").join(ads, on="ad_id"), features, threads=1)

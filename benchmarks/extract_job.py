@@ -5,7 +5,7 @@ The meaning every tool must give:
 
 * a null or missing value is filled first (`""`, `"none"`, `"unknown"`, 0); a context that is not JSON: null;
 * an empty string splits into no token; consecutive separators give empty tokens, which count;
-* `bigrams` are pairs of neighbouring tokens; `overlap` and `jaccard` compare sets of tokens;
+* `bigrams` are pairs of neighboring tokens; `overlap` and `jaccard` compare sets of tokens;
 * keys may be any 64-bit hash: two tools agree if their keys map one to one, row by row and in order.
 """
 

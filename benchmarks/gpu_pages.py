@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from benchmarks import extract_job, gpu, report
 from ctrbox import _native
 from ctrbox.engines.cuda.pages import DeviceColumn, PageDecoder
-from ctrbox.views.pages import CODECS
-from ctrbox.views.stored import Chunk
+from ctrbox.views.parquet_chunks import Chunk
+from ctrbox.views.parquet_pages import CODECS
 
 NAME = "gpu_pages"
 MOST = 8 << 30

@@ -152,7 +152,7 @@ def held_share(table: pa.Table) -> float:
 
 
 class Sampler:
-    """What nvidia-smi says of the GPU's utilisation, every 100 ms while it is entered."""
+    """What nvidia-smi says of the GPU's utilization, every 100 ms while it is entered."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[float, float]] = []  # moment, percent
@@ -205,7 +205,7 @@ def union(intervals: Sequence[tuple[float, float]]) -> float:
 
 
 def sampled_busy(train_for: Callable[[int, Any], Trained], epochs: int) -> tuple[float | None, Trained]:
-    """The utilisation that nvidia-smi saw while the epochs ran."""
+    """The utilization that nvidia-smi saw while the epochs ran."""
     moments = Moments()
     with Sampler() as sampler:
         done = train_for(epochs, moments)

@@ -154,8 +154,8 @@ def plot(fine: list[Window], path: Path) -> None:
     """Time and memory over keys, one above the other, as one picture."""
     from ctrbox.show import charts, page
 
-    # A chart is made for a page: alone it needs the colours of the page and a name space.
-    colours = " ".join(re.findall(r":root\{[^}]*\}", page.STYLE)[:1])
+    # A chart is made for a page: alone it needs the colors of the page and a name space.
+    colors = " ".join(re.findall(r":root\{[^}]*\}", page.STYLE)[:1])
     parts = [
         ("milliseconds a batch", [(w.keys, w.mean) for w in fine], "a"),
         ("resident memory, MB", [(w.keys, w.rss / 1e6) for w in fine], "b"),
@@ -170,7 +170,7 @@ def plot(fine: list[Window], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         '<svg xmlns="http://www.w3.org/2000/svg" class="chart" width="760" height="580" viewBox="0 0 760 580">'
-        f"<style>{colours}{charts.STYLE}</style>"
+        f"<style>{colors}{charts.STYLE}</style>"
         f'<rect width="760" height="580" fill="#fff"/>{"".join(body)}</svg>\n'
     )
 

@@ -4,7 +4,7 @@
 
 A planted world: each user has lived through three phases of equal length with two interests (categories) each, and has clicked
 ads of the interests of the phase, besides random ones. An old interest returns: a candidate is clicked more often the more
-events of its category the whole history holds, however long ago they were. **The world is made so, and favours models that
+events of its category the whole history holds, however long ago they were. **The world is made so, and favors models that
 see the whole history.** Compared on the last quarter of the rows, which no model learned from: DIN over the last 50 events
 (what is usual), DIN over all events, SIM by category and by inner products, HSTU over the last 50 and over all events, and
 DIN's network without any history. DIN compares ads and categories, SIM and HSTU ads with categories beside them. "best" is the

@@ -61,25 +61,25 @@ def timed(make: Callable[[], object], repeats: int = REPEATS) -> float:
 
 
 def ours(model: DeepFFM, folder: Path) -> dict[str, tuple[int, float]]:
-    """Bytes and seconds of none, quantise, patch and both, from base to `model`."""
+    """Bytes and seconds of none, quantize, patch and both, from base to `model`."""
     new, codes, patch, both = (folder / n for n in ("new.f32", "new.fbw", "f32.patch", "update.patch"))
 
     def none() -> None:
-        publish.pack(model, new, quantise=False)
+        publish.pack(model, new, quantize=False)
 
-    def quantise() -> None:
+    def quantize() -> None:
         publish.pack(model, codes, base=folder / "base.fbw")
 
     def patched() -> None:
         none()
         publish.diff(folder / "base.f32", new, patch)
 
-    def quantised_and_patched() -> None:
-        quantise()
+    def quantized_and_patched() -> None:
+        quantize()
         publish.diff(folder / "base.fbw", codes, both)
 
-    made = {"none": (new, none), "quantise": (codes, quantise), "patch": (patch, patched)}
-    made["quantise + patch"] = (both, quantised_and_patched)
+    made = {"none": (new, none), "quantize": (codes, quantize), "patch": (patch, patched)}
+    made["quantize + patch"] = (both, quantized_and_patched)
     found = {}
     for name, (path, make) in made.items():
         seconds = timed(make)
@@ -130,7 +130,7 @@ def main() -> None:
             DeepFFM(list(ffm_data.NAMES), k=4, hidden=(24, 24), lr=0.02, nn=0.05, bits=bits) for _ in range(2)
         )
         model.learn(caches[0])
-        publish.pack(model, folder / "base.f32", quantise=False)
+        publish.pack(model, folder / "base.f32", quantize=False)
         publish.pack(model, folder / "base.fbw")
         whole = (folder / "base.f32").stat().st_size
         print(
@@ -156,7 +156,7 @@ def main() -> None:
         report.table(["further", "update", "bytes", "of weights in use", "of all weights", "time"], lines)
         first = kept[str(further[0])]
         report.finish(
-            first["quantise + patch"]["bytes"],
+            first["quantize + patch"]["bytes"],
             {w: f["bytes"] for w, f in first.items() if w.startswith(("zstd", "xdelta3"))},
             f"bytes of an update after {further[0]:,} examples",
             more_is_better=False,

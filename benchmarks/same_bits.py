@@ -43,7 +43,7 @@ Made = list[tuple[dict[str, Any], pa.Table]]
 
 
 def installed(place: Path) -> Path:
-    """Build libctrbox, optimised, and install it; return the folder with lib/ and include/."""
+    """Build libctrbox, optimized, and install it; return the folder with lib/ and include/."""
     build = report.ROOT / "build" / "capi"
     beside = Path(sys.executable).parent
     tool = {name: str(beside / name) if (beside / name).exists() else name for name in ("cmake", "ninja")}

@@ -1,6 +1,6 @@
 """Growth with the cores as one SVG, a panel for each part: the factor over the fewest cores, both axes by powers of 2.
 
-A ring in the colour of a line is the factor of independent processes of one core each, the limit of the machine.
+A ring in the color of a line is the factor of independent processes of one core each, the limit of the machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 LEFT, TOP, SIZE, LEGEND, PANEL = 48, 44, 300, 330, 390
-COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f", "#bcbd22", "#e377c2")
+COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f", "#bcbd22", "#e377c2")
 
 
 def write_svg(
@@ -55,16 +55,16 @@ def _panel(
     ideal = f'x1="{x(least):.1f}" y1="{y(1):.1f}" x2="{x(most):.1f}" y2="{y(most / least):.1f}"'
     out.append(f'<line {ideal} stroke="#999" stroke-dasharray="4 4"/>')
     for n, (name, first) in enumerate(found[least].items()):
-        colour = COLOURS[n % len(COLOURS)]
+        color = COLORS[n % len(COLORS)]
         factors = {cores: measures[name]["rate"] / first["rate"] for cores, measures in found.items()}
         points = " ".join(f"{x(cores):.1f},{y(factor):.1f}" for cores, factor in factors.items())
-        out.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        out.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
         at = TOP + 14 + 18 * n
-        out.append(f'<rect x="{LEFT + SIZE + 16}" y="{at - 9}" width="12" height="3" fill="{colour}"/>')
+        out.append(f'<rect x="{LEFT + SIZE + 16}" y="{at - 9}" width="12" height="3" fill="{color}"/>')
         label = f"{name}: {factors[most]:.1f} ×"
         if name in limits.get(most, {}) and most > least:
             factor = limits[most][name] / limits[least][name]
-            out.append(f'<circle cx="{x(most):.1f}" cy="{y(factor):.1f}" r="5" fill="none" stroke="{colour}"/>')
+            out.append(f'<circle cx="{x(most):.1f}" cy="{y(factor):.1f}" r="5" fill="none" stroke="{color}"/>')
             label += f" (processes {factor:.1f} ×)"
         out.append(f'<text x="{LEFT + SIZE + 34}" y="{at - 4}">{escape(label)}</text>')
     return out

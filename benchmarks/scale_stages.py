@@ -1,7 +1,7 @@
 """Where training spends its time: seconds of the parts of a step, for the training part of benchmarks.scale.
 
 Three threads are watched, because a step takes as long as the slowest of them. The thread that runs the training loop waits for
-a batch, pulls rows, runs the tower (native, in five parts), pushes gradients and steps the dense weights; what is left is Python,
+a batch, pulls rows, runs the native step (in five parts), pushes gradients and steps the dense weights; what is left is Python,
 its waiting for Python's global lock included. The thread that hands over batches waits for extraction and then finds the unique
 keys of a batch; a third tells the table which rows will be pulled. Times are on the clock, so that a thread that another program
 interrupts seems to work.
@@ -18,12 +18,12 @@ from typing import Any
 import ctrbox as cb
 from benchmarks import report
 from ctrbox import _native
-from ctrbox.predict.tower_step import TowerStep
-from ctrbox.train import fit
+from ctrbox.predict.native_network import NativeNetwork
+from ctrbox.train import fit, learner
 from ctrbox.train.adam_step import AdamStep
 from ctrbox.train.learner import Learner
 
-TOWER = ("prepare", "inputs", "rows", "keys", "sum")
+NATIVE = ("prepare", "inputs", "rows", "keys", "sum")
 
 
 class Stages:
@@ -31,7 +31,7 @@ class Stages:
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
-        self.tower: TowerStep | None = None
+        self.network: NativeNetwork | None = None
 
     def timed(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that does the same and adds its time to a name."""
@@ -63,19 +63,19 @@ class Stages:
         """Return everything counted so far; to be called by the thread that runs the training loop."""
         found = Counter(self.seconds)
         found["time"], found["cpu"] = time.perf_counter(), time.process_time()
-        if self.tower is not None:
-            found.update({f"tower {name}": seconds for name, seconds in self.tower.native.seconds.items()})
+        if self.network is not None:
+            found.update({f"native step {name}": seconds for name, seconds in self.network.native.seconds.items()})
         found.update({f"helpers {name}": count for name, count in _native.parallel_calls().items()})
         return found
 
     @contextmanager
     def watched(self, table: cb.MemoryTable) -> Iterator[None]:
         """Count the trainings inside the block."""
-        learn = TowerStep.learn
+        native_step = learner.native_step
 
-        def known(tower: TowerStep, *given: Any) -> Any:
-            self.tower = tower
-            return learn(tower, *given)
+        def known(network: NativeNetwork, *given: Any) -> Any:
+            self.network = network
+            return native_step(network, *given)
 
         places = [
             (fit, "run_stages", self.waiting("wait", fit.run_stages)),
@@ -83,7 +83,7 @@ class Stages:
             (Learner, "announce", self.timed("announce", Learner.announce)),
             (Learner, "keyed", self.timed("keyed", Learner.keyed)),
             (fit.Fit, "_walk", self.waiting("extraction", fit.Fit._walk)),
-            (TowerStep, "learn", self.timed("tower", known)),
+            (learner, "native_step", self.timed("native step", known)),
             (AdamStep, "step", self.timed("dense step", AdamStep.step)),
             (type(table), "pull", self.timed("pull", type(table).pull)),
             (type(table), "push", self.timed("push", type(table).push)),
@@ -102,10 +102,12 @@ def per_step(first: Counter[str], last: Counter[str], steps: int) -> dict[str, f
     """Return milliseconds per step of each part, and the helpers per parallel call of the training loop."""
     each = {name: (last[name] - first[name]) / steps for name in last}
     found = {"step": each["time"], "wait for a batch": each["wait"], "pull": each["pull"]}
-    found |= {f"tower: {name}": each.get(f"tower {name}", 0.0) for name in TOWER}
+    found |= {f"native step: {name}": each.get(f"native step {name}", 0.0) for name in NATIVE}
     found |= {"push": each["push"], "dense step": each["dense step"]}
-    inside = sum(each[name] for name in ("pull", "tower", "push", "dense step"))
-    found["Python inside a step"] = each["learn"] - inside + each["tower"] - sum(found[f"tower: {n}"] for n in TOWER)
+    inside = sum(each[name] for name in ("pull", "native step", "push", "dense step"))
+    found["Python inside a step"] = (
+        each["learn"] - inside + each["native step"] - sum(found[f"native step: {n}"] for n in NATIVE)
+    )
     found["Python between steps"] = each["time"] - each["wait"] - each["learn"]
     found["hand-over: wait for extraction"] = each["extraction"]
     found["hand-over: unique keys"] = each["keyed"]

@@ -38,10 +38,10 @@ from ctrbox import col
 
 WIDTH = 4096
 LIMIT = 1.15
-IMAGES = {"ad_image": "ad_image", "behaviour": "behaviour"}
+IMAGES = {"ad_image": "ad_image", "behavior": "behavior"}
 SHOWN = col("ad_id").cast("str")
 KEY = SHOWN.key(space="image")
-CLICKED = col("behaviour").fill("").split("|").last(30)
+CLICKED = col("behavior").fill("").split("|").last(30)
 
 
 def plans(folder: Path) -> dict[str, cb.Plan]:
@@ -55,7 +55,7 @@ def plans(folder: Path) -> dict[str, cb.Plan]:
     asked = job.features
     found = {}
     ids = {"image_id": SHOWN.key(space="image_id"), "clicked_ids": CLICKED.key(space="image_id")}
-    for name, images in (("without", {}), ("with", {"ad_image": KEY, "behaviour": CLICKED.key(space="image")})):
+    for name, images in (("without", {}), ("with", {"ad_image": KEY, "behavior": CLICKED.key(space="image")})):
         features = cb.FeatureSet(
             label=asked.label, group=asked.group, sparse={**asked.sparse, **ids, **images}, dense=dict(asked.dense)
         )
@@ -69,7 +69,7 @@ def trained(plan: cb.Plan, file: Path | None, base: str) -> cb.Run:
     images = {} if file is None else IMAGES
     if file is not None:
         server = cb.tables.ModelServer(file, dim=12)
-        embedders |= {"ad_image": server, "behaviour": server}
+        embedders |= {"ad_image": server, "behavior": server}
     how: dict[str, Any] = {"base": base, "target": "image_id", "history": "clicked_ids"}
     model = cb.models.DICM(plan.schema, 12, query="ad", **how, **images)
     return cb.Trainer(model, embedders, optimizer=cb.optim.Adam(lr=0.001)).fit(plan, batch_size=500, epochs=1)
@@ -152,7 +152,7 @@ def main() -> None:
             runs[which] = trained(plan, file if which == "with" else None, asked.base)
             for kind in ("codes", "exact"):
                 folder = place / f"{which}-{kind}"
-                cb.serve.create(folder, plan, runs[which], context=CONTEXT, quantise=kind == "codes")
+                cb.serve.create(folder, plan, runs[which], context=CONTEXT, quantize=kind == "codes")
                 port = free_port()
                 command = [sys.executable, "-m", "ctrbox", "serve", str(folder), "--port", str(port)]
                 commands[f"{which}-{kind}"] = [*command, "--max-body", "4MB", "--deadline-ms", "5000"], port

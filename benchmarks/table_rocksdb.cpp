@@ -1,7 +1,7 @@
 // RocksDB behind four C functions, for benchmarks/table_rocksdb.py. Keys are eight bytes, big-endian, so that the order
 // of the store is that of the numbers; values are `width` floats.
 //
-// A call sorts its keys first: neighbours share blocks, and MultiGet reads a block once for all of them. Pieces of the
+// A call sorts its keys first: neighbors share blocks, and MultiGet reads a block once for all of them. Pieces of the
 // sorted keys go to threads, as RocksDB reads one block at a time within a call when it was built without io_uring.
 // Every function gives null, or what went wrong, valid until the next call on the same store.
 #include <rocksdb/cache.h>

@@ -66,7 +66,7 @@ def test_source_runs_no_code_it_reads(path: Path) -> None:
 
 
 def test_no_two_native_types_have_one_name() -> None:
-    """All of native/core is in one namespace and one library: two types of a name would be undefined behaviour, unseen."""
+    """All of native/core is in one namespace and one library: two types of a name would be undefined behavior, unseen."""
     places: dict[str, list[str]] = {}
     for path in sorted((ROOT / "native" / "core").rglob("*.h")):
         for found in re.finditer(r"^(?:struct|class|union|enum class) (\w+)[^;(]*\{", path.read_text(), re.MULTILINE):

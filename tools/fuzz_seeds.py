@@ -116,9 +116,9 @@ def published(scratch: Path) -> tuple[list[bytes], list[bytes]]:
     weights, patches = [], []
     for n, engine in enumerate(engines(scratch)):
         old, new, patch = scratch / f"{n}.old.fbw", scratch / f"{n}.new.fbw", scratch / f"{n}.patch"
-        publish.pack(engine, old, quantise=n != 1)
+        publish.pack(engine, old, quantize=n != 1)
         engine.learn(cb.ffm.ExampleText(scratch / "some.vw"))
-        publish.pack(engine, new, base=old, quantise=n != 1)
+        publish.pack(engine, new, base=old, quantize=n != 1)
         publish.diff(old, new, patch)
         weights += [old.read_bytes(), new.read_bytes()]
         patches.append(struct.pack("<I", old.stat().st_size) + old.read_bytes() + patch.read_bytes())

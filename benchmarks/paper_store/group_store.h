@@ -3,7 +3,7 @@
 //   group     m = ⌊4096 / (8 + value bytes)⌋ keys, the "small file": n keys, then n rows, in whole blocks. Which group
 //   a
 //             key is of is decided by its mix; where the group lies is kept in memory, 12 bytes a group.
-//   slot      level 1: 16 neighbouring groups (their numbers are hashed already) and one Bloom filter of all keys of
+//   slot      level 1: 16 neighboring groups (their numbers are hashed already) and one Bloom filter of all keys of
 //             theirs ever created
 //   bucket    level 2: `bucket_groups` groups of a slot. Its resident rows are in two lists, which are also what a key
 //             is looked for in: LRU, of the current pass, and LFU, most frequent first, of candidates to leave

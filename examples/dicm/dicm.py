@@ -19,7 +19,7 @@ from palette import DATA, encoder
 import ctrbox as cb
 from ctrbox import col
 
-# A user's behaviour: the ads that were clicked in the last weeks and looked at for more than 15 seconds, newest last.
+# A user's behavior: the ads that were clicked in the last weeks and looked at for more than 15 seconds, newest last.
 clicks = cb.View(f"{DATA}/clicks", name="clicks")
 seen = clicks.history("ad_id", by="user_id", time="ts", where=col("dwell") >= 15.0, last=30, within="28d")
 
@@ -47,25 +47,25 @@ features = cb.FeatureSet(
         "device": col("device"),
         "hour": col("ts").hour(),
         "ad_image": col("ad_id").key(space="image"),
-        "behaviour": col("seen").key(space="image"),
+        "behavior": col("seen").key(space="image"),
     },
 )
 
 plan = cb.compile(log, features, device="cpu")
 model = cb.models.DICM(
-    plan.schema, 12, ad_image="ad_image", behaviour="behaviour", query="category", hidden=(64, 32), activation="prelu"
+    plan.schema, 12, ad_image="ad_image", behavior="behavior", query="category", hidden=(64, 32), activation="prelu"
 )
 images = cb.tables.ModelServer(
     DATA / "images.ctrvec", cb.tables.ImageEmbedding(64, (32,), 12), optimizer=cb.optim.Adam(lr=0.002)
 )
 table = {
     "ad_image": images,
-    "behaviour": images,
+    "behavior": images,
     "*": cb.MemoryTable(12, optimizer=cb.Adagrad(lr=0.05), counters=cb.tables.Counters()),
 }
 optimizer = cb.optim.Adam(lr=0.003)
 settings = {"batch_size": 500}
-common = ["behaviour"]  # rows of one user share it: it is looked up and pooled once per user and batch
+common = ["behavior"]  # rows of one user share it: it is looked up and pooled once per user and batch
 encoders = {"ad_image": encoder}  # for images in requests
 
 if __name__ == "__main__":

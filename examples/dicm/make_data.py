@@ -6,7 +6,7 @@
     data/palette.safetensors    weights of the encoder in palette.py
 
 The logs are the synthetic ad log, in which the image of an ad decides about clicks. Its images are 48 numbers each; they become
-the colours of 16 squares.
+the colors of 16 squares.
 """
 
 import os
@@ -25,7 +25,7 @@ log = cb.datasets.adlog(
     rows=rows, seed=7, out=DATA, images=3 * SQUARES**2, users=max(20, rows // 40), ads=max(40, rows // 60)
 )
 
-clicks = pq.read_table(DATA / "behaviours").sort_by("ts")
+clicks = pq.read_table(DATA / "behaviors").sort_by("ts")
 (DATA / "clicks").mkdir()
 pq.write_table(clicks, DATA / "clicks" / "part-00000.parquet")
 
@@ -34,8 +34,8 @@ drawn = pq.read_table(DATA / "images")
 for path in (DATA / "images").glob("*.parquet"):
     path.unlink()
 for ad, numbers in zip(drawn["ad_id"].to_pylist(), drawn["image"].to_pylist(), strict=True):
-    colours = np.clip(128 + 30 * np.array(numbers).reshape(SQUARES, SQUARES, 3), 0, 255).astype(np.uint8)
-    picture = Image.fromarray(colours).resize((SIDE * SQUARES, SIDE * SQUARES), Image.Resampling.NEAREST)
+    colors = np.clip(128 + 30 * np.array(numbers).reshape(SQUARES, SQUARES, 3), 0, 255).astype(np.uint8)
+    picture = Image.fromarray(colors).resize((SIDE * SQUARES, SIDE * SQUARES), Image.Resampling.NEAREST)
     picture.save(Path(DATA / "images" / f"{ad}.jpg"), quality=95)
 
 torch.manual_seed(0)

@@ -18,7 +18,7 @@ SQUARES, SIDE = 4, 8  # squares of an image along one side, and pixels of a squa
 
 
 class Palette(nn.Module):
-    """(batch, 3, 32, 32) → (batch, 64): the colours of the squares through a layer of random weights."""
+    """(batch, 3, 32, 32) → (batch, 64): the colors of the squares through a layer of random weights."""
 
     def __init__(self) -> None:
         super().__init__()

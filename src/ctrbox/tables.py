@@ -4,8 +4,8 @@ from ctrbox.arguments.names import refuse_unknown
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.gpu.levels import LevelTable
 from ctrbox.embed.gpu.table import GpuTable
-from ctrbox.embed.life import Admission, Counters
 from ctrbox.embed.memory.table import MemoryTable
+from ctrbox.embed.row_lifetime import Admission, Counters
 from ctrbox.embed.ssd.dims import SparseTables
 from ctrbox.embed.ssd.repair import repair
 from ctrbox.embed.ssd.table import SparseTable
@@ -18,7 +18,7 @@ from ctrbox.embed.vectors.prerank import PreRank
 from ctrbox.embed.vectors.submodels import ImageEmbedding, TextEmbedding
 from ctrbox.embed.vectors.write import write_tokens, write_vectors
 from ctrbox.predict.prerank_folder import export_prerank
-from ctrbox.train.towers import export_vectors
+from ctrbox.train.two_tower_file import export_vectors
 
 __all__ = [
     "Admission",

@@ -25,9 +25,9 @@ def run(*command: str, **more: object) -> str:
 
 
 def installed(prefix: Path) -> Path:
-    """Build without optimisation, install, and return the folder with include/ and lib/.
+    """Build without optimization, install, and return the folder with include/ and lib/.
 
-    The build stays, so only its first run takes long. It is not the one of `make capi`, which is optimised. Test processes
+    The build stays, so only its first run takes long. It is not the one of `make capi`, which is optimized. Test processes
     that run at the same time wait for the first of them."""
     build = ROOT / "build" / "capi-tests"
     build.mkdir(parents=True, exist_ok=True)

@@ -58,7 +58,7 @@ def test_the_example_in_c_gives_pythons_bits(prefix: Path, tmp_path: Path, kind:
     engine = learned(tmp_path, **KINDS[kind])
     engine.save(tmp_path / "model.ffm")
     publish.pack(engine, tmp_path / "codes.fbw")
-    publish.pack(engine, tmp_path / "floats.fbw", quantise=False)
+    publish.pack(engine, tmp_path / "floats.fbw", quantize=False)
     score = example(prefix, tmp_path / "c")
     asked = lines(150, seed=2)
     (tmp_path / "asked.vw").write_text("\n".join(asked) + "\n")

@@ -19,7 +19,7 @@ def test_python_http_grpc_and_c_give_the_same_bits(
 ) -> None:
     if not shutil.which("cc"):
         pytest.skip("the example in C needs a compiler called cc, which is not installed")
-    monkeypatch.setattr(same_bits, "installed", lambda place: prefix)  # built by the fixture, not optimised
+    monkeypatch.setattr(same_bits, "installed", lambda place: prefix)  # built by the fixture, not optimized
     monkeypatch.setattr(same_bits, "QUICK", (2_000, 14, 500))
     monkeypatch.setattr(report, "commit", lambda: "tests")
     monkeypatch.setattr(sys, "argv", ["same_bits", "--quick"])

@@ -443,9 +443,9 @@ def test_missing_data_is_one_line_that_names_it(job: Path) -> None:
     assert "people" in done.stderr
 
 
-def test_a_job_imports_its_neighbours(job: Path) -> None:
-    (job.parent / "neighbour.py").write_text(JOB)
-    job.write_text("from neighbour import plan\n")
+def test_a_job_imports_its_neighbors(job: Path) -> None:
+    (job.parent / "neighbor.py").write_text(JOB)
+    job.write_text("from neighbor import plan\n")
     assert ctrbox("extract", "job.py", "--count", cwd=job.parent).stdout == f"{ROWS}\n"
 
 

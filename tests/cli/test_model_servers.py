@@ -23,7 +23,7 @@ from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.served import open_served
 from ctrbox.serve.service import Limits, Service
-from ctrbox.views.allowed import VARIABLE
+from ctrbox.views.allowed_paths import VARIABLE
 from tests.serve.image_worlds import WIDTH, ImageWorld, make_world
 
 
@@ -42,14 +42,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageWorld]:
 @pytest.fixture(scope="module")
 def run(world: ImageWorld, tmp_path_factory: pytest.TempPathFactory) -> cb.Run:
     server = cb.tables.ModelServer(world.file, cb.tables.ImageEmbedding(WIDTH, (8,), 12))
-    model = cb.models.DICM(world.plan.schema, 12, ad_image="ad_image", behaviour="behaviour", query="ad", hidden=(8,))
-    embedders = {"ad_image": server, "behaviour": server, "*": cb.MemoryTable(12, threads=1)}
+    model = cb.models.DICM(world.plan.schema, 12, ad_image="ad_image", behavior="behavior", query="ad", hidden=(8,))
+    embedders = {"ad_image": server, "behavior": server, "*": cb.MemoryTable(12, threads=1)}
     out = tmp_path_factory.mktemp("runs") / "run"
     return cb.Trainer(model, embedders, threads=1).fit(world.plan, batch_size=500, epochs=1, limit=1000, out=out)
 
 
 def test_with_a_vector_file_they_give_what_the_run_gives(world: ImageWorld, run: cb.Run, tmp_path: Path) -> None:
-    vectors = ["--server", f"behaviour={world.file}"]
+    vectors = ["--server", f"behavior={world.file}"]
     measured = CliRunner().invoke(app, ["evaluate", str(run.folder), *vectors, "--json"])
     assert measured.exit_code == 0, measured.output
     assert json.loads(measured.stdout)["auc"] == pytest.approx(run.evaluate()["auc"])
@@ -67,11 +67,11 @@ def test_with_a_vector_file_they_give_what_the_run_gives(world: ImageWorld, run:
         ([], r"pass one, with its data: --server ad_image=PATH"),
         (
             ["--server", "ad_imag=x.ctrvec"],
-            r"no Model Server for 'ad_imag', .* of 'ad_image', 'behaviour'; nearest: 'ad_image'",
+            r"no Model Server for 'ad_imag', .* of 'ad_image', 'behavior'; nearest: 'ad_image'",
         ),
-        (["--server", "user=x.ctrvec"], r"no Model Server for 'user', it has those of 'ad_image', 'behaviour'$"),
+        (["--server", "user=x.ctrvec"], r"no Model Server for 'user', it has those of 'ad_image', 'behavior'$"),
         (["--server", "ad_image=a", "--server", "ad_image=b"], r"ad_image=… is given twice: a and b"),
-        (["--server", "ad_image=a", "--server", "behaviour=a"], r"share one Model Server in .* for 'ad_image' only"),
+        (["--server", "ad_image=a", "--server", "behavior=a"], r"share one Model Server in .* for 'ad_image' only"),
         (["--server", "ad_image"], r"expected NAME=PATH, such as --server ad_image=images\.ctrvec"),
         (["--server", "ad_image=absent.ctrvec"], r"absent\.ctrvec"),
     ],

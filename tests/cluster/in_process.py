@@ -1,7 +1,7 @@
 """The part of Ray that a training uses, inside this process: actors are objects whose calls run on threads.
 
 Real Ray takes seconds to start, so `test_cluster.py` is slow. These actors take milliseconds. They keep what matters to the
-code under test: arguments and results are serialised (nobody shares an object by accident), calls of one actor overlap, an
+code under test: arguments and results are serialized (nobody shares an object by accident), calls of one actor overlap, an
 error of a call reaches `get` as a RayTaskError, and calls of a killed actor end with RayActorError.
 """
 

@@ -23,7 +23,7 @@ from ctrbox.embed.vectors.file import shard_of
 from ctrbox.errors import DataError, DeviceError, PlanError
 from ctrbox.files.atomic import remove
 from ctrbox.models.dense import DenseInput
-from ctrbox.train.together import Gang
+from ctrbox.train.gradient_sums import Gang
 from tests.train.worlds import checkerboard, features, on_disk
 
 

@@ -121,7 +121,7 @@ def test_it_trains_with_vectors_of_movies(tmp_path: Path) -> None:
     plan = cb.compile(log, cb.FeatureSet(label=col("clicked"), group=col("user_id"), sparse=sparse))
     assert ml.vectors is not None
     server = cb.tables.ModelServer(cb.tables.write_vectors(tmp_path / "v", ml.vectors, key=key, vector="vector"), dim=4)
-    model = cb.models.DICM(plan.schema, 4, ad_image="poster", behaviour="liked", query="movie", image_dim=4)
+    model = cb.models.DICM(plan.schema, 4, ad_image="poster", behavior="liked", query="movie", image_dim=4)
     run = cb.Trainer(model, {"poster": server, "liked": server, "*": cb.MemoryTable(4)}).fit(plan, batch_size=100)
     assert 0 < run.metrics["auc"] < 1
     assert server.stats()["missing"] == 0

@@ -13,7 +13,7 @@ import pytest
 
 from ctrbox.datasets.synthetic import AdLog, adlog
 from ctrbox.datasets.visual import APPEAL, MOOD, TASTE
-from ctrbox.datasets.visual_views import BEHAVIOURS, images_schema
+from ctrbox.datasets.visual_views import BEHAVIORS, images_schema
 from ctrbox.datasets.world import World, ad_id
 from ctrbox.errors import DataError
 
@@ -43,9 +43,9 @@ def test_images_are_one_a_known_ad_and_a_few_are_absent(log: AdLog) -> None:
     assert np.isfinite(values).all()
 
 
-def test_behaviour_is_what_was_clicked_in_14_days_and_dwelled_on(log: AdLog) -> None:
-    clicks = pq.read_table(log.behaviours)
-    assert clicks.schema.equals(BEHAVIOURS)
+def test_behavior_is_what_was_clicked_in_14_days_and_dwelled_on(log: AdLog) -> None:
+    clicks = pq.read_table(log.behaviors)
+    assert clicks.schema.equals(BEHAVIORS)
     start = dt.datetime(2024, 3, 1)
     recent, every = defaultdict(list), defaultdict(list)
     last: dict[int, dt.datetime] = {}
@@ -55,10 +55,10 @@ def test_behaviour_is_what_was_clicked_in_14_days_and_dwelled_on(log: AdLog) -> 
         every[row["user_id"]].append(str(row["ad_id"]))
         if start - row["ts"] <= dt.timedelta(days=14) and row["dwell"] >= 15:
             recent[row["user_id"]].append(str(row["ad_id"]))
-    users = pq.read_table(log.users, columns=["user_id", "behaviour", "all_clicks"]).to_pylist()
+    users = pq.read_table(log.users, columns=["user_id", "behavior", "all_clicks"]).to_pylist()
     assert len(users) == USERS
     for user in users:
-        assert user["behaviour"] == "|".join(recent[user["user_id"]])
+        assert user["behavior"] == "|".join(recent[user["user_id"]])
         assert user["all_clicks"] == "|".join(every[user["user_id"]])
     assert 50 < np.mean([len(r) for r in recent.values()]) < 80
 
@@ -83,7 +83,7 @@ def test_the_odds_of_an_image_are_those_of_the_plain_definition(world: World) ->
 def test_recent_clicks_show_the_taste_and_others_do_not(world: World) -> None:
     visual = world.visual
     assert visual is not None
-    clicks = visual.behaviours(world, 0, USERS)
+    clicks = visual.behaviors(world, 0, USERS)
     match = world.users.interests[clicks.user] == world.ads.topic[clicks.ad][:, None]
     within, slot = match.any(1), match.argmax(1)
     style = visual.style[clicks.ad]
@@ -113,11 +113,11 @@ def test_a_style_can_be_read_off_its_image(world: World) -> None:
 
 def test_the_same_seed_gives_the_same_images_and_clicks(log: AdLog, tmp_path: Path) -> None:
     again = adlog(ROWS, 3, tmp_path / "again", users=USERS, ads=ADS, images=WIDTH)
-    for view in ("images", "behaviours", "users", "impressions"):
+    for view in ("images", "behaviors", "users", "impressions"):
         assert pq.read_table(again.path / view).equals(pq.read_table(log.path / view))
     plain = adlog(ROWS, 3, tmp_path / "plain", users=USERS, ads=ADS)
     assert not plain.images.exists()
-    assert "behaviour" not in pq.read_schema(next(plain.users.glob("*.parquet"))).names
+    assert "behavior" not in pq.read_schema(next(plain.users.glob("*.parquet"))).names
     assert plain.best_auc < log.best_auc
     columns = ["instance_id", "ts", "user_id", "ad_id", "query"]
     clicks = [pq.read_table(one.impressions, columns=[*columns, "clicked"]) for one in (plain, log)]

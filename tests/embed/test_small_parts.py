@@ -83,7 +83,7 @@ def test_rows_with_the_keys_of_their_leader_are_told_from_others() -> None:
 @pytest.mark.parametrize(
     ("fields", "group", "says"),
     [
-        ("tags", True, r"common must be a list of fields, such as \['behaviour'\], got 'tags'"),
+        ("tags", True, r"common must be a list of fields, such as \['behavior'\], got 'tags'"),
         ([5], True, "common must be a list of fields"),
         (["tag"], True, "common names 'tag', which the model does not read; nearest: 'tags'"),
         (["ad"], True, "common names 'ad', which has one key per row"),

@@ -14,8 +14,8 @@ import ctrbox as cb
 from ctrbox import _native
 from ctrbox.embed.dense_optimizer import SAFE, finite_step, restore_optimizer
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.life import NO_LIFE, admission_of, life_of
 from ctrbox.embed.optimizers import optimizer_of, spec_of, with_rate
+from ctrbox.embed.row_lifetime import NO_LIFE, admission_of, life_of
 from ctrbox.embed.sharded import check_splits, shard_path, shards_in
 from ctrbox.embed.ssd.dims import _check_own, _checked_dims, _checked_shares, named_in, saved_in
 from ctrbox.embed.ssd.repair import PAGE, _differ

@@ -11,7 +11,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines.cpu.early import EarlyScan
+from ctrbox.engines.cpu.early_scan import EarlyScan
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.views.source import Morsel
 

@@ -198,10 +198,10 @@ def test_moments_are_those_of_exact_arithmetic(values: list[float]) -> None:
 def test_moments_over_many_blocks_keep_their_digits_far_from_zero() -> None:
     values = 1e9 + np.random.default_rng(4).normal(size=300_000)
     found = moments(values)
-    centred = values - 1e9
+    centered = values - 1e9
     assert found is not None
-    assert found[0] - 1e9 == pytest.approx(math.fsum(centred) / len(values), abs=1e-6)
-    assert found[1] == pytest.approx(1 / centred.std(), rel=1e-9)
+    assert found[0] - 1e9 == pytest.approx(math.fsum(centered) / len(values), abs=1e-6)
+    assert found[1] == pytest.approx(1 / centered.std(), rel=1e-9)
 
 
 def test_standardise_gives_mean_zero_and_deviation_one() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.cli.ended import told_losses
+from ctrbox.cli.training_summary import told_losses
 from ctrbox.engines.lost_values import CastCount
 from ctrbox.engines.missed_keys import FIRST_KEYS
 from ctrbox.report.write import write_report

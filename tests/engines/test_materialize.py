@@ -32,7 +32,7 @@ def log(rows: int = ROWS, **columns: Any) -> cb.View:
     rng = np.random.default_rng(11)
     table = {
         "instance_id": np.arange(rows) * 3 + 7,
-        "colour": np.array(["red", "blue", "green"])[rng.integers(0, 3, rows)],
+        "color": np.array(["red", "blue", "green"])[rng.integers(0, 3, rows)],
         "query": [" ".join(str(w) for w in rng.integers(0, 20, k % 4)) for k in range(rows)],
         "bid": rng.lognormal(size=rows),
         "clicked": rng.integers(0, 2, rows),
@@ -44,8 +44,8 @@ def log(rows: int = ROWS, **columns: Any) -> cb.View:
 def features() -> cb.FeatureSet:
     return cb.FeatureSet(
         label=col("clicked"),
-        dense={"bid": col("bid"), "vector": col("colour").lookup(VECTORS), "n": col("query").length()},
-        sparse={"colour": col("colour").key(), "words": col("query").split(" ").key()},
+        dense={"bid": col("bid"), "vector": col("color").lookup(VECTORS), "n": col("query").length()},
+        sparse={"color": col("color").key(), "words": col("query").split(" ").key()},
     )
 
 
@@ -81,7 +81,7 @@ def test_a_file_holds_the_ids_and_the_bits_of_the_batches(tmp_path: Path) -> Non
     job = plan()
     assert job.materialize(tmp_path / "basic.parquet", row_group_rows=64) == ROWS
     table = pq.read_table(tmp_path / "basic.parquet")
-    assert table.column_names == ["instance_id", "bid", "vector", "n", "colour", "words"]
+    assert table.column_names == ["instance_id", "bid", "vector", "n", "color", "words"]
     assert table["instance_id"].to_pylist() == [3 * k + 7 for k in range(ROWS)]
     assert table.schema.field("vector").type.list_size == 3
     assert table.schema.field("words").type.value_type == pa.int64()
@@ -125,9 +125,9 @@ def test_filtered_rows_are_not_written(tmp_path: Path) -> None:
 
 
 def test_fits_and_joins_are_materialized_too(tmp_path: Path) -> None:
-    colours = cb.View(pa.table({"colour": ["red", "blue"], "heat": [3.0, -1.0]}), key="colour").fill(heat=0.0)
+    colors = cb.View(pa.table({"color": ["red", "blue"], "heat": [3.0, -1.0]}), key="color").fill(heat=0.0)
     job = cb.compile(
-        log().join(colours, on="colour"),
+        log().join(colors, on="color"),
         cb.FeatureSet(
             dense={"z": (col("heat") * col("bid")).standardise(), "heat": col("heat")},
             sparse={"bid": col("bid").bucketize(quantiles=8)},
@@ -174,8 +174,8 @@ def test_a_log_whose_filters_leave_nothing_gives_a_file_without_rows(tmp_path: P
 def test_basic_features_merge_back_by_id(tmp_path: Path, ordered: bool) -> None:
     first = plan()
     first.materialize(tmp_path / "basic", row_group_rows=64, part_rows=300)
-    basic = cb.View(tmp_path / "basic", key="instance_id").select("instance_id", "vector", "n", "colour")
-    basic = basic.with_columns(old=col("colour"), length=col("n")).select("instance_id", "vector", "old", "length")
+    basic = cb.View(tmp_path / "basic", key="instance_id").select("instance_id", "vector", "n", "color")
+    basic = basic.with_columns(old=col("color"), length=col("n")).select("instance_id", "vector", "old", "length")
     view = log().merge(basic.fill(vector=[], old=0, length=0.0), ordered=ordered)
     later = cb.compile(view, cb.FeatureSet(dense={"vector": col("vector"), "n": col("length")}))
     old, new = next(first.batches(ROWS)), next(later.batches(ROWS))
@@ -186,7 +186,7 @@ def test_basic_features_merge_back_by_id(tmp_path: Path, ordered: bool) -> None:
 
 
 def test_an_unknown_feature_gets_its_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(cb.errors.PlanError, match="'colur'; nearest: 'colour'"):
+    with pytest.raises(cb.errors.PlanError, match="'colur'; nearest: 'color'"):
         plan().materialize(tmp_path / "b.parquet", ["colur"])
     with pytest.raises(cb.errors.PlanError, match="'label'"):
         plan().materialize(tmp_path / "b.parquet", ["label"])

@@ -65,7 +65,7 @@ def test_text_files_keep_how_they_were_read(form: str, given: dict[str, Any], op
         ({"bytes": (1 << 62) + 1}, "a count"),
         ({"source": files()}, "a source without paths"),
         ({"source": files("a\0b")}, "a source without paths"),
-        ({"source": files("a", form="csv", text={"colour": "red"})}, "a text option 'colour'"),
+        ({"source": files("a", form="csv", text={"color": "red"})}, "a text option 'color'"),
         ({"source": {"paths": ["a"]}}, "a format"),
         ({"schema": "%"}, "the Arrow schema of a view"),
     ],

@@ -630,9 +630,9 @@ def test_a_request_needs_no_label_and_no_id_and_says_which_rows_passed() -> None
         assert batch.dense.tolist() == [[5.0, -1.0], [6.0, -1.0]]
         assert batch.index is not None
         assert batch.index.tolist() == [1, 2]
-    labelled = plan.run(rows.append_column("clicked", pa.array([0, 1, 0])))
-    assert labelled.label is not None
-    assert labelled.label.tolist() == [1.0, 0.0]
+    labeled = plan.run(rows.append_column("clicked", pa.array([0, 1, 0])))
+    assert labeled.label is not None
+    assert labeled.label.tolist() == [1.0, 0.0]
     with_merged = plan.run(rows.append_column("id", pa.array([1, 2, 3])).append_column("f", pa.array([1.0, 2.0, 3.0])))
     assert with_merged.dense[:, 1].tolist() == [2.0, 3.0]
     with pytest.raises(cb.errors.DataError, match="lacks column 'price'"):

@@ -636,9 +636,9 @@ def test_a_dictionary_of_nothing_finds_nothing() -> None:
 def test_a_dictionary_over_a_function_and_below_a_join() -> None:
     loud = cb.Dictionary(["RED"], [7])
     assert values(shout("word").lookup(loud, default=0)) == [7, 0, 0, 7, 0]
-    colours = cb.View(pa.table({"n": [1, 2], "colour": ["red", "pink"]}), key="n").fill(colour="blue")
-    view = cb.View(TABLE).join(colours, on="n")
-    plan = cb.compile(view, cb.FeatureSet(dense={"v": col("colour").lookup(VECTORS)}))
+    colors = cb.View(pa.table({"n": [1, 2], "color": ["red", "pink"]}), key="n").fill(color="blue")
+    view = cb.View(TABLE).join(colors, on="n")
+    plan = cb.compile(view, cb.FeatureSet(dense={"v": col("color").lookup(VECTORS)}))
     assert next(plan.batches(9)).dense.tolist() == [[1, 2], [0, 0], [3, 4], [3, 4], [3, 4]]
 
 

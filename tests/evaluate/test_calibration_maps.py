@@ -31,7 +31,7 @@ def probability(logit: Any) -> Any:
     return 1 / (1 + np.exp(-np.asarray(logit, np.float64)))
 
 
-labelled = st.lists(st.tuples(st.booleans(), st.integers(-6, 6)), min_size=2, max_size=40).filter(
+labeled = st.lists(st.tuples(st.booleans(), st.integers(-6, 6)), min_size=2, max_size=40).filter(
     lambda rows: len({clicked for clicked, _ in rows}) == 2
 )
 
@@ -88,7 +88,7 @@ def test_platt_shifts_a_constant_logit_to_the_click_rate() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(labelled)
+@given(labeled)
 def test_platt_is_the_best_line_that_does_not_fall(rows: list[tuple[bool, int]]) -> None:
     """At the best line the errors add up to 0, plain and times the logit; a line that would fall is level instead."""
     clicked, logit = np.array([c for c, _ in rows]), np.array([z / 3 for _, z in rows])
@@ -114,7 +114,7 @@ def test_platt_is_the_best_line_that_does_not_fall(rows: list[tuple[bool, int]])
 
 
 @settings(max_examples=80, deadline=None)
-@given(labelled)
+@given(labeled)
 def test_isotonic_is_that_of_scikit_learn(rows: list[tuple[bool, int]]) -> None:
     sklearn = pytest.importorskip("sklearn.isotonic")
     clicked, logit = np.array([c for c, _ in rows]), np.array([z / 3 for _, z in rows])
@@ -133,7 +133,7 @@ def test_isotonic_is_that_of_scikit_learn(rows: list[tuple[bool, int]]) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(labelled, st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=30), st.sampled_from(["platt", "isotonic"]))
+@given(labeled, st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=30), st.sampled_from(["platt", "isotonic"]))
 def test_a_map_is_monotone_and_never_certain(rows: list[tuple[bool, int]], new: list[float], kind: str) -> None:
     made = fit_calibration(kind, np.array([c for c, _ in rows]), np.array([z / 3 for _, z in rows], np.float32))
     found = made.apply(np.sort(np.array(new, np.float32)), None)
@@ -142,7 +142,7 @@ def test_a_map_is_monotone_and_never_certain(rows: list[tuple[bool, int]], new: 
 
 
 @settings(max_examples=50, deadline=None)
-@given(labelled, st.randoms(use_true_random=False))
+@given(labeled, st.randoms(use_true_random=False))
 def test_isotonic_does_not_depend_on_the_order_of_rows(rows: list[tuple[bool, int]], draw: Any) -> None:
     shuffled = list(rows)
     draw.shuffle(shuffled)
@@ -189,7 +189,7 @@ def test_the_ends_stay_nearer_to_0_and_1_than_to_the_rates_beside_them() -> None
     (4, [0, 1, 2, 3], [0.3, 0.3, 0.7, 0.7]),
     (2, [0, 3], [0.5, 0.5]),
 ])  # fmt: skip
-def test_neighbouring_steps_are_merged_down_to_half_the_knots(
+def test_neighboring_steps_are_merged_down_to_half_the_knots(
     knots: int, logits: list[float], rates: list[float]
 ) -> None:
     logit = np.repeat([0.0, 1.0, 2.0, 3.0], 5)
@@ -383,7 +383,7 @@ def test_slices_have_a_drift_of_their_own_if_they_have_many_rows() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(labelled)
+@given(labeled)
 def test_a_trend_of_few_rows_leaves_a_finite_map(rows: list[tuple[bool, int]]) -> None:
     clicked, logit = np.array([c for c, _ in rows]), np.array([z / 3 for _, z in rows], np.float32)
     for kind in ("platt", "isotonic"):

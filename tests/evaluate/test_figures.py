@@ -11,7 +11,7 @@ import pytest
 from ctrbox.evaluate.figures import FIGURES, interval, wilson
 from ctrbox.evaluate.metrics import Rows, Scores, measure, tracked
 from ctrbox.evaluate.ranking import LEAST_GROUPS, gauc_by
-from ctrbox.report.words import figure_table, remarks
+from ctrbox.report.number_format import figure_table, remarks
 
 
 def world(rows: int, seed: int, *, weighted: bool = False, groups: int = 0) -> Rows:

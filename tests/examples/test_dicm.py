@@ -56,7 +56,7 @@ def test_the_commands_lead_from_images_and_logs_to_a_server(tmp_path: Path, monk
     assert vectors.encoder.name == "palette-1"
     for name, kind in (("first", None), ("second", "partial")):
         config = read_sealed(tmp_path / "runs" / name / "config.json", "run folder")
-        assert '"common": ["behaviour"]' in json.dumps(config)
+        assert '"common": ["behavior"]' in json.dumps(config)
         assert ("--warm-up" in config["command"]) == (kind is not None)
         assert {"--adaptive-l2", "--decay"} <= set(config["command"])
     ads = pq.read_table(tmp_path / "data" / "ads").num_rows

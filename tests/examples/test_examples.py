@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ctrbox as cb
-from ctrbox.plan.language.written import parse_feature
+from ctrbox.plan.language.feature_text import parse_feature
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

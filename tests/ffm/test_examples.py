@@ -235,8 +235,8 @@ def test_models_read_caches_and_text_by_the_names_of_fields(tmp_path: Path, caps
     path.write_bytes(GOOD + b"oops\n")
     from_text.learn(ExampleText(path))
     assert "1 of 5 lines left out: line 5: no | in it" in capsys.readouterr().err
-    unlabelled = ExampleText(io.BytesIO(b"|a x |b y\n"), fields=["a", "b"])
-    assert len(model.predict(unlabelled)) == 1
+    unlabeled = ExampleText(io.BytesIO(b"|a x |b y\n"), fields=["a", "b"])
+    assert len(model.predict(unlabeled)) == 1
     with pytest.raises(cb.errors.DataError, match="no label"):
         model.learn(ExampleText(io.BytesIO(b"|a x |b y\n"), fields=["a", "b"]))
 

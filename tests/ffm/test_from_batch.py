@@ -36,8 +36,8 @@ def test_keys_become_features_and_numbers_fields_of_one_feature() -> None:
     assert np.isnan(found.labels).all()
     assert (found.rows, found.features, found.unlabelled) == (2, 5, 2)
     assert len(set(found.keys.tolist())) == 5
-    labelled = examples(label=[0, 1], weight=[0.0, 2.5])
-    assert (labelled.labels.tolist(), labelled.weights.tolist(), labelled.unlabelled) == ([0, 1], [0, 2.5], 0)
+    labeled = examples(label=[0, 1], weight=[0.0, 2.5])
+    assert (labeled.labels.tolist(), labeled.weights.tolist(), labeled.unlabelled) == ([0, 1], [0, 2.5], 0)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_a_refused_lock_leaves_no_error_behind(tmp_path: Path) -> None:
         del buffer
 
 
-def test_neighbours_of_locked_memory_are_copied_as_ever() -> None:
+def test_neighbors_of_locked_memory_are_copied_as_ever() -> None:
     """CUDA refuses a copy of memory that is locked in part."""
     memory = np.zeros(3_000_003, np.uint8)
     ours = pa.py_buffer(memory)

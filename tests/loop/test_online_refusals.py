@@ -19,7 +19,7 @@ from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.ffm.progress import Progress
 from ctrbox.files.sealed import sealed
 from ctrbox.loop.checkpoint import Checkpoints, _facts
-from ctrbox.loop.learner import Learner, _labelled
+from ctrbox.loop.learner import Learner, _labeled
 from ctrbox.loop.loop import OnlineLoop
 from ctrbox.loop.online_model import OnlineFfm
 from ctrbox.loop.status import Complaints, status
@@ -161,13 +161,13 @@ def test_a_plan_with_weights_and_rows_without_labels_are_not_learned_online() ->
     ):
         Learner(plan, OnlineFfm(cb.DeepFFM(plan.schema, bits=5)), None, lambda *given: None)  # type: ignore[arg-type]
     batch = plan.run(rows)
-    assert _labelled(batch, None) is batch
+    assert _labeled(batch, None) is batch
     with pytest.raises(
         PlanError, match="rows have no label columns; past impressions need to say whether they were clicked"
     ):
-        _labelled(replace(batch, label=None), None)
+        _labeled(replace(batch, label=None), None)
     clicked = np.array([1, 0], np.float32)
-    assert _labelled(batch, clicked).label is clicked
+    assert _labeled(batch, clicked).label is clicked
 
 
 def test_a_strict_loop_stops_at_a_chunk_or_line_that_is_broken(tmp_path: Path) -> None:

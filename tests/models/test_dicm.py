@@ -31,14 +31,14 @@ IMAGES = Schema(
         Field("ad", "ad", False),
         Field("history", "ad", True),
         Field("ad_image", "image", False),
-        Field("behaviour", "image", True),
+        Field("behavior", "image", True),
     ),
     (("bid", 1),),
     True,
     True,
     False,
 )
-BOTH: dict[str, Any] = {"ad_image": "ad_image", "behaviour": "behaviour"}
+BOTH: dict[str, Any] = {"ad_image": "ad_image", "behavior": "behavior"}
 KINDS = ("concatenation", "max", "sum", "attentive", "multi_query")
 
 
@@ -99,8 +99,8 @@ def test_every_aggregator_is_its_twin(
 def test_dicm_reads_ids_and_images_over_every_base(base: str, aggregator: str) -> None:
     torch.manual_seed(0)
     model = DICM(IMAGES, 6, base=base, aggregator=aggregator, image_dim=4, hidden=(8,), longest=3, **BOTH)
-    assert model.reads.dims["ad_image"] == model.reads.dims["behaviour"] == 4
-    assert set(model.reads.sequences) == ({"behaviour", "history"} if base == "din" else {"behaviour"})
+    assert model.reads.dims["ad_image"] == model.reads.dims["behavior"] == 4
+    assert set(model.reads.sequences) == ({"behavior", "history"} if base == "din" else {"behavior"})
     assert model.reads.dims["user"] == (1 if base == "lr" else 6)
     for rows in (0, 1, 20):
         x = inputs(model.reads, rows)
@@ -110,7 +110,7 @@ def test_dicm_reads_ids_and_images_over_every_base(base: str, aggregator: str) -
     logits.square().sum().backward()
     for what, value in leaves(x).items():
         assert value.grad is not None, what
-        if not (aggregator == "max" and "behaviour" in what):  # a maximum leaves some out
+        if not (aggregator == "max" and "behavior" in what):  # a maximum leaves some out
             assert (value.grad.abs().sum(tuple(range(1, value.dim()))) > 0).any(), what
     for what, parameter in model.named_parameters():
         assert parameter.grad is not None, what
@@ -126,7 +126,7 @@ def test_lr_is_weights_of_keys_and_a_linear_map_of_images() -> None:
     model = DICM(IMAGES, base="lr", aggregator="sum", image_dim=3, **BOTH).eval()
     x = inputs(model.reads, 7)
     with torch.no_grad():
-        seen = torch.cat([x.field("ad_image"), x.sequence("behaviour")[0].sum(1)], 1) @ model.images.weight
+        seen = torch.cat([x.field("ad_image"), x.sequence("behavior")[0].sum(1)], 1) @ model.images.weight
         expected = x.field("user") + x.field("ad") + x.field("history") + seen
         assert model.reads.fields == ("user", "ad", "history", "ad_image")
         torch.testing.assert_close(model(x), expected.squeeze(1))
@@ -137,7 +137,7 @@ def test_without_images_dicm_is_its_base() -> None:
     torch.manual_seed(0)
     plain = DICM(IMAGES, 4, fields=ids, hidden=(8,))
     assert set(plain.reads.dims) == set(ids)
-    only = DICM(IMAGES, 4, fields=ids, behaviour="behaviour", hidden=(8,))
+    only = DICM(IMAGES, 4, fields=ids, behavior="behavior", hidden=(8,))
     assert only.queries == ["ad"]  # there is no image of the ad to ask with
     assert DICM(IMAGES, 4, fields=ids, **BOTH).queries == ["ad_image", "ad"]
     assert DICM(IMAGES, 4, fields=ids, aggregator="attentive", **BOTH).queries == ["ad_image"]
@@ -148,17 +148,17 @@ def test_without_images_dicm_is_its_base() -> None:
     [
         ({"ad_image": "ad_imag"}, "nearest: 'ad_image'"),
         (
-            {"ad_image": "ad", "behaviour": "behaviour"},
+            {"ad_image": "ad", "behavior": "behavior"},
             r"keys lie in the spaces 'image' and 'ad'; give both the same space",
         ),
-        ({"ad_image": "behaviour"}, "an ad has one image"),
-        ({"ad_image": "ad_image", "behaviour": "ad_image"}, "cannot be both the image of the ad and"),
+        ({"ad_image": "behavior"}, "an ad has one image"),
+        ({"ad_image": "ad_image", "behavior": "ad_image"}, "cannot be both the image of the ad and"),
         ({**BOTH, "fields": ["user", "ad_image"]}, "'ad_image' as an image; remove it from fields"),
         (
             {**BOTH, "query": "add"},
             "uses the id 'add' as the query of its attention, but does not read it; nearest: 'ad'",
         ),
-        ({"behaviour": "behaviour", "aggregator": "attentive"}, "weighs images by a query"),
+        ({"behavior": "behavior", "aggregator": "attentive"}, "weighs images by a query"),
         ({**BOTH, "aggregator": "atentive"}, "nearest: 'attentive'"),
         ({"base": "dim"}, "nearest: 'din'"),
         ({**BOTH, "pooling": {"history": "none"}}, "DICM reads no sequences; field 'history'"),
@@ -181,14 +181,14 @@ def test_multi_query_needs_a_query() -> None:
 
 def towers(**more: Any) -> TwoTower:
     torch.manual_seed(0)
-    sides = {"user": ["user", "history", "behaviour"], "ad": ["ad", "ad_image"], "images": ["behaviour", "ad_image"]}
+    sides = {"user": ["user", "history", "behavior"], "ad": ["ad", "ad_image"], "images": ["behavior", "ad_image"]}
     return TwoTower(IMAGES, 5, **{**sides, "image_dim": 4, "vector": 6, **more})
 
 
 def test_the_logit_is_the_product_of_vectors_that_know_one_side_only() -> None:
     model = towers().eval()
-    assert model.reads.pooling["behaviour"] == "sum"
-    assert model.reads.dims == {"user": 5, "history": 5, "behaviour": 4, "ad": 5, "ad_image": 4}
+    assert model.reads.pooling["behavior"] == "sum"
+    assert model.reads.dims == {"user": 5, "history": 5, "behavior": 4, "ad": 5, "ad_image": 4}
     x = inputs(model.reads, 9)
     user, ad = model.user_vectors(x), model.ad_vectors(x)
     assert user.shape == ad.shape == (9, 6)
@@ -198,7 +198,7 @@ def test_the_logit_is_the_product_of_vectors_that_know_one_side_only() -> None:
     touched = {
         n for p in x.pooled for k, n in enumerate(p.fields) if p.vectors.grad is not None and p.vectors.grad[:, k].any()
     }
-    assert touched == {"user", "history", "behaviour"}
+    assert touched == {"user", "history", "behavior"}
     assert one.vectors.grad is not None
 
 
@@ -208,7 +208,7 @@ def test_the_logit_is_the_product_of_vectors_that_know_one_side_only() -> None:
         ({"user": ["usr"]}, "nearest: 'user'"),
         ({"user": []}, "at least one field of the user"),
         ({"user": ["user", "ad"]}, "'ad' is a field of both sides"),
-        ({"user": ["user"], "images": ["behaviour"]}, "'behaviour' is in images= but is a field of neither side"),
+        ({"user": ["user"], "images": ["behavior"]}, "'behavior' is in images= but is a field of neither side"),
         ({"vector": 0}, "vector must be a whole number from 1 to"),
         ({"pooling": {"history": "none"}}, "TwoTower reads no sequences"),
     ],

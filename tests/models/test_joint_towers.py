@@ -227,7 +227,7 @@ def test_one_seed_gives_one_model_and_another_seed_another() -> None:
         {"towers": tuple(map(tuple, TOWERS)), "embedding": "layer", "hidden": (5,)},
         {"towers": [[], ["age", "title", "user_ctr", "log_bid"]], "batch_norm": True, "dropout": 0.2},
     ],
-    ids=["three towers", "the paper's layer", "normalised"],
+    ids=["three towers", "the paper's layer", "normalized"],
 )
 def test_several_towers_are_built_again_from_plain_json_and_any_batch_gives_a_row_one_answer(
     more: dict[str, Any],

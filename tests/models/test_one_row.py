@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctrbox import _native
-from ctrbox.models.aggregators import AGGREGATORS, aggregator, one_behaviour
+from ctrbox.models.aggregators import AGGREGATORS, aggregator, one_behavior
 from ctrbox.models.attention import LocalActivation
 from ctrbox.models.mlp import MLP
 from ctrbox.models.one_row import stands_for_all
@@ -54,7 +54,7 @@ def test_aggregators(
     once = items.expand(rows, -1, -1), lengths.expand(rows)
     whole = made(items.repeat(rows, 1, 1), lengths.repeat(rows), *queries)
     assert close(made(*once, *queries), whole)
-    ahead = one_behaviour(made, items[0, :length])
+    ahead = one_behavior(made, items[0, :length])
     assert (ahead is None) == (kind not in ("attentive", "multi_query") or length == 0 or len(hidden) > 1)
     if ahead is not None:
         assert close(ahead(queries), whole)
@@ -90,11 +90,11 @@ def test_towers(shared: list[bool], rows: int, bias: bool) -> None:
 def test_where_nothing_is_worked_out_ahead() -> None:
     items = torch.randn(3, 4)
     with torch.inference_mode():
-        assert one_behaviour(aggregator("attentive", 4, [4], attention=(4097,)).eval(), items) is None
-        assert one_behaviour(aggregator("attentive", 4, [4]).eval().double(), items) is None
-        assert one_behaviour(aggregator("attentive", 4, [4]), items) is None  # it trains
-        assert one_behaviour(aggregator("attentive", 4, [4]).eval(), items) is not None
-    assert one_behaviour(aggregator("attentive", 4, [4]).eval(), items) is None  # gradients
+        assert one_behavior(aggregator("attentive", 4, [4], attention=(4097,)).eval(), items) is None
+        assert one_behavior(aggregator("attentive", 4, [4]).eval().double(), items) is None
+        assert one_behavior(aggregator("attentive", 4, [4]), items) is None  # it trains
+        assert one_behavior(aggregator("attentive", 4, [4]).eval(), items) is not None
+    assert one_behavior(aggregator("attentive", 4, [4]).eval(), items) is None  # gradients
     with pytest.raises(ValueError, match="a unit is None"):
         _native.attend([None], [items.numpy()])  # type: ignore[list-item]
 

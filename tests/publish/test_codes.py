@@ -27,9 +27,9 @@ def arrays(elements: st.SearchStrategy[float]) -> st.SearchStrategy[np.ndarray]:
 @given(arrays(st.one_of(FLOATS, SMALL)), st.floats(2.0**-100, 2.0**100, width=32), st.integers(-(1 << 21), 1 << 21))
 def test_codes_have_the_twins_bits(weights: np.ndarray, bucket: float, first: int) -> None:
     codes = _native.quantise(weights, bucket, first)
-    assert np.array_equal(codes, twin.quantise(weights, bucket, first))
+    assert np.array_equal(codes, twin.quantize(weights, bucket, first))
     back = _native.dequantise(codes, bucket, first)
-    assert back.tobytes() == twin.dequantise(codes, bucket, first).tobytes()
+    assert back.tobytes() == twin.dequantize(codes, bucket, first).tobytes()
 
 
 @settings(deadline=None, max_examples=120)

@@ -303,7 +303,7 @@ def test_a_patch_may_take_twice_its_result_and_some_room(patched: Path, monkeypa
 def test_more_regions_than_a_patch_may_have_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("old", 1.0), ("new", 2.0)):
         parts = [publish.Part.floats(part, np.full(50, value, np.float32)) for part in "abc"]
-        publish.write_weights(tmp_path / name, publish.Weights("test", {}, parts), quantise=False)
+        publish.write_weights(tmp_path / name, publish.Weights("test", {}, parts), quantize=False)
     for most, regions in ((4, 4), (3, 1)):
         monkeypatch.setattr(patching, "MOST_REGIONS", most)
         facts = publish.diff(tmp_path / "old", tmp_path / "new", tmp_path / "p")

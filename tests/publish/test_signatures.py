@@ -21,7 +21,7 @@ from tests.publish import forged
 def publish(folder: Published, place: Path, seed: int) -> None:
     weights = np.zeros(50_000, np.float32)
     weights[:3] = np.random.default_rng(seed).random(3)
-    write_weights(place / "w.fbw", Weights("test", {}, [Part.floats("w", weights)]), quantise=False)
+    write_weights(place / "w.fbw", Weights("test", {}, [Part.floats("w", weights)]), quantize=False)
     folder.publish(place / "w.fbw")
 
 

@@ -17,7 +17,7 @@ def published(folder: Path, count: int, keep: int = 8, size: int = 3) -> Publish
     for number in range(1, count + 1):
         weights = np.zeros(size, np.float32)
         weights[:3] = np.random.default_rng(number).random(3)
-        write_weights(folder / "w.fbw", Weights("test", {}, [Part.floats("w", weights)]), quantise=False)
+        write_weights(folder / "w.fbw", Weights("test", {}, [Part.floats("w", weights)]), quantize=False)
         made.publish(folder / "w.fbw", note=f"number {number}")
     return made
 

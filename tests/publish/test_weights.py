@@ -42,7 +42,7 @@ def engine(tmp_path: Path) -> cb.DeepFFM:
 
 def test_a_deep_ffm_is_half_without_accumulators_and_a_quarter_as_codes(engine: cb.DeepFFM, tmp_path: Path) -> None:
     engine.save(tmp_path / "model.ffm")
-    publish.pack(engine, tmp_path / "plain.fbw", quantise=False)
+    publish.pack(engine, tmp_path / "plain.fbw", quantize=False)
     publish.pack(tmp_path / "model.ffm", tmp_path / "codes.fbw")
     full, plain, codes = ((tmp_path / n).stat().st_size for n in ("model.ffm", "plain.fbw", "codes.fbw"))
     assert plain < 0.53 * full
@@ -57,9 +57,9 @@ def test_a_deep_ffm_is_half_without_accumulators_and_a_quarter_as_codes(engine: 
 
 def test_patched_weights_equal_full_weights_bytewise(engine: cb.DeepFFM, tmp_path: Path) -> None:
     for kind in (True, False):
-        publish.pack(engine, tmp_path / "old.fbw", quantise=kind)
+        publish.pack(engine, tmp_path / "old.fbw", quantize=kind)
         engine.learn(cb.ffm.ExampleText(tmp_path / "more.vw"))
-        publish.pack(engine, tmp_path / "new.fbw", quantise=kind, base=tmp_path / "old.fbw")
+        publish.pack(engine, tmp_path / "new.fbw", quantize=kind, base=tmp_path / "old.fbw")
         facts = publish.diff(tmp_path / "old.fbw", tmp_path / "new.fbw", tmp_path / "p")
         assert facts.word == (2 if kind else 4)
         assert facts.bytes < 0.2 * facts.result_bytes
@@ -170,7 +170,7 @@ def test_a_table_with_a_key_twice_or_without_vectors_is_refused(tmp_path: Path) 
 )
 def test_any_parts_come_back(tmp_path: Path, named: dict[str, list[float]]) -> None:
     parts = [Part.floats(name, np.array(values, np.float32)) for name, values in named.items()]
-    publish.write_weights(tmp_path / "w", Weights("x", {"n": 1}, parts), quantise=False)
+    publish.write_weights(tmp_path / "w", Weights("x", {"n": 1}, parts), quantize=False)
     back = publish.read_weights(tmp_path / "w")
     assert [(p.name, p.data.tobytes()) for p in back.parts] == [(p.name, p.data.tobytes()) for p in parts]
     assert read_directory(tmp_path / "w").size == (tmp_path / "w").stat().st_size
@@ -183,7 +183,7 @@ def test_parts_may_come_go_and_grow(
 ) -> None:
     for name, parts, base in (("old", old, None), ("new", new, tmp_path / "old")):
         weights = Weights("x", {}, [Part.floats(n, np.array(values, np.float32)) for n, values in parts.items()])
-        publish.write_weights(tmp_path / name, weights, quantise=codes, base=base)
+        publish.write_weights(tmp_path / name, weights, quantize=codes, base=base)
     publish.diff(tmp_path / "old", tmp_path / "new", tmp_path / "p")
     publish.apply(tmp_path / "old", tmp_path / "p", tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == (tmp_path / "new").read_bytes()

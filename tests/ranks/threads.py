@@ -12,7 +12,7 @@ import torch
 import ctrbox as cb
 from ctrbox.ranks.training import Followed, Ranks
 from ctrbox.ranks.world import World
-from ctrbox.train.together import listening
+from ctrbox.train.gradient_sums import listening
 from tests.train.worlds import table
 
 

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox.errors import CtrboxError, DataError, SourceError, WriteError
 from ctrbox.files.sealed import sealed
+from ctrbox.report.number_format import remarks
 from ctrbox.report.quality_shown import curve, smoothed, thinned
 from ctrbox.report.recorded import Fields, Recorded, read_run
-from ctrbox.report.words import remarks
 from ctrbox.report.write import build, reproduce, write_report
 from ctrbox.show import charts
 from ctrbox.show.charts import Dot, Line, Part
@@ -68,11 +68,11 @@ SUMMARY: dict[str, Any] = {
             "for_input": 0.0,
             "for_room": 21.2,
             "rows": 1800,
-            "utilisation": 0.41,
+            "utilization": 0.41,
             "queue": 1.8,
             "queue_most": 2,
         },
-        {"name": "learn", "seconds": 33.9, "waited": 1.9, "rows": 1800, "utilisation": 0.94},
+        {"name": "learn", "seconds": 33.9, "waited": 1.9, "rows": 1800, "utilization": 0.94},
     ],
     "tables": [
         {
@@ -279,7 +279,7 @@ def test_stages_are_told_by_plain_names_and_tables_by_what_they_were_asked() -> 
 
 
 def test_a_look_up_that_reads_from_an_ssd_is_helped_by_memory() -> None:
-    stages = [{**SUMMARY["stages"][0], "name": "lookup", "utilisation": 0.9}]
+    stages = [{**SUMMARY["stages"][0], "name": "lookup", "utilization": 0.9}]
     page = build(recorded({**SUMMARY, "stages": stages, "bottleneck": "lookup"}))
     assert "reading their rows from the SSD</b>, busy 90% of the time. What would help: more memory" in page
     calm = build(recorded({**SUMMARY, "stages": stages, "bottleneck": "lookup", "tables": []}))

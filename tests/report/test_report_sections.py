@@ -76,7 +76,7 @@ def test_only_lines_of_one_kind_with_rows_and_value_are_points_of_a_curve() -> N
     assert shown.curve(lines, "valid", "loss") == [(20.0, 0.25)]
 
 
-def test_thinned_curves_average_neighbours_and_keep_their_last_place() -> None:
+def test_thinned_curves_average_neighbors_and_keep_their_last_place() -> None:
     points = [(float(k), float(k * k)) for k in range(5)]
     assert shown.thinned(points, 5) == points
     assert shown.thinned(points, 4) == [(0.0, 0.0), (1.0, 1.0), (2.0, 4.0), (4.0, 12.5)]

@@ -12,8 +12,8 @@ from ctrbox.embed.traits import Traits
 from ctrbox.errors import DataError, SourceError
 from ctrbox.report import passes_shown
 from ctrbox.report import write as report
+from ctrbox.report.number_format import brief, few_groups, figure_table, remarks
 from ctrbox.report.recorded import Fields, Recorded, read_lines
-from ctrbox.report.words import brief, few_groups, figure_table, remarks
 from ctrbox.train import passes
 from ctrbox.train.pipeline import Clock
 from ctrbox.train.progress import Lately, Progress
@@ -191,9 +191,9 @@ def test_at_most_400_settings_are_listed(count: int) -> None:
 
 def test_stages_tell_how_busy_they_were_and_what_they_waited_for() -> None:
     stages = [
-        {"name": "extract", "seconds": 2.0, "waited": 3.0, "for_room": 1.0, "rows": 5000, "utilisation": 0.4},
+        {"name": "extract", "seconds": 2.0, "waited": 3.0, "for_room": 1.0, "rows": 5000, "utilization": 0.4},
         {"name": "learn", "seconds": 0.0, "rows": 7},
-        {"name": "lookup", "seconds": 1.0, "utilisation": 0.2},
+        {"name": "lookup", "seconds": 1.0, "utilization": 0.2},
     ]
     found = report.stages([], fields(stages=stages))
     for part in (
@@ -213,10 +213,10 @@ def test_stages_tell_how_busy_they_were_and_what_they_waited_for() -> None:
     [
         ({}, ""),
         ({"stages": [{"name": "learn"}]}, ""),
-        ({"stages": [{"name": "learn", "utilisation": 0.6}]}, "learning , busy 60% of the time. What would help: larger"),
-        ({"stages": [{"name": "learn", "utilisation": 0.59}]}, "No stage is a clear bottleneck: even the stage that waits "
+        ({"stages": [{"name": "learn", "utilization": 0.6}]}, "learning , busy 60% of the time. What would help: larger"),
+        ({"stages": [{"name": "learn", "utilization": 0.59}]}, "No stage is a clear bottleneck: even the stage that waits "
             "least, learning , works only 59% of the time"),
-        ({"stages": [{"name": "read", "utilisation": 0.7}, {"name": "learn", "utilisation": 0.8}]}, "The bottleneck is "
+        ({"stages": [{"name": "read", "utilization": 0.7}, {"name": "learn", "utilization": 0.8}]}, "The bottleneck is "
             "learning"),
         ({"bottleneck": "read"}, "The bottleneck is reading the log . What would help: Parquet"),
         ({"bottleneck": "new"}, "The bottleneck is stage &#x27;new&#x27; ."),

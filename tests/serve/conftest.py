@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ctrbox.serve.model_folder import ModelFolder
-from ctrbox.views.allowed import VARIABLE
+from ctrbox.views.allowed_paths import VARIABLE
 from tests.serve.running import Running, running
 from tests.serve.worlds import World, make_world
 

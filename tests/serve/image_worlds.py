@@ -49,7 +49,7 @@ class ImageWorld:
 
 
 def plan_over(data: Path) -> cb.Plan:
-    users = cb.View(f"{data}/users", key="user_id").fill(segment=-1, behaviour="")
+    users = cb.View(f"{data}/users", key="user_id").fill(segment=-1, behavior="")
     ads = cb.View(f"{data}/ads", key="ad_id").fill(category="none", bid=0.0)
     log = cb.View(f"{data}/impressions", key="instance_id", time_units={"ts": "us"}).fill(device="none", position=-1)
     features = cb.FeatureSet(
@@ -63,7 +63,7 @@ def plan_over(data: Path) -> cb.Plan:
             "position": col("position"),
             "hour": col("ts").hour(),
             "ad_image": KEY,
-            "behaviour": col("behaviour").split("|").last(30).key(space="image"),
+            "behavior": col("behavior").split("|").last(30).key(space="image"),
         },
         dense={"log_bid": col("bid").log1p()},
     )
@@ -82,10 +82,10 @@ def make_world(place: Path, rows: int = 3_000, submodel: torch.nn.Module | None 
 def fitted(place: Path, plan: cb.Plan, file: Path, submodel: Any = None, epochs: int = 1, **model: Any) -> ImageWorld:
     torch.manual_seed(0)
     made = cb.models.DICM(
-        plan.schema, 12, ad_image="ad_image", behaviour="behaviour", query="category", hidden=(16, 8), **model
+        plan.schema, 12, ad_image="ad_image", behavior="behavior", query="category", hidden=(16, 8), **model
     )
     server = cb.tables.ModelServer(file, cb.tables.ImageEmbedding(WIDTH, (8,), 12) if submodel is None else submodel)
-    embedders = {"ad_image": server, "behaviour": server, "*": cb.MemoryTable(12, threads=1)}
+    embedders = {"ad_image": server, "behavior": server, "*": cb.MemoryTable(12, threads=1)}
     run = cb.Trainer(made, embedders, optimizer=cb.optim.Adam(lr=0.01), threads=1).fit(
         plan, batch_size=200, epochs=epochs
     )

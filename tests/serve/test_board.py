@@ -15,9 +15,9 @@ from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve import board as board_module
 from ctrbox.serve import workers
 from ctrbox.serve.board import NOTE_BYTES, SILENT_SECONDS, Board, Desk, Note
+from ctrbox.serve.http_connection import REASONS
 from ctrbox.serve.metrics import CELL, CELLS, ROUTES, STATUSES, Metrics
 from ctrbox.serve.model_folder import RUN
-from ctrbox.serve.wire import REASONS
 from ctrbox.serve.worker_figures import carried, together
 from ctrbox.serve.workers import Supervisor, memory_of, reserved, words_of, worker_count
 

@@ -12,8 +12,8 @@ import pytest
 from ctrbox._native import ContextCache
 from ctrbox.errors import DataError, PlanError, WriteError
 from ctrbox.loop.status import NAMED, Complaints
-from ctrbox.serve import files
-from ctrbox.serve.door import Client, Door, client_of
+from ctrbox.serve import open_file_limit
+from ctrbox.serve.connection_limits import Client, Door, client_of
 from ctrbox.serve.known_keys import REQUESTS, KnownKeys
 from ctrbox.serve.log_limit import KINDS, LogLimit
 from ctrbox.serve.metrics import BOUNDS, ByLabel, Metrics, escaped, milliseconds, quantile, resident
@@ -493,20 +493,20 @@ def test_a_field_is_named_after_so_many_requests_in_a_row_without_a_known_key() 
 def test_connections_are_as_many_as_the_limit_of_files_leaves(
     monkeypatch: pytest.MonkeyPatch, limit: int, expected: int | None
 ) -> None:
-    monkeypatch.setattr(files, "raise_limit", lambda: limit)
-    monkeypatch.setattr(files, "open_files", lambda: 16)
+    monkeypatch.setattr(open_file_limit, "raise_limit", lambda: limit)
+    monkeypatch.setattr(open_file_limit, "open_files", lambda: 16)
     if expected is not None:
-        assert files.connections_allowed(30) == expected
+        assert open_file_limit.connections_allowed(30) == expected
         return
     with pytest.raises(PlanError) as told:
-        files.connections_allowed(30)
+        open_file_limit.connections_allowed(30)
     assert f"leaves room for only {max(0, limit - 80)} connections" in str(told.value)
 
 
 def test_the_files_that_a_process_has_open_are_counted() -> None:
-    before = files.open_files()
+    before = open_file_limit.open_files()
     with open(__file__, encoding="utf-8"), open(__file__, encoding="utf-8"):
-        assert files.open_files() == before + 2
+        assert open_file_limit.open_files() == before + 2
 
 
 def caused(error: Exception, cause: BaseException) -> Exception:
@@ -569,8 +569,8 @@ def test_the_soft_limit_of_files_is_raised_to_the_hard_one(
         return held[0], held[1]
 
     made = SimpleNamespace(RLIMIT_NOFILE=7, RLIM_INFINITY=-1, getrlimit=getrlimit, setrlimit=setrlimit)
-    monkeypatch.setattr(files, "resource", made)
-    assert files.raise_limit() == expected
+    monkeypatch.setattr(open_file_limit, "resource", made)
+    assert open_file_limit.raise_limit() == expected
     assert asked == ([(hard, hard)] if soft != hard else [])
 
 

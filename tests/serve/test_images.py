@@ -45,7 +45,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> ImageWorld:
 
 @pytest.fixture(scope="module")
 def exact(world: ImageWorld) -> ModelFolder:
-    return create(world.place / "exact", world.plan, world.run, context=CONTEXT, quantise=False)
+    return create(world.place / "exact", world.plan, world.run, context=CONTEXT, quantize=False)
 
 
 @pytest.fixture
@@ -121,10 +121,10 @@ def test_whatever_comes_is_scored_as_whole_rows_are(
 
 @pytest.mark.parametrize("name", ["LR", "DeepFM", "DIN", "DCNv2", "YouTubeDNN", "XDeepFM", "WideDeep"])
 def test_other_models_are_published_whole(world: ImageWorld, tmp_path: Path, name: str) -> None:
-    options = {"target": "ad_image", "history": "behaviour"} if name == "DIN" else {}
+    options = {"target": "ad_image", "history": "behavior"} if name == "DIN" else {}
     model = cb.models.MODELS[name](world.plan.schema, **({} if name == "LR" else {"dim": 4}), **options)
     run = cb.Trainer(model, threads=1).fit(world.plan, batch_size=500, epochs=1, limit=1000)
-    served = opened(create(tmp_path / "model", world.plan, run, context=CONTEXT, quantise=False))
+    served = opened(create(tmp_path / "model", world.plan, run, context=CONTEXT, quantize=False))
     body, rows = world.request(300, 20)
     assert np.abs(ask(served, body) - run.predict(rows)).max() < 1e-6
     assert served.objects()["vectors"] == 0
@@ -154,17 +154,17 @@ def test_an_unseen_image_is_embedded_and_remembered(world: ImageWorld, served: S
     assert served.objects()["embedded"] == 5
 
 
-def test_images_of_the_behaviour_count_at_once_though_the_context_is_cached(world: ImageWorld) -> None:
+def test_images_of_the_behavior_count_at_once_though_the_context_is_cached(world: ImageWorld) -> None:
     unknown = unknown_images(world)
-    users = pq.read_table(world.place / "data" / "users", columns=["user_id", "behaviour"]).to_pylist()
+    users = pq.read_table(world.place / "data" / "users", columns=["user_id", "behavior"]).to_pylist()
     user, _ = next(
-        (u["user_id"], ad) for u in users for ad in unknown if str(ad) in (u["behaviour"] or "").split("|")[-30:]
+        (u["user_id"], ad) for u in users for ad in unknown if str(ad) in (u["behavior"] or "").split("|")[-30:]
     )
     served = opened(ModelFolder.open(world.place / "exact"))
     body, rows = world.request(0, 10, user_id=[user] * 10)
     blind = ask(served, body)
     assert np.array_equal(blind, ask(served, body))
-    sent = {**body, "objects": {"behaviour": {str(a): v.tolist() for a, v in unknown.items()}}}
+    sent = {**body, "objects": {"behavior": {str(a): v.tolist() for a, v in unknown.items()}}}
     seen = ask(served, sent)
     assert not np.array_equal(seen, blind)
     assert np.array_equal(ask(served, body), seen)
@@ -214,7 +214,7 @@ def test_what_is_remembered_is_bounded(world: ImageWorld, served: ServedModel) -
         ({"ad_image": {"1": [1e39] * WIDTH}}, "not finite as float32"),
         ({"ad_image": {"1": [3e38] * WIDTH}}, "not finite"),
         ({"ad_image": {str(NEW + k): [0.0] * WIDTH for k in range(MOST_OBJECTS + 1)}}, "at most 64"),
-        ({"ad_image": {str(NEW): [0.0] * WIDTH}, "behaviour": {str(NEW): [1.0] * WIDTH}}, "occurs twice"),
+        ({"ad_image": {str(NEW): [0.0] * WIDTH}, "behavior": {str(NEW): [1.0] * WIDTH}}, "occurs twice"),
     ],
 )
 def test_objects_that_are_none_are_refused_and_nothing_is_remembered(
@@ -323,7 +323,7 @@ def test_a_patch_brings_vectors_and_submodel_together(
     body, rows = world.request(200, 30, ad_id=[NEW, *range(1, 30)])
     ask(served, {**body, "objects": image})
     run = later
-    version = folder.published.publish(run, quantise=False)
+    version = folder.published.publish(run, quantize=False)
     assert reloader.look()
     assert (metrics.applied, metrics.refused) == (1, 0)
     assert metrics.last_reload["how"] == "patch"
@@ -345,7 +345,7 @@ def test_a_patch_brings_vectors_and_submodel_together(
 
 def test_no_request_sees_half_a_version(world: ImageWorld, exact: ModelFolder, later: cb.Run, tmp_path: Path) -> None:
     other = tmp_path / "other.fbw"
-    cb.publish.pack(later, other, quantise=False)
+    cb.publish.pack(later, other, quantize=False)
     files = [exact.published.file(), other]
     body, _ = world.request(0, 20, ad_id=[NEW, *range(1, 20)])
     body["objects"] = {"ad_image": {str(NEW): np.linspace(-1, 1, WIDTH).tolist()}}
@@ -439,7 +439,7 @@ def test_weights_that_contradict_themselves_are_refused_and_the_old_version_goes
     elif what == "submodel":
         changed = forged(changed, f"table.{images}.model.0.weight", lambda p: None)
     file = tmp_path / "forged.fbw"
-    write_weights(file, changed, quantise=False)
+    write_weights(file, changed, quantize=False)
     body, rows = world.request(0, 5)
     with pytest.raises(DataError):
         served.take(file, 2)
@@ -456,7 +456,7 @@ def test_a_text_submodel_takes_token_lists(world: ImageWorld, tmp_path: Path) ->
     file = tmp_path / "titles.ctrvec"
     cb.tables.write_tokens(file, {"ad_id": ids[1:], "title": tokens[1:].tolist()}, key=KEY, tokens="title", width=5)
     other = fitted(tmp_path, world.plan, file, cb.tables.TextEmbedding(50, 8, 12))
-    served = opened(create(tmp_path / "model", world.plan, other.run, context=CONTEXT, quantise=False))
+    served = opened(create(tmp_path / "model", world.plan, other.run, context=CONTEXT, quantize=False))
     body, rows = world.request(0, 2, ad_id=[int(ids[0]), int(ids[1])])
     assert np.abs(ask(served, body) - other.run.predict(rows)).max() < 1e-6
     blind = ask(served, body)
@@ -480,7 +480,7 @@ class Squared(cb.tables.ImageEmbedding):
 
 def test_a_submodel_of_ones_own_is_published_by_its_vectors_alone(world: ImageWorld, tmp_path: Path) -> None:
     other = fitted(tmp_path, world.plan, world.file, Squared(WIDTH, (8,), 12))
-    served = opened(create(tmp_path / "model", world.plan, other.run, context=CONTEXT, quantise=False))
+    served = opened(create(tmp_path / "model", world.plan, other.run, context=CONTEXT, quantize=False))
     body, rows = world.request(0, 20)
     assert np.abs(ask(served, body) - other.run.predict(rows)).max() < 1e-6
     with pytest.raises(DataError, match="a user-defined class"):
@@ -497,18 +497,18 @@ def test_a_run_folder_is_pushed_with_its_vector_file(world: ImageWorld, tmp_path
 
     out = tmp_path / "run"
     server = cb.tables.ModelServer(world.file, cb.tables.ImageEmbedding(WIDTH, (8,), 12))
-    model = cb.models.DICM(world.plan.schema, 12, ad_image="ad_image", behaviour="behaviour", query="ad", hidden=(8,))
-    embedders = {"ad_image": server, "behaviour": server, "*": cb.MemoryTable(12, threads=1)}
+    model = cb.models.DICM(world.plan.schema, 12, ad_image="ad_image", behavior="behavior", query="ad", hidden=(8,))
+    embedders = {"ad_image": server, "behavior": server, "*": cb.MemoryTable(12, threads=1)}
     run = cb.Trainer(model, embedders, threads=1).fit(world.plan, batch_size=500, epochs=1, limit=1000, out=out)
     folder = create(tmp_path / "model", world.plan, run, context=CONTEXT)
     weights = str(folder.folder / "weights")
-    done = CliRunner().invoke(app, ["push", weights, str(out), "--server", f"behaviour={world.file}"])
+    done = CliRunner().invoke(app, ["push", weights, str(out), "--server", f"behavior={world.file}"])
     assert done.exit_code == 0, done.output
     first, second = (read_weights(folder.published.file(n)) for n in (1, 2))
     assert first.about == second.about
     assert all(np.array_equal(a.data, b.data) for a, b in zip(first.parts, second.parts, strict=True))
     assert folder.published.verify() == []
-    for wrong in (["--server", "user=x"], ["--server", "behaviour"], []):
+    for wrong in (["--server", "user=x"], ["--server", "behavior"], []):
         assert CliRunner().invoke(app, ["push", weights, str(out), *wrong]).exit_code != 0
     assert folder.published.current is not None
     assert folder.published.current.number == 2
@@ -528,7 +528,7 @@ def test_a_run_folder_is_pushed_with_its_vector_file(world: ImageWorld, tmp_path
 
 def test_a_model_server_is_published_like_a_table(world: ImageWorld, tmp_path: Path) -> None:
     server = next(s.embedder for s in world.run.learner.sources if isinstance(s.embedder, cb.tables.ModelServer))
-    cb.publish.pack(server, tmp_path / "vectors.fbw", quantise=False)
+    cb.publish.pack(server, tmp_path / "vectors.fbw", quantize=False)
     cb.publish.unpack(tmp_path / "vectors.fbw", tmp_path / "vectors.parquet")
     found = pq.read_table(tmp_path / "vectors.parquet")
     keys, vectors, _ = server.export()

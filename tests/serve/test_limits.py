@@ -15,9 +15,9 @@ import orjson
 import pytest
 
 from ctrbox.errors import PlanError
-from ctrbox.serve.door import Client, Door, client_of
-from ctrbox.serve.files import connections_allowed
+from ctrbox.serve.connection_limits import Client, Door, client_of
 from ctrbox.serve.log_limit import LogLimit
+from ctrbox.serve.open_file_limit import connections_allowed
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.service import Limits
@@ -293,7 +293,7 @@ def test_too_low_a_limit_of_files_is_said_at_the_start() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("ctrbox.serve.files.raise_limit", lambda: 80)
+        patched.setattr("ctrbox.serve.open_file_limit.raise_limit", lambda: 80)
         with pytest.raises(PlanError, match=r"open-file limit of 80 leaves room for only \d+ connections .*ulimit -n"):
             connections_allowed(100)
 

@@ -22,7 +22,7 @@ from ctrbox.cli.main import app
 from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.files.sealed import sealed
 from ctrbox.predict.prerank_folder import PrerankFolder, _described
-from ctrbox.serve.head import Headers
+from ctrbox.serve.http_head import Headers
 from ctrbox.serve.model_folder import create
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.routes import Answer, Routes, Scoring

@@ -99,7 +99,7 @@ class World:
         self.images = self.encoded("images", KNOWN, dtype="float16").file
         self.titles = self.encoded("titles", KNOWN).file
         self.run = self.fitted()
-        self.folder = create(place / "model", self.plan, self.run, context=["user"], quantise=False)
+        self.folder = create(place / "model", self.plan, self.run, context=["user"], quantize=False)
 
     def encoded(self, what: str, count: int, encoder: Any = None, **options: Any) -> Any:
         """The vector file of the first ads, by several threads and in batches."""
@@ -332,7 +332,7 @@ def test_a_version_by_another_encoder_is_refused_and_the_old_one_goes_on(world: 
     body = world.body(NEW, ad_image={str(NEW): sent(picture(1))})
     before = ask(served, body)
     other = world.encoded("images", KNOWN, pixels(seed=5, name="other"))
-    cb.publish.pack(world.fitted(other.file), tmp_path / "other.fbw", quantise=False)
+    cb.publish.pack(world.fitted(other.file), tmp_path / "other.fbw", quantize=False)
     with pytest.raises(DataError, match="is not the one that made its vectors: name is 'pixels', expected 'other'"):
         served.take(tmp_path / "other.fbw", 2)
     assert np.array_equal(ask(served, body), before)

@@ -23,7 +23,7 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.columns.batch import Batch, Ragged
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
-from ctrbox.files import own_folder
+from ctrbox.files import temporary_folder
 from ctrbox.files.sealed import sealed
 from ctrbox.serve.listener import listening_sockets
 from ctrbox.serve.metrics import Metrics
@@ -395,7 +395,7 @@ def test_a_folder_of_a_run_of_another_kind_or_plan_is_refused(world: World, tmp_
 def test_a_reloader_of_a_version_that_is_gone_leaves_nothing(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_folder.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(temporary_folder.tempfile, "tempdir", str(tmp_path))
     folder = ModelFolder.open(world.folder)
     served = open_served(folder)
     assert isinstance(served, ServedFfm)
@@ -406,14 +406,14 @@ def test_a_reloader_of_a_version_that_is_gone_leaves_nothing(
 
 
 def test_a_copy_that_cannot_be_locked_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_folder.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(temporary_folder.tempfile, "tempdir", str(tmp_path))
 
     def flock(handle: int, how: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(own_folder.fcntl, "flock", flock)
+    monkeypatch.setattr(temporary_folder.fcntl, "flock", flock)
     with pytest.raises(WriteError, match=r"^cannot lock .*/ctrbox-serve-\w+: No locks available$"):
-        own_folder.OwnFolder("ctrbox-serve-")
+        temporary_folder.OwnFolder("ctrbox-serve-")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -22,7 +22,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox.errors import WriteError
-from ctrbox.files.own_folder import OwnFolder
+from ctrbox.files.temporary_folder import OwnFolder
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.queue import ScoringQueue
@@ -196,7 +196,7 @@ def test_what_a_killed_server_left_is_removed_by_the_next_and_nothing_else(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     alive = OwnFolder("ctrbox-serve-")
     code = (
-        "import os, signal; from ctrbox.files.own_folder import OwnFolder; own = OwnFolder('ctrbox-serve-'); "
+        "import os, signal; from ctrbox.files.temporary_folder import OwnFolder; own = OwnFolder('ctrbox-serve-'); "
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})

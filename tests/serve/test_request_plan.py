@@ -202,7 +202,7 @@ def test_a_wrong_request_is_told_what_is_wrong(tmp_path: Path) -> None:
     for change, said in (
         ({"ad": "1"}, "row 0: column 'ad' must be a whole number from -2147483648 to 2147483647, or null; met \"1\""),
         ({"price": "cheap"}, "row 0: column 'price' must be a number that fits float32"),
-        ({"colour": 1}, "there is no column 'colour' here"),
+        ({"color": 1}, "there is no column 'color' here"),
     ):
         body = {"context": {"user": 1, "query": ""}, "candidates": [{**good, **change}]}
         met, wrong = scorer.scores(json.dumps(body).encode())

@@ -56,7 +56,7 @@ def several(place: Path, names: tuple[str, str, str] = ("click", "convert", "val
     run = cb.Trainer(made, cb.MemoryTable(4), threads=1).fit(
         plan, batch_size=100, out=place / "run", progress=False, calibrate="platt", calibrate_share=0.4
     )
-    create(place / "model", plan, run, context=["user"], quantise=False)
+    create(place / "model", plan, run, context=["user"], quantize=False)
     return Several(plan, run, place / "run", place / "model")
 
 

@@ -166,7 +166,7 @@ def test_every_way_to_predict_gives_the_same_bits(log: pa.Table, tmp_path: Path,
     assert np.concatenate(list(run.predictions(rows))).astype(np.float32).tobytes() == p.tobytes()
     batch = run.plan.run(rows)
     path = tmp_path / "weights.fbw"
-    cb.publish.write_weights(path, run.published(), quantise=False)
+    cb.publish.write_weights(path, run.published(), quantize=False)
     served = click_model_of(cb.publish.read_weights(path), run.plan.schema, "here")
     assert served.predict(batch).tobytes() == p.tobytes()
 

@@ -149,7 +149,7 @@ def test_a_trial_by_a_label_without_old_validation_rows_is_refused(rows: pa.Tabl
 
 def test_a_server_scores_requests_that_have_neither_age_nor_delay(tmp_path: Path, rows: pa.Table) -> None:
     run = fitted(plan(rows.slice(0, 30_000)), valid=0.0, epochs=1, batch_size=4096)
-    create(tmp_path / "model", run.plan, run, context=[], quantise=False)
+    create(tmp_path / "model", run.plan, run, context=[], quantize=False)
     served = open_served(ModelFolder.open(tmp_path / "model"))
     body = json.dumps({"context": {}, "candidates": [{"user": 3}, {"user": 4}]}).encode()
     found, _ = served.score(served.reader.from_json(body))

@@ -20,8 +20,8 @@ from ctrbox.embed.gpu.batch import Told
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.models.inputs import Reads
 from ctrbox.models.mlp import Dropout
+from ctrbox.predict.native_network import MOST_LAYERS
 from ctrbox.predict.not_finite import HUGE, culprit
-from ctrbox.predict.tower_step import MOST_LAYERS
 from ctrbox.train import learner as learner_module
 from ctrbox.train.learner import Learner
 
@@ -121,7 +121,7 @@ def test_predictions_are_shifted_back_to_the_log_before_downsampling() -> None:
     assert len(bare.embedders[0]) == 0
 
 
-def test_rare_keys_are_held_most_by_adaptive_regularisation() -> None:
+def test_rare_keys_are_held_most_by_adaptive_regularization() -> None:
     plan = planned()
     counting = cb.MemoryTable(1, optimizer=cb.optim.SGD(lr=1.0), init=0.5, counters=cb.tables.Counters())
     learner = made(plan, table=counting, adaptive_l2=0.25)
@@ -283,7 +283,7 @@ def test_products_in_bfloat16_give_float32_logits() -> None:
 
 def native(model: nn.Module, plan: cb.Plan, table: Any = None) -> bool:
     table = cb.MemoryTable(model.reads.dim) if table is None else table  # type: ignore[union-attr]
-    return Learner(model, plan.schema, table).tower is not None
+    return Learner(model, plan.schema, table).native is not None
 
 
 def deep(plan: cb.Plan, *hidden: int, **more: Any) -> cb.models.EmbeddingMLP:
@@ -335,9 +335,9 @@ def test_first_order_weights_are_those_of_the_wide_fields(wide: list[str] | None
         model = cb.models.WideDeep(plan.schema, 2, wide=wide, hidden=(3,))
         table = cb.MemoryTable(2, optimizer=cb.optim.SGD(lr=0.5), init=0.5)
         learner = Learner(model, plan.schema, table, dense_optimizer(cb.optim.SGD(lr=0.25)))
-        assert learner.tower is not None
+        assert learner.native is not None
         if not natively:
-            learner.tower = None
+            learner.native = None
         losses = [learner.learn(learner.look(only_batch(plan))) for _ in range(2)]
         found.append([*losses, *np.sort(table.export()[1].ravel()).tolist()])
     assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-6)

@@ -145,7 +145,7 @@ def test_gauc_cannot_be_monitored_without_groups() -> None:
 
 
 @pytest.mark.parametrize("kind", [cb.optim.SGD, cb.Adagrad, cb.optim.Adam])
-def test_weight_decay_of_the_dense_optimizer_is_honoured(kind: Any) -> None:
+def test_weight_decay_of_the_dense_optimizer_is_honored(kind: Any) -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     step = dense_optimizer(kind(lr=0.1, l2=0.5))([weight])
     weight.grad = torch.zeros(3)
@@ -161,7 +161,7 @@ def test_adaptive_l2_without_tables_is_refused(tmp_path: Path) -> None:
     one = cb.tables.ModelServer(file, cb.tables.ImageEmbedding(WIDTH, (6,), 4))
     model = cb.models.EmbeddingMLP(plan.schema, dim=4)
     with pytest.raises(
-        PlanError, match="adaptive_l2 regularises the rows of tables, but this model reads no table; remove"
+        PlanError, match="adaptive_l2 regularizes the rows of tables, but this model reads no table; remove"
     ):
         cb.Trainer(model, one).fit(plan, adaptive_l2=0.1, **FAST)
 

@@ -13,7 +13,7 @@ from ctrbox.errors import DataError, PlanError, TrainError
 from ctrbox.evaluate import metrics
 from ctrbox.evaluate.interval import auc_difference
 from ctrbox.evaluate.metrics import Scores
-from ctrbox.report.words import duration, few_groups, fixed, remarks, sized, spent
+from ctrbox.report.number_format import duration, few_groups, fixed, remarks, sized, spent
 from ctrbox.train.schedule import Constant, Cosine, Decay, Warmup, factor_at
 from ctrbox.train.state import State, state_of
 

@@ -14,9 +14,9 @@ from torch import nn
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.evaluate.tasks import NumberScores
-from ctrbox.report.words import brief, figure_table, remarks
+from ctrbox.report.number_format import brief, figure_table, remarks
+from ctrbox.train.gradient_sums import ALONE
 from ctrbox.train.tasks import start_from_means
-from ctrbox.train.together import ALONE
 
 LABELS = {"click": col("clicked"), "convert": col("converted"), "value": cb.Label("revenue", "regression")}
 

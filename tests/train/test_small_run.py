@@ -25,10 +25,10 @@ from ctrbox.errors import DataError, PlanError
 from ctrbox.files.sealed import read_sealed
 from ctrbox.predict.published import click_model_of, weights_of_run
 from ctrbox.predict.run_folder import _and_those_of, other_plan, server_tables, servers_of
-from ctrbox.predict.unlearned import refusing_unknown
+from ctrbox.predict.unlearned_keys import refusing_unknown
 from ctrbox.publish.weights import Weights
 from ctrbox.train import fit as fit_module
-from ctrbox.train.handed import Foresight, Handed
+from ctrbox.train.batch_feed import Foresight, Handed
 from ctrbox.train.learner import Learner
 from ctrbox.train.passes import Passes
 from ctrbox.train.pipeline import Clock
@@ -206,7 +206,7 @@ def test_a_summary_tells_shares_of_the_time_of_this_process(world: World) -> Non
     began, ended = (datetime.fromisoformat(found[name]) for name in ("started", "finished"))
     assert 3599 <= (ended - began).total_seconds() <= 3602
     assert [s["name"] for s in found["stages"]] == ["extract", "learn"]
-    assert [s["utilisation"] for s in found["stages"]] == [pytest.approx(0.2), 1.0]
+    assert [s["utilization"] for s in found["stages"]] == [pytest.approx(0.2), 1.0]
     assert (found["stages"][0]["waited"], found["stages"][0]["queue"], found["stages"][0]["queue_most"]) == (
         0.75,
         1.5,

@@ -20,7 +20,7 @@ from ctrbox.callbacks import Callback
 from ctrbox.errors import DataError, PlanError, SourceError, TrainError, WriteError
 from ctrbox.evaluate.verdict import Trial
 from ctrbox.files.sealed import read_sealed, sealed
-from ctrbox.predict.untrained import untrained
+from ctrbox.predict.model_from_file import untrained
 from ctrbox.predict.weights_folder import read_state, same_weights, shapes_in, tensors_of
 from ctrbox.report.recorded import read_lines, read_run
 from ctrbox.sklearn.classifier_folder import classes_of

@@ -19,7 +19,7 @@ from ctrbox import col
 from ctrbox.columns.batch import Field, Schema
 from ctrbox.evaluate.interval import Difference
 from ctrbox.plan.language.expr import Expr
-from ctrbox.plan.language.written import METHODS, parse_feature, parse_features
+from ctrbox.plan.language.feature_text import METHODS, parse_feature, parse_features
 from ctrbox.train.trial import Candidate, Cost, Trial
 from tests.train import worlds
 

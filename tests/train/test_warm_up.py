@@ -119,7 +119,7 @@ def test_what_cannot_be_begun_from_is_refused(
     refused("use 'partial', 'full' or 'continue'", warm_from=earlier[0])
     refused("must be a run or its folder, got int", warm_up="full", warm_from=3)
     refused("holds no finished run", SourceError, warm_up="full", warm_from=tmp_path)
-    other = cb.models.DICM(plan.schema, DIM, behaviour="seen", query="user", ad_image="image", image_dim=DIM)
+    other = cb.models.DICM(plan.schema, DIM, behavior="seen", query="user", ad_image="image", image_dim=DIM)
     refused(
         "was trained with model 'Visual', but this training has 'DICM'",
         model=other,

@@ -14,9 +14,9 @@ from torch import nn
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.train.graphed import Fed
+from ctrbox.train.cuda_graph import Fed
+from ctrbox.train.gradient_sums import ALONE, Gang, listening
 from ctrbox.train.learner import Learner
-from ctrbox.train.together import ALONE, Gang, listening
 from tests.train.test_second_day import log
 
 HOST = "127.0.0.1"

@@ -64,7 +64,7 @@ def on_disk(folder: Path, rows: int = 6000) -> cb.Plan:
 
 
 class Small(nn.Module):
-    """Factorisation machine with a tower, a normalisation and dropout: everything a checkpoint must hold."""
+    """Factorization machine with a tower, a normalization and dropout: everything a checkpoint must hold."""
 
     def __init__(self, schema: cb.types.Schema, dim: int = 4, dropout: float = 0.1, seed: int = 0) -> None:
         super().__init__()

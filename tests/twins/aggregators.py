@@ -1,4 +1,4 @@
-"""The aggregators of behaviour images in NumPy, row by row and item by item, in double precision."""
+"""The aggregators of behavior images in NumPy, row by row and item by item, in double precision."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ import numpy as np
 JOIN = 3
 
 
-def quantise(weights: np.ndarray, bucket: float, first: int) -> np.ndarray:
+def quantize(weights: np.ndarray, bucket: float, first: int) -> np.ndarray:
     with np.errstate(over="ignore"):
         whole = np.rint(np.clip(weights.astype(np.float32) / np.float32(bucket), -4194303, 4194303)).astype(np.int64)
     return np.clip(whole - first, 0, 65535).astype(np.uint16)
 
 
-def dequantise(codes: np.ndarray, bucket: float, first: int) -> np.ndarray:
+def dequantize(codes: np.ndarray, bucket: float, first: int) -> np.ndarray:
     return (codes.astype(np.int64) + first).astype(np.float32) * np.float32(bucket)
 
 

@@ -13,10 +13,10 @@ from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import find_files
 from ctrbox.views import text
 from ctrbox.views.delimited import Csv
-from ctrbox.views.guesses import evident_delimiter, is_a_header, is_a_row
 from ctrbox.views.json_lines import _broken_column, _check_plain, _lines_before, _rounded, parse_json
 from ctrbox.views.streamed import BlockError
 from ctrbox.views.text import Block, is_decoded, no_null_type, text_blocks
+from ctrbox.views.text_guesses import evident_delimiter, is_a_header, is_a_row
 from ctrbox.views.text_options import checked_options
 
 

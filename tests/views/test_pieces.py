@@ -50,7 +50,7 @@ def pieces(
         ([()], 0, 10, None, []),
     ],
 )
-def test_small_neighbours_of_a_file_are_decoded_together(
+def test_small_neighbors_of_a_file_are_decoded_together(
     files: Any, start: int, rows: int, kept: Any, found: list[Any]
 ) -> None:
     assert pieces(files, start, rows, kept) == found

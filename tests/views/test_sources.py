@@ -1013,7 +1013,7 @@ def test_random_damage_gives_rows_or_a_named_error(tmp_path: Path, name: str) ->
     path = tmp_path / name
     WRITERS[name](log(300), path)
     whole = path.read_bytes()
-    # A Parquet footer has no checksum; test_footers.py damages it, in a process of its own.
+    # A Parquet footer has no checksum; test_parquet_footers.py damages it, in a process of its own.
     end = len(whole) - (int.from_bytes(whole[-8:-4], "little") + 8 if name.endswith("parquet") else 0)
 
     @settings(max_examples=25, deadline=None)

@@ -15,7 +15,7 @@ import ctrbox as cb
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files import table_formats
 from ctrbox.files.table_formats import _above
-from ctrbox.views.allowed import Allowed, to_allow
+from ctrbox.views.allowed_paths import Allowed, to_allow
 from ctrbox.views.formats import format_of
 from ctrbox.views.memory import MemorySource
 from ctrbox.views.recorded import AgreeingSource, Described, RecordedSource, opened

@@ -188,7 +188,7 @@ def test_rows_up_to_the_limit_are_identified_by_all_of_them(monkeypatch: pytest.
     assert identity(None) != identity(0)
 
 
-def labelled(index: Any) -> pa.Table:
+def labeled(index: Any) -> pa.Table:
     return pa.Table.from_pandas(pd.DataFrame({"x": [1, 2, 3]}, index=index))
 
 
@@ -202,15 +202,15 @@ def labelled(index: Any) -> pa.Table:
     ],
 )
 def test_labels_of_a_frame_are_a_column_where_they_have_a_name(index: Any, columns: dict[str, list[int]]) -> None:
-    assert with_named_labels(labelled(index)).to_pydict() == columns
+    assert with_named_labels(labeled(index)).to_pydict() == columns
 
 
 def test_labels_that_do_not_belong_to_the_rows_are_left_out() -> None:
-    numbered = labelled(pd.RangeIndex(4, 10, 2, name="n"))
+    numbered = labeled(pd.RangeIndex(4, 10, 2, name="n"))
     assert with_named_labels(numbered.slice(1)).column_names == ["x"]  # three labels for two rows
     held = numbered.append_column("n", pa.array([0, 0, 0]))
     assert with_named_labels(held).to_pydict() == {"x": [1, 2, 3], "n": [0, 0, 0]}
-    unnamed = labelled(pd.Index([5, 7, 6]))
+    unnamed = labeled(pd.Index([5, 7, 6]))
     assert with_named_labels(unnamed.select(["x"])).column_names == ["x"]
     own = pa.table({"__index_level_0__": [1]})  # a column of somebody who does not use pandas
     assert with_named_labels(own).equals(own)

@@ -7,7 +7,7 @@ The first command runs all tests once and records which test executes which line
 record exists. The second command draws changes with a seed, so that a run can be repeated, and makes them in copies of the
 committed tree. A Python change meets the fast tests that execute the changed statement; a C++ change meets all fast tests,
 quick ones of the folders that belong to it first. A change that survives the fast tests meets the type checker (Python) or
-the native tests under the address and undefined-behaviour sanitizers (C++), which `make test` runs too, and then the slow
+the native tests under the address and undefined-behavior sanitizers (C++), which `make test` runs too, and then the slow
 tests, chosen in the same way.
 
 A change is caught when a test fails, crashes or exceeds its time limit, does so again when it is run alone, and passes in the

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ctrbox.cli.demo import best_auc, demo_job, generate
-from ctrbox.cli.ended import finish
 from ctrbox.cli.job import blaming
 from ctrbox.cli.options import AsJson, BatchSize, Epochs, RowsAsJson, Servers
 from ctrbox.cli.output import check_output, sink
@@ -33,6 +32,7 @@ from ctrbox.cli.reading_runs import (
 )
 from ctrbox.cli.terminal import Mistake, hint, meter, say, say_json, tell, written_aside
 from ctrbox.cli.train import JobFile, Limit, Threads, Watch, fit, load_seeded
+from ctrbox.cli.training_summary import finish
 from ctrbox.errors import DataError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def evaluate(
     Print AUC, log loss and the other validation metrics.
     """
     from ctrbox.files.sealed import tidy
-    from ctrbox.report.words import figure_table, remarks
+    from ctrbox.report.number_format import figure_table, remarks
 
     options: dict[str, Any] = {"allow_views": allow_views, "threads": threads, "ram": ram, "server": server}
     if state is not None and data is None:
@@ -339,7 +339,7 @@ def trial(
     Train with and without the feature on the same rows and seeds, and print the difference of the validation metrics and the time
     that the feature costs.
     """
-    from ctrbox.plan.language.written import parse_features
+    from ctrbox.plan.language.feature_text import parse_features
 
     wanted = parse_features(add)
     loaded = load_seeded(job, 0)

@@ -38,7 +38,7 @@ READ = (
     "common",
 )
 ALIKE = (
-    0.8  # similarity of two names, 0 to 1: `optimiser` and `tables` are at least as like, `label` and `table` are not
+    0.8  # similarity of two names, 0 to 1: `optimizer` and `tables` are at least as like, `label` and `table` are not
 )
 
 

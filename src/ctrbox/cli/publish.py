@@ -60,20 +60,20 @@ def pack(
             "the two files is small. Default: new buckets.",
         ),
     ] = None,
-    quantise: Annotated[
-        bool, typer.Option(help="Quantize float32 weights to 16-bit codes. --no-quantise keeps them as float32.")
+    quantize: Annotated[
+        bool, typer.Option(help="Quantize float32 weights to 16-bit codes. --no-quantize keeps them as float32.")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Write the weights of a model to a weight file.
 
-    The file holds no optimizer state. Float32 weights are quantized to 16-bit codes unless --no-quantise is given.
+    The file holds no optimizer state. Float32 weights are quantized to 16-bit codes unless --no-quantize is given.
     """
     from ctrbox import publish
 
-    found = publish.pack(model, output, base=base, quantise=quantise)
+    found = publish.pack(model, output, base=base, quantize=quantize)
     if as_json:
-        say_json(kind=found.kind, bytes=found.size, quantised_bytes=found.quantised_bytes, output=str(output))
+        say_json(kind=found.kind, bytes=found.size, quantized_bytes=found.quantized_bytes, output=str(output))
     tell(f"wrote {found.size:,} bytes of {found.kind} weights to {output}")
     if base is not None and base != output:
         hint(f"ctrbox publish diff {shlex.quote(str(base))} {shlex.quote(str(output))} -o update.patch")

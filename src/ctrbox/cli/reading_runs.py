@@ -161,7 +161,7 @@ def operators_in(own: Job | None) -> Any:
     """Return the operators that the plan of a job uses, which the job has imported itself; False without a job."""
     if own is None:
         return False
-    from ctrbox.engines.saved import operators_of
+    from ctrbox.engines.plan_file import operators_of
 
     return operators_of(own.plan)
 
@@ -209,7 +209,7 @@ def evaluate_command(folder: Path, job: Path | None = None, shown: str | None = 
 
     ``job``: the job file that trained the run, if it is known. ``shown``: the URL of the run of which ``folder`` is a copy.
     """
-    from ctrbox.engines.saved import paths_to_allow
+    from ctrbox.engines.plan_file import paths_to_allow
     from ctrbox.files.sealed import read_sealed
     from ctrbox.models import EVERY_MODEL
 

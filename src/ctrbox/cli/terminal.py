@@ -173,7 +173,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
 
 
 def in_words(error: Exception) -> str:
-    """An error of the system without its number; a name in it cannot colour or move what a terminal shows."""
+    """An error of the system without its number; a name in it cannot color or move what a terminal shows."""
     told = str(error)
     if isinstance(error, OSError) and not isinstance(error, CtrboxError) and error.strerror and error.filename:
         told = f"cannot use {error.filename}: {error.strerror}"

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ctrbox.cli.ended import Done, finish
 from ctrbox.cli.job import Job, blaming, load_job
 from ctrbox.cli.options import AsJson, BatchSize, Epochs, in_words_of_options
 from ctrbox.cli.ranks import check_job, command_again, end_of_rank, joined, threads_of
 from ctrbox.cli.reading_runs import evaluate_command
 from ctrbox.cli.terminal import Mistake, Stopped, hint, stopped_with, tell, utf8, written_aside
+from ctrbox.cli.training_summary import Done, finish
 from ctrbox.errors import CtrboxError
 
 if TYPE_CHECKING:
@@ -578,7 +578,7 @@ class Watch:
         if self.line is not None:
             self.line.evaluated(metrics)
         else:
-            from ctrbox.report.words import brief
+            from ctrbox.report.number_format import brief
 
             tell(f"validation  {brief(metrics)}")
 

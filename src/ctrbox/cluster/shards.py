@@ -26,7 +26,7 @@ from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.traits import Traits
 from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.errors import TrainError
-from ctrbox.train.together import Gang, listening
+from ctrbox.train.gradient_sums import Gang, listening
 
 LATE = 1.0  # seconds after which a waiting call looks whether its gang is over
 
@@ -113,7 +113,7 @@ class Server:
         if servers and self.of > 1:
             self.gang = gang = Gang(self.shard, self.of, address, self.host, None if self.shard else self.store)
             for one in servers:
-                one.synchronise = lambda weights: gang.add_up(weights, 1.0)
+                one.synchronize = lambda weights: gang.add_up(weights, 1.0)
 
     def end(self) -> None:
         """Calls that wait for others raise `Over`."""

@@ -24,10 +24,10 @@ from ctrbox.train.checkpoint import checkpoint_path, read_weights
 from ctrbox.train.evaluation import Split
 from ctrbox.train.fit import Fit
 from ctrbox.train.folder import RunFolder
+from ctrbox.train.gradient_sums import ALONE, Gang, Together, listening
 from ctrbox.train.progress import Progress
 from ctrbox.train.settings import Settings
 from ctrbox.train.state import state_of
-from ctrbox.train.together import ALONE, Gang, Together, listening
 from ctrbox.train.trainer import Trainer
 
 

@@ -1,6 +1,6 @@
 """Reads text logs in blocks of whole lines and turns each block into an Arrow record batch.
 
-A format parses a block at once, vectorised, and may give up on it. Only then are its lines looked at one by
+A format parses a block at once, vectorized, and may give up on it. Only then are its lines looked at one by
 one, so that the error can name the file, the line and what was expected, or so that bad lines can be left out
 (`on_error="skip"`). Blank lines are ignored. Memory is bounded by a block, whatever the size of the log.
 """
@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ctrbox.errors import DataError, SourceError
-from ctrbox.files.checksum import content_checksums
-from ctrbox.files.version import FileVersion, settle
+from ctrbox.files.data_fingerprint import content_checksums
+from ctrbox.files.file_version import FileVersion, settle
 
 Paths = str | PathLike[str] | Iterable[str | PathLike[str]]
 OnError = Literal["raise", "skip"]

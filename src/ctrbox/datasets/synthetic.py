@@ -5,7 +5,7 @@
     out/basic/*.parquet     15 features by instance_id, same order, 0.5 % of the instances absent
     out/truth/*.parquet     instance_id, p_click
     out/users/*.parquet, out/ads/*.parquet   the dimension views, one row a key
-    out/images, out/behaviours   where images are asked for (visual_views.py)
+    out/images, out/behaviors   where images are asked for (visual_views.py)
     out/conversions, out/conversion_truth, out/conversion_delays   where conversions are asked for (conversions.py)
 
 Blocks are drawn independently from (seed, block) and written by a few threads, so memory does not grow with
@@ -145,8 +145,8 @@ class AdLog:
         return self.path / "images"
 
     @property
-    def behaviours(self) -> Path:
-        return self.path / "behaviours"
+    def behaviors(self) -> Path:
+        return self.path / "behaviors"
 
     @property
     def conversions(self) -> Path:
@@ -179,7 +179,7 @@ def adlog(
     The same arguments give the same values. `users` defaults to a tenth of the rows (at most 2 million),
     `ads` to a fortieth (at most 200,000). `progress(done, rows)` is called as blocks are written, from the
     calling thread. With `images`, the numbers of an image (4,096 as in the paper), ads have images and users
-    a visual taste that decides clicks; `images` and `behaviours` are views besides, and users has `behaviour`
+    a visual taste that decides clicks; `images` and `behaviors` are views besides, and users has `behavior`
     and `all_clicks`. With `conversions`, clicks may lead to a conversion of known probability, some hours later:
     `conversions`, `conversion_truth` and `conversion_delays` are views besides, and all others have the same values as
     without. A folder that holds another ad log is replaced, unless `overwrite=False`; one that holds anything else is refused.
@@ -239,7 +239,7 @@ def adlog(
     aside = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.part"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        for view in (*_VIEWS, *(("images", "behaviours") if images else ()), *(planted.VIEWS if conversions else ())):
+        for view in (*_VIEWS, *(("images", "behaviors") if images else ()), *(planted.VIEWS if conversions else ())):
             (aside / view).mkdir(parents=True)
         scores = _write(aside, rows, seed, user_count, ad_count, days, images, conversions, progress)
         manifest = asked | scores
@@ -427,7 +427,7 @@ def _prices(rng: np.random.Generator, world: World, draw: Draw) -> pa.Array:
 
 
 def _basic(rng: np.random.Generator, world: World, draw: Draw, instance: npt.NDArray[np.int64]) -> pa.Table:
-    """Features "materialised earlier": f00…f02 are noisy rates of user, ad and pair; the rest says little."""
+    """Features "materialized earlier": f00…f02 are noisy rates of user, ad and pair; the rest says little."""
     kept = np.flatnonzero(rng.random(len(instance)) >= 0.005)
     n = len(kept)
     user, ad = draw.user[kept], draw.ad[kept]
@@ -487,7 +487,7 @@ def _write_users(folder: Path, world: World) -> None:
         schema=USERS,
     )
     if world.visual is not None:
-        told = visual_views.write_behaviours(folder / "behaviours", world, world.visual, _save)
+        told = visual_views.write_behaviors(folder / "behaviors", world, world.visual, _save)
         for name, column in zip(visual_views.COLUMNS, told, strict=True):
             table = table.append_column(pa.field(name, pa.string(), nullable=False), column)
     order = pa.array(rng.permutation(n))

@@ -7,7 +7,7 @@
     click    log odds += TASTE · (taste · style) + MOOD · (taste · appeal) + APPEAL · (style · appeal), the taste being the one
              for the ad's topic, and nothing where that is no interest of the user; the appeal is the same for everybody
 
-Tastes show in what users clicked before the log begins (`Behaviours`): of the clicks with a long dwell time in the last RECENT
+Tastes show in what users clicked before the log begins (`Behaviors`): of the clicks with a long dwell time in the last RECENT
 days most are of the taste. Those before are of another taste, that of then, and those with a short dwell time are accidents:
 whoever filters by both sees the taste, whoever does not sees half as much of it.
 """
@@ -51,7 +51,7 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Behaviours:
+class Behaviors:
     """Clicks of some users, user by user, newest last: index of the ad, microseconds before the log, seconds of dwelling."""
 
     user: Indices
@@ -126,7 +126,7 @@ class Visual:
         of_style = rng.standard_normal((STYLE, self.width)) / np.sqrt(STYLE)
         return of_style.astype(np.float32), rng.standard_normal((len(TOPICS), self.width)).astype(np.float32)
 
-    def behaviours(self, world: World, first: int, last: int) -> Behaviours:
+    def behaviors(self, world: World, first: int, last: int) -> Behaviors:
         """What the users first … last clicked before the log begins."""
         rng = _stream(self.seed, 23, first)
         count = np.minimum(rng.negative_binomial(EVEN, EVEN / (EVEN + MEAN_CLICKS), last - first), MOST_CLICKS)
@@ -151,7 +151,7 @@ class Visual:
             best = np.where(liking > most, ad, best)
             most = np.maximum(most, liking)
         order = np.lexsort((-age_us, user))
-        return Behaviours(user[order], best[order], age_us[order], dwell[order])
+        return Behaviors(user[order], best[order], age_us[order], dwell[order])
 
 
 def _tastes(rng: np.random.Generator, users: int) -> npt.NDArray[np.int8]:

@@ -1,8 +1,8 @@
 """Writes the additional views of an ad log with images.
 
 out/images/*.parquet       ad_id, image: a list of floats of one width; 0.5 % of the ads have none
-out/behaviours/*.parquet   user_id, ad_id, ts, dwell: clicks of the 28 days before the log, user by user, newest last
-users.behaviour            the ads of `behaviours` a user clicked in the last 14 days and dwelled on, "id|id|…", newest last
+out/behaviors/*.parquet   user_id, ad_id, ts, dwell: clicks of the 28 days before the log, user by user, newest last
+users.behavior            the ads of `behaviors` a user clicked in the last 14 days and dwelled on, "id|id|…", newest last
 users.clicked              the same, of all clicks
 """
 
@@ -19,9 +19,9 @@ from ctrbox.datasets.visual import BLOCK, Visual, lists_of
 from ctrbox.datasets.world import START_US, World, ad_id, user_id
 
 MOST_BYTES = 32 << 20  # of a file of images
-COLUMNS = ("behaviour", "all_clicks")
+COLUMNS = ("behavior", "all_clicks")
 
-BEHAVIOURS = pa.schema(
+BEHAVIORS = pa.schema(
     [
         pa.field("user_id", pa.int64(), nullable=False),
         pa.field("ad_id", pa.int64(), nullable=False),
@@ -47,19 +47,19 @@ def write_images(folder: Path, world: World, visual: Visual, save: Save) -> None
         save(folder / f"part-{number:05}.parquet", pa.Table.from_arrays([pa.array(ad_id(at)), lists], schema=schema))
 
 
-def write_behaviours(folder: Path, world: World, visual: Visual, save: Save) -> list[pa.ChunkedArray]:
-    """Write the clicks; returns the columns `behaviour` and `all_clicks` of the users, in their order."""
+def write_behaviors(folder: Path, world: World, visual: Visual, save: Save) -> list[pa.ChunkedArray]:
+    """Write the clicks; returns the columns `behavior` and `all_clicks` of the users, in their order."""
     found: tuple[list[pa.Array], list[pa.Array]] = ([], [])
     for number, first in enumerate(range(0, world.users.count, BLOCK)):
         last = min(first + BLOCK, world.users.count)
-        clicks = visual.behaviours(world, first, last)
+        clicks = visual.behaviors(world, first, last)
         columns = [
             pa.array(user_id(clicks.user)),
             pa.array(ad_id(clicks.ad)),
             pa.array(START_US - clicks.age_us, pa.timestamp("us")),
             pa.array(clicks.dwell),
         ]
-        save(folder / f"part-{number:05}.parquet", pa.Table.from_arrays(columns, schema=BEHAVIOURS))
+        save(folder / f"part-{number:05}.parquet", pa.Table.from_arrays(columns, schema=BEHAVIORS))
         for column, kept in zip(found, (clicks.kept(), np.ones(len(clicks.ad), np.bool_)), strict=True):
             ads, offsets = lists_of(clicks.user[kept], first, last, ad_id(clicks.ad[kept]))
             ids = pa.array(ads).cast(pa.string())

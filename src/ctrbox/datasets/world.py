@@ -332,7 +332,7 @@ def _compose(rng: np.random.Generator, topic: Ints, language: Ints, width: int, 
     words = np.full((width, n), none, np.int16)
     brand = known.brands[topic, power_law(rng.random(n), BRANDS_PER_TOPIC, 0.8)]
     words[0] = np.where(chance(rng, 0.55, n), brand, none)
-    # A run of neighbours in the pool of five, so that no word comes twice.
+    # A run of neighbors in the pool of five, so that no word comes twice.
     first = rng.integers(0, 5, n)
     share = (1.0, 0.7, 0.45, 0.35, 0.25)
     for k in range(width - 2):

@@ -1,7 +1,7 @@
 """Stores the keys of common features once per group, so that all rows of a user in a batch share them ("Image Matters",
 section 7.2).
 
-    group   7 7 7 9 7          behaviour   [a b c] [ ] [ ] [d] [ ]          first   0 0 0 3 0
+    group   7 7 7 9 7          behavior   [a b c] [ ] [ ] [d] [ ]          first   0 0 0 3 0
 
 ``shared`` leaves the keys of the fields named in the first row of each group and notes for every row which row has its keys. Keys
 are looked up and pooled once a user; what a model sees is the same. A row whose keys differ from those of its group's first row,
@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 def check_common(batch_fields: dict[str, bool], fields: Sequence[str], group: bool) -> tuple[str, ...]:
     """``batch_fields``: whether a row of each may have other than one key."""
     if isinstance(fields, str) or not all(isinstance(name, str) for name in fields):
-        raise PlanError(f"common must be a list of fields, such as ['behaviour'], got {fields!r}")
+        raise PlanError(f"common must be a list of fields, such as ['behavior'], got {fields!r}")
     for name in fields:
         if name not in batch_fields:
             raise PlanError(

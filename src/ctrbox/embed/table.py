@@ -16,7 +16,6 @@ from ctrbox import _native
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import is_number, number, shown_value, whole
 from ctrbox.embed.embedder import Embedder, Floats, Keys, Row, Shaped
-from ctrbox.embed.life import Admission, Counters, Life, admission_of, counters_of, life_of, shown
 from ctrbox.embed.optimizers import (
     FTRL,
     KINDS,
@@ -29,6 +28,7 @@ from ctrbox.embed.optimizers import (
     spec_of,
     with_rate,
 )
+from ctrbox.embed.row_lifetime import Admission, Counters, Life, admission_of, counters_of, life_of, shown
 from ctrbox.embed.traits import Initial, Traits
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.urls import refuse_url

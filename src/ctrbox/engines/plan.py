@@ -1,6 +1,6 @@
 """Defines ``Plan``, the compiled job: the public face of the graph and of the engine behind it.
 
-How batches are walked through, expressions computed and work reported is told in `walking`, `computing` and `work_done`.
+How batches are walked through, expressions computed and work reported is told in `batch_order`, `computing` and `work_done`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ctrbox import _native
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.records import is_dicts, table_of_dicts
-from ctrbox.engines import walking, work_done
+from ctrbox.engines import batch_order, work_done
 from ctrbox.engines.computing import EVALUATE_ROWS, columns_of
 from ctrbox.engines.cpu.assemble import Dimension
 from ctrbox.engines.cpu.extract import CHUNK_ROWS, Extractor
@@ -34,7 +34,7 @@ from ctrbox.errors import PlanError
 from ctrbox.plan.graph.build import build
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.graph.label_leak import label_leak
-from ctrbox.plan.graph.unlabelled import LABELS, without_label_filters
+from ctrbox.plan.graph.unlabeled import LABELS, without_label_filters
 from ctrbox.plan.language.features import FeatureSet
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.plan.placement.device import Device, device_named, gpu_here, gpu_number
@@ -138,7 +138,7 @@ class Plan:
     @property
     def fingerprint(self) -> str:
         """A digest of everything that decides the bits of a batch; models carry it. Before ``fit`` it lacks fitted values."""
-        from ctrbox.engines.fingerprint import fingerprint
+        from ctrbox.engines.plan_fingerprint import fingerprint
 
         return fingerprint(self)
 
@@ -222,7 +222,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file: views, features and what was fitted, checksummed."""
-        from ctrbox.engines.saved import save_plan
+        from ctrbox.engines.plan_file import save_plan
 
         save_plan(self, path)
 
@@ -240,7 +240,7 @@ class Plan:
         the file either: views are opened when the plan runs, and only below the current folder, beside the plan, or below one
         of ``allow_views`` (such as ``["/data", "s3://bucket/"]``).
         ``device``: as of ``cb.compile``; a plan that was not for the CPU alone is loaded for "auto"."""
-        from ctrbox.engines.saved import load_plan
+        from ctrbox.engines.plan_file import load_plan
 
         plan = load_plan(path, views=views, allow_operators=allow_operators, allow_views=allow_views)
         return plan if device is None else plan.using(device=device)
@@ -286,7 +286,7 @@ class Plan:
         ``shuffle``: rows within which the order is drawn at random (from ``seed``), at least a batch. ``start``: go on from the
         ``position`` of an earlier stream. ``limit``: stop after so many rows. ``stop``: read no row of the log from this one on.
         """
-        walk = walking.walk(self.extractor, batch_size, shuffle, seed, start, limit, stop)
+        walk = batch_order.walk(self.extractor, batch_size, shuffle, seed, start, limit, stop)
         return BatchStream(walk, start)
 
     def parts(
@@ -302,7 +302,7 @@ class Plan:
     ) -> Generator[tuple[Batch, Position, int], None, None]:
         """As ``walk``, but of each batch of n rows only rows n·part/of to n·(part + 1)/of, and n: for one of several workers.
         Without ``shuffle`` the operators run over those rows alone."""
-        return walking.parts(self.extractor, batch_size, part, of, shuffle, seed, start, stop)
+        return batch_order.parts(self.extractor, batch_size, part, of, shuffle, seed, start, stop)
 
     def columns(
         self, columns: dict[str, Any], *, rows: int = EVALUATE_ROWS, start: int = 0, stop: int | None = None
@@ -326,7 +326,7 @@ class Plan:
         data for joined and merged views, by name. Columns must have the types that this plan was built on. A null for which
         the plan has no fill value raises an error that names the row when it is read. ``histories``: the file of a saved state
         (``plan.histories``) with which the histories of the other log begin; default: they begin empty."""
-        from ctrbox.engines.over import plan_over
+        from ctrbox.engines.other_data import plan_over
 
         made = plan_over(self, data, label, views, histories)
         # The fits of labels are the last; a plan over rows without labels does not have them.
@@ -339,8 +339,8 @@ class Plan:
         ``plan.histories().read_log(until="2026-11-18")`` feeds it with the plan's log. ``observe(rows)`` feeds it with new
         events, ``columns_of(rows)`` reads it for rows that are to be scored, and ``save(path)`` writes it to a file.
         """
-        from ctrbox.engines.fingerprint import histories_fingerprint
         from ctrbox.engines.past.histories import Histories
+        from ctrbox.engines.plan_fingerprint import histories_fingerprint
 
         made = Histories(self.log, lambda: histories_fingerprint(self.log), self.threads)
         return made if state is None else made.load(state)
@@ -373,18 +373,18 @@ class Plan:
         which rows of the request are in it.
         """
         rows = self.table_of_dicts(rows) if is_dicts(rows) else single(rows)
-        full, unlabelled = self._requests or (None, None)
+        full, unlabeled = self._requests or (None, None)
         if full is not None and full.knows(rows):
             return full.run(rows)
-        if unlabelled is not None and unlabelled.knows(rows):
-            return unlabelled.run(rows)
+        if unlabeled is not None and unlabeled.knows(rows):
+            return unlabeled.run(rows)
         if full is None:
             full = Requests(self._request_extractor())
             self._requests = (full, None)
         if full.lacks(names_of(rows)):
-            unlabelled = unlabelled or self._without_labels(full.extractor)
-            self._requests = (full, unlabelled)
-            return unlabelled.run(rows)
+            unlabeled = unlabeled or self._without_labels(full.extractor)
+            self._requests = (full, unlabeled)
+            return unlabeled.run(rows)
         return full.run(rows)
 
     def request_schema(self, *, label: bool = False) -> pa.Schema:

@@ -2,7 +2,7 @@
 
 A plan keeps of each view its paths (without secrets), format, Arrow types, which columns could be null, and its rows and bytes at
 that time. Loading opens no path: a `RecordedSource` stands for the data until rows are asked for, and opens only what the user
-allows (`ctrbox.views.allowed`). Rows in memory are not kept: whoever runs the plan brings them by the view's name.
+allows (`ctrbox.views.allowed_paths`). Rows in memory are not kept: whoever runs the plan brings them by the view's name.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import pyarrow as pa
 
 from ctrbox.columns.kind import arrow_type, kind_of_arrow
 from ctrbox.columns.times import checked_units
-from ctrbox.engines.fingerprint import columns_of
 from ctrbox.engines.past.source import base_of
+from ctrbox.engines.plan_fingerprint import columns_of
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.files.filesystems import find_files
+from ctrbox.plan.graph.expression_json import Reader, a_dict, a_list, a_number, a_text, canonical, malformed, texts
 from ctrbox.plan.graph.graph import Graph
-from ctrbox.plan.graph.serial import Reader, a_dict, a_list, a_number, a_text, canonical, malformed, texts
-from ctrbox.views.allowed import Allowed, to_allow
+from ctrbox.views.allowed_paths import Allowed, to_allow
 from ctrbox.views.recorded import AgreeingSource, Described, RecordedSource
 from ctrbox.views.snapshots.files import TableFiles
 from ctrbox.views.snapshots.opening import LOGS, read_snapshot

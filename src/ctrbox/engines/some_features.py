@@ -25,7 +25,7 @@ from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import Split, part_of, plain_schema
 from ctrbox.errors import DataError, PlanError
 from ctrbox.plan.graph.graph import Graph
-from ctrbox.plan.graph.unlabelled import LABELS, without_label_filters
+from ctrbox.plan.graph.unlabeled import LABELS, without_label_filters
 
 
 class SomeFeatures:

@@ -30,7 +30,7 @@ from ctrbox.engines.plan import Plan
 from ctrbox.engines.request import ORIGIN
 from ctrbox.errors import DataError, PlanError
 from ctrbox.plan.graph.graph import Graph, Output
-from ctrbox.plan.graph.unlabelled import LABELS, without_label_filters
+from ctrbox.plan.graph.unlabeled import LABELS, without_label_filters
 from ctrbox.plan.language.node import Node, closure
 from ctrbox.views.morsel import Origin
 

@@ -8,7 +8,7 @@ logit separates all clicks from the other rows. The slope is never negative.
 
 Isotonic regression pools adjacent violators. Rows of equal logits are one group from the start. Clicks and rows are counted as
 integers and rates are compared by cross-multiplication, so that no result depends on rounding or on the order of rows. Where
-there are more steps than `MOST_KNOTS` allows, neighbouring steps are merged by their share of the rows. No probability is 0 or
+there are more steps than `MOST_KNOTS` allows, neighboring steps are merged by their share of the rows. No probability is 0 or
 1: a first step of n rows without a click gets 1 / (n + 2), or half the rate of the next step where that is less, and a last step
 of clicks only is treated alike.
 
@@ -225,6 +225,6 @@ def _rates(clicks: Integers, rows: Integers) -> Floats:
 def _merged(
     starts: Integers, first: Floats, last: Floats, clicks: Integers, rows: Integers
 ) -> tuple[Floats, Floats, Integers, Integers]:
-    """Merge neighbouring steps; ``starts`` are the first ones of the merged steps."""
+    """Merge neighboring steps; ``starts`` are the first ones of the merged steps."""
     ends = np.append(starts[1:], len(rows)) - 1
     return first[starts], last[ends], np.add.reduceat(clicks, starts), np.add.reduceat(rows, starts)

@@ -183,7 +183,7 @@ def student_quantile(probability: float, freedom: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
-    """Regularised, I_x(a, b), by its continued fraction; ``rest`` is 1 - x, which x alone would round."""
+    """Regularized, I_x(a, b), by its continued fraction; ``rest`` is 1 - x, which x alone would round."""
     if x <= 0 or rest <= 0:
         return 0.0 if x <= 0 else 1.0
     front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(rest))

@@ -187,7 +187,7 @@ def tracked(metrics: Mapping[str, float]) -> dict[str, float]:
 # -- windows and curves ------------------------------------------------------------------------------------------------
 
 SECOND, MINUTE, HOUR, DAY, WEEK = 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000, 604_800_000_000
-# Neighbours differ by a factor of 5 at most: the shortest that needs no more than 50 windows needs 5 or more.
+# Neighbors differ by a factor of 5 at most: the shortest that needs no more than 50 windows needs 5 or more.
 LENGTHS = (
     *(digit * 10**power for power in range(6) for digit in (1, 2, 5)),
     *(SECOND * n for n in (1, 2, 5, 10, 15, 30)),

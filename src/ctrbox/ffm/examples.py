@@ -3,8 +3,8 @@
     cache = cb.ffm.ExampleCache.parse("train.vw.gz", "train.ctrx")        # Vowpal Wabbit's text; libffm's with format="libffm"
     cb.DeepFFM(cache, k=4).learn(cache)
 
-``native/core/ffm/text.h`` says how lines are read, ``example_cache.h`` what the file holds. A bad line is counted and left
-out; ``strict=True`` stops at the first. Sources end in ``.gz`` or ``.zst`` where compressed; ``"-"`` is stdin.
+``native/core/ffm/text.h`` says how lines are read, ``example_cache.h`` what the file holds. A bad line is counted and
+left out; ``strict=True`` stops at the first. Sources end in ``.gz`` or ``.zst`` where compressed; ``"-"`` is stdin.
 
 Text and caches are read once per epoch. A file that changed since it was first opened is an error (`files.version`).
 """
@@ -29,8 +29,8 @@ from ctrbox import _native
 from ctrbox.arguments.names import nearest
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
+from ctrbox.files.file_version import FileVersion, settle
 from ctrbox.files.urls import local_path, refuse_url
-from ctrbox.files.version import FileVersion, settle
 from ctrbox.files.waiting import result_of
 
 Format = Literal["vw", "libffm"]

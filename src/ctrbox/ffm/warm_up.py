@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 from ctrbox.arguments.numbers import whole
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.errors import PlanError
-from ctrbox.files.checksum import content_checksums
+from ctrbox.files.data_fingerprint import content_checksums
 from ctrbox.files.filesystems import File, find_files
 from ctrbox.files.waiting import TURN_S
 from ctrbox.views.morsel import Morsel

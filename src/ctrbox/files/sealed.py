@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ctrbox.errors import DataError, SourceError
-from ctrbox.files.regular import read_regular
+from ctrbox.files.untrusted_files import read_regular
 
 FORMAT = 1
 MOST_BYTES = 64 << 20

@@ -47,8 +47,8 @@ from ctrbox.files.manifest import (
     object_name,
     read_manifest,
 )
-from ctrbox.files.own_folder import OwnFolder
 from ctrbox.files.sealed import MOST_BYTES
+from ctrbox.files.temporary_folder import OwnFolder
 from ctrbox.files.urls import WEB, readable_url
 
 T = TypeVar("T")

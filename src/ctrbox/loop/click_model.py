@@ -47,9 +47,9 @@ from ctrbox.publish.sources import CLICK_MODEL
 from ctrbox.publish.weights import Weights
 from ctrbox.train.checkpoint import read_weights, write_weights
 from ctrbox.train.learner import Learner
-from ctrbox.train.rows_before import set_rate
 from ctrbox.train.run import Run
 from ctrbox.train.settings import Settings, config_of, described, described_table
+from ctrbox.train.table_setup import set_rate
 from ctrbox.train.trainer import Trainer
 from ctrbox.train.warm_up import WarmUp
 

@@ -102,7 +102,7 @@ class Learner:
     ) -> None:
         try:
             batch = self.plan.run(rows)
-            examples = self.engine.examples(_labelled(batch, clicked)) if batch.rows else None
+            examples = self.engine.examples(_labeled(batch, clicked)) if batch.rows else None
         except DataError as error:
             if len(rows) == 1:
                 self.refused += 1
@@ -155,7 +155,7 @@ class Learner:
             self._ready.append(Examples(rows, ready.column(CLICKED).to_numpy(), origin_of(ready)))
 
 
-def _labelled(batch: Batch, clicked: npt.NDArray[np.float32] | None) -> Batch:
+def _labeled(batch: Batch, clicked: npt.NDArray[np.float32] | None) -> Batch:
     if clicked is None:
         if batch.label is None:
             raise PlanError(

@@ -97,6 +97,9 @@ TASK_MODELS: dict[str, type[nn.Module]] = {  # models of several labels
 EVERY_MODEL = {**MODELS, **TASK_MODELS}
 
 
+RECORDED = {"behaviour": "behavior"}  # arguments whose spelling has changed since models were first saved
+
+
 def build(name: str, schema: Schema, config: Mapping[str, Any] | None = None) -> nn.Module:
     """Return a new model by its name, with the arguments in ``config``."""
     if name not in EVERY_MODEL:
@@ -104,12 +107,13 @@ def build(name: str, schema: Schema, config: Mapping[str, Any] | None = None) ->
         raise PlanError(f"there is no model {name!r}{near}; expected one of {', '.join(EVERY_MODEL)}")
     if not isinstance(config, Mapping | None):
         raise PlanError(f"the config of {name} must be a dict of its arguments, got {type(config).__name__}")
+    config = {RECORDED.get(argument, argument): value for argument, value in (config or {}).items()}
     known = list(inspect.signature(EVERY_MODEL[name]).parameters)[1:]
-    for argument in config or {}:
+    for argument in config:
         if argument not in known:
             found = f"{name} has no argument {argument!r}{nearest(str(argument), known)}"
             raise PlanError(f"{found}; it has {', '.join(known)}")
-    return EVERY_MODEL[name](schema, **(config or {}))
+    return EVERY_MODEL[name](schema, **config)
 
 
 __all__ = [

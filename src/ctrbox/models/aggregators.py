@@ -110,7 +110,7 @@ class MultiQueryAttentivePooling(nn.Module):
         return torch.cat([one(items, lengths, q) for one, q in zip(self.channels, queries, strict=True)], 1)
 
 
-class OneBehaviour:
+class OneBehavior:
     """An attentive aggregator for rows that all have the same items (n, dim): what the items alone decide is worked out."""
 
     def __init__(self, channels: Sequence[AttentivePooling], items: torch.Tensor) -> None:
@@ -126,12 +126,12 @@ class OneBehaviour:
         return self.history(*(q if of is None else of(q) for of, q in zip(self.maps, queries, strict=True)))
 
 
-def one_behaviour(module: nn.Module, items: torch.Tensor) -> OneBehaviour | None:
+def one_behavior(module: nn.Module, items: torch.Tensor) -> OneBehavior | None:
     """None where nothing can be worked out ahead."""
     if not len(items) or not isinstance(module, AttentivePooling | MultiQueryAttentivePooling) or module.training:
         return None
     channels = list(module.channels)
-    return OneBehaviour(channels, items) if OneHistory.fits([one.attention for one in channels], items) else None
+    return OneBehavior(channels, items) if OneHistory.fits([one.attention for one in channels], items) else None
 
 
 def aggregator(

@@ -2,7 +2,7 @@
 
     weight = unit(q, k, q ∘ k),   out = Σ weight · k
 
-The scores are not normalised unless asked for: a long history about the target is to count for more than a short one. The
+The scores are not normalized unless asked for: a long history about the target is to count for more than a short one. The
 paper's unit also reads q - k; a linear map of q and k has it already. Only real items are computed, never padding, so
 padding cannot shift Dice's statistics. A row without a history gives zeros.
 """

@@ -3,7 +3,7 @@
     z = (s(x) - mean) / deviation, kept within ±10,   s(x) = sign(x) · log(1 + |x|)
 
 Mean and deviation of s(x) are those of every row trained on so far: right after the first batch, the same for training and
-prediction, and so for a row in any batch. (Batch normalisation trains on other numbers than it predicts with.) A constant
+prediction, and so for a row in any batch. (Batch normalization trains on other numbers than it predicts with.) A constant
 column becomes zero. What is not finite is not repaired here: the trainer stops at it.
 """
 

@@ -16,7 +16,7 @@ from ctrbox.arguments.names import named_arguments, nearest, one_of
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
 from ctrbox.models import aggregators
-from ctrbox.models.aggregators import AGGREGATORS, one_behaviour
+from ctrbox.models.aggregators import AGGREGATORS, one_behavior
 from ctrbox.models.asked import asked, needs_inputs
 from ctrbox.models.attention import LocalActivation
 from ctrbox.models.dense import DenseInput
@@ -30,12 +30,12 @@ BASES = ("lr", "mlp", "din")
 
 @named_arguments
 class DICM(nn.Module):
-    """y = b + base(ids, dense, image of the ad, aggregated images of the behaviour).
+    """y = b + base(ids, dense, image of the ad, aggregated images of the behavior).
 
     ``base``         "mlp": Embedding&MLP; "din": with DIN's attention of ``target`` over ``history``, both of ids; "lr": a weight
                      a key and a linear map of the image vectors
-    ``ad_image``     field with the key of the ad's image; ``behaviour``: with those of the images the user clicked
-    ``aggregator``   of the behaviour; ``query``: the id field that "multi_query" asks with besides the image of the ad
+    ``ad_image``     field with the key of the ad's image; ``behavior``: with those of the images the user clicked
+    ``aggregator``   of the behavior; ``query``: the id field that "multi_query" asks with besides the image of the ad
     ``fields``       the ids to read; all but the image fields unless given. ``image_dim``: of the Model Server
     """
 
@@ -46,7 +46,7 @@ class DICM(nn.Module):
         *,
         base: str = "mlp",
         ad_image: str | None = None,
-        behaviour: str | None = None,
+        behavior: str | None = None,
         aggregator: str = "multi_query",
         query: str = "ad",
         image_dim: int = 12,
@@ -66,14 +66,14 @@ class DICM(nn.Module):
         self.config = asked(locals())
         self.base = one_of("base", base, BASES)
         one_of("aggregator", aggregator, AGGREGATORS)
-        self.ad_image, self.behaviour = ad_image, behaviour
-        images = _images(schema, ad_image, behaviour)
+        self.ad_image, self.behavior = ad_image, behavior
+        images = _images(schema, ad_image, behavior)
         ids = [f.name for f in schema.sparse if f.name not in images] if fields is None else list(fields)
         for name in images:
             if name in ids:
                 raise PlanError(f"DICM reads {name!r} as an image; remove it from fields")
         self.pairs = pairs_of("DICM", schema, target, history, ids) if base == "din" else []
-        sequences = {past: "none" for _, past in self.pairs} | ({behaviour: "none"} if behaviour else {})
+        sequences = {past: "none" for _, past in self.pairs} | ({behavior: "none"} if behavior else {})
         how = {n: pooling if isinstance(pooling, str) else pooling.get(n, "mean") for n in [*ids, *images]}
         width = 1 if base == "lr" else dim  # the weight of a key is a vector of one number
         self.reads = Reads(
@@ -95,7 +95,7 @@ class DICM(nn.Module):
         inputs += sum(self.reads.dims[past] for _, past in self.pairs)
         seen = image_dim if ad_image else 0
         self.queries = [ad_image] if ad_image and aggregator in ("attentive", "multi_query") else []
-        if behaviour:
+        if behavior:
             if aggregator == "multi_query":
                 if query not in self.ids:
                     raise PlanError(
@@ -121,8 +121,8 @@ class DICM(nn.Module):
     def forward(self, x: Inputs) -> torch.Tensor:
         fields = {n: x.field(n) for n in self.reads.fields}
         parts = [fields[self.ad_image]] if self.ad_image else []
-        if self.behaviour:
-            parts.append(self._aggregated(x, self.behaviour, [fields[n] for n in self.queries]))
+        if self.behavior:
+            parts.append(self._aggregated(x, self.behavior, [fields[n] for n in self.queries]))
         dense = self.dense(x.dense, x.logs)
         ids = [fields[n] for n in self.ids]
         if self.base == "lr":
@@ -133,10 +133,10 @@ class DICM(nn.Module):
             ids.append(unit(fields[wanted], *x.sequence(past)))
         return self.tower(*ids, *parts, dense).squeeze(1) + self.bias
 
-    def _aggregated(self, x: Inputs, behaviour: str, queries: list[torch.Tensor]) -> torch.Tensor:
-        items, lengths = x.sequence(behaviour)
+    def _aggregated(self, x: Inputs, behavior: str, queries: list[torch.Tensor]) -> torch.Tensor:
+        items, lengths = x.sequence(behavior)
         if stands_for_all(items) and not self.training:
-            ahead = x.once("behaviour", lambda: one_behaviour(self.aggregator, items[0, : int(lengths[0])]))
+            ahead = x.once("behavior", lambda: one_behavior(self.aggregator, items[0, : int(lengths[0])]))
             if ahead is not None:
                 found: torch.Tensor = ahead(queries)
                 return found
@@ -144,10 +144,10 @@ class DICM(nn.Module):
         return aggregated
 
 
-def _images(schema: Schema, ad_image: str | None, behaviour: str | None) -> list[str]:
+def _images(schema: Schema, ad_image: str | None, behavior: str | None) -> list[str]:
     """The image fields, looked at: they exist, and share their keys."""
     known = {f.name: f for f in schema.sparse}
-    found = [name for name in (ad_image, behaviour) if name is not None]
+    found = [name for name in (ad_image, behavior) if name is not None]
     for name in found:
         if name not in known:
             raise PlanError(
@@ -156,7 +156,7 @@ def _images(schema: Schema, ad_image: str | None, behaviour: str | None) -> list
     if len(found) == 2:
         one, other = known[found[0]], known[found[1]]
         if one.name == other.name:
-            raise PlanError(f"DICM: {one.name!r} cannot be both the image of the ad and the images of the behaviour")
+            raise PlanError(f"DICM: {one.name!r} cannot be both the image of the ad and the images of the behavior")
         if one.space != other.space:
             raise PlanError(
                 f"DICM compares the images {other.name!r} with {one.name!r}, but their keys lie in the spaces {other.space!r} "

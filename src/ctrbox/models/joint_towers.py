@@ -146,7 +146,7 @@ def checked(schema: Schema, towers: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def runs_of(schema: Schema, names: Sequence[str]) -> list[slice]:
-    """Return the ranges of these features' columns in the dense matrix. Neighbours are one range, so that views suffice
+    """Return the ranges of these features' columns in the dense matrix. Neighbors are one range, so that views suffice
     and nothing is copied.
     """
     ends = accumulate(width for _, width in schema.dense)

@@ -43,7 +43,7 @@ class MaskNet(ClickModel):
 
     ``blocks`` gives the width of each block, ``hidden`` the widths of the tower of the parallel structure (the serial one has no
     tower). ``reduction``: width of the hidden layer of a mask, as a multiple of the number of inputs, from 0.01 to 16. The vector
-    of each field is normalised over its elements; dense columns are not.
+    of each field is normalized over its elements; dense columns are not.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class MaskNet(ClickModel):
         needs_vectors("MaskNet", self.reads)
         if self.reads.dim < 2:
             raise PlanError(
-                "MaskNet normalises the vector of each field over its elements; expected a dim of 2 or more, got 1"
+                "MaskNet normalizes the vector of each field over its elements; expected a dim of 2 or more, got 1"
             )
         if not is_number(reduction) or not 0.01 <= reduction <= 16:
             raise PlanError(f"reduction of MaskNet must be a number from 0.01 to 16, got {shown_value(reduction)}")

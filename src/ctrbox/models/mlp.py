@@ -1,7 +1,7 @@
 """Defines the tower: linear layers with an activation between them.
 
 Several inputs count as one, side by side, without being copied into one: at 16,384 rows × 477 columns that saves a copy of
-31 MB forward and its inverse backward. The last map has no activation. Batch normalisation of fewer than two rows uses the
+31 MB forward and its inverse backward. The last map has no activation. Batch normalization of fewer than two rows uses the
 running statistics, so a last batch of one row trains too.
 """
 
@@ -28,7 +28,7 @@ LAST = 0.1
 
 
 class Norm(nn.BatchNorm1d):
-    """Batch normalisation that accepts a batch of one row, or of none."""
+    """Batch normalization that accepts a batch of one row, or of none."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training and len(x) < 2:
@@ -188,7 +188,7 @@ class MLP(nn.Module):
 def _hidden(
     inputs: int, widths: Sequence[int], kind: str, dropout: float, batch_norm: bool
 ) -> tuple[nn.ModuleList, nn.ModuleList, int]:
-    """Return linear layers, what stands behind each (normalisation, activation, dropout), and the last width."""
+    """Return linear layers, what stands behind each (normalization, activation, dropout), and the last width."""
     if not is_number(dropout) or not 0.0 <= dropout < 1.0:
         raise PlanError(f"dropout must be from 0 to less than 1, got {shown_value(dropout)}")
     batch_norm = flag("batch_norm", batch_norm)

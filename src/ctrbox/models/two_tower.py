@@ -1,7 +1,7 @@
 """Defines the pre-rank model: one tower for the user, one for the ad, and the inner product of their vectors.
 
 Ge et al., "Image Matters", CIKM 2018, section 6. Nothing of one side reaches the other before the product, so the vectors of
-all ads can be computed beforehand (`user_vectors`, `ad_vectors`); images of the behaviour are added up.
+all ads can be computed beforehand (`user_vectors`, `ad_vectors`); images of the behavior are added up.
 """
 
 from __future__ import annotations

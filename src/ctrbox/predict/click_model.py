@@ -35,10 +35,10 @@ from ctrbox.evaluate.task_calibration import TaskCalibration
 from ctrbox.models.dense import DenseInput, checked_logs
 from ctrbox.models.inputs import Inputs, Pooled
 from ctrbox.models.objective import stacked
+from ctrbox.predict.native_network import native_network_of
 from ctrbox.predict.not_finite import culprit
 from ctrbox.predict.sources import CPU, Embedders, Source, reads_of, sources_of
 from ctrbox.predict.tasks import check_tasks
-from ctrbox.predict.tower_step import tower_step_of
 
 LONGEST = 1024  # keys of a row that a sequence hands over, its last ones: one row of 200,000 would be 25 GB of padding
 Into: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # memory for pooled vectors and first-order weights
@@ -102,7 +102,7 @@ class ClickModel:
             check_tasks(model, self.carrier is not None, any(s.traits.shows for s in self.sources))
         # There is a native step for the usual models on a CPU; torch computes other models, and a GPU.
         plain = device.type == "cpu" and not bf16 and not self.common
-        self.tower = tower_step_of(model, self.reads, self.sources) if plain else None
+        self.native = native_network_of(model, self.reads, self.sources) if plain else None
         self.shift = 0.0  # added to every logit
         self.calibration: Calibration | TaskCalibration | None = None  # applied to the shifted logits
 
@@ -139,8 +139,8 @@ class ClickModel:
             first = torch.from_numpy(where)
         lookups = tuple(Lookup.of(known, s.fields, self.threads) for s in self.sources if not s.fused)
         index = None
-        if learns and self.tower is not None:
-            index = self.tower.index(lookups[0], self.threads)
+        if learns and self.native is not None:
+            index = self.native.index(lookups[0], self.threads)
         return Looked(batch, lookups, number, logs=logs, first=first, index=index)
 
     def announce(self, looked: Looked, *, prefetch: bool = True, next_use: Sequence[NextUse] = ()) -> Looked:
@@ -184,12 +184,12 @@ class ClickModel:
         self.model.eval()
         with torch.inference_mode(), self._fitting(looked):
             pulled = self._pull(looked, train=False)
-            if self.tower is not None and self.tower.usable:
+            if self.native is not None and self.native.usable:
                 (lookup,) = looked.lookups
                 assert isinstance(lookup, Lookup)
                 assert isinstance(pulled[0], torch.Tensor)
                 assert looked.logs is not None
-                logits = self.tower.score(lookup, pulled[0].numpy(), looked.logs, self.threads)
+                logits = self.native.score(lookup, pulled[0].numpy(), looked.logs, self.threads)
             else:
                 logits = self._logits(looked, pulled).cpu().numpy()
         bad = ~np.isfinite(logits)

@@ -34,11 +34,11 @@ from ctrbox.embed.vectors.prerank import PreRank
 from ctrbox.embed.vectors.write import write_vectors
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
-from ctrbox.files.regular import open_regular
 from ctrbox.files.sealed import read_sealed, sealed
+from ctrbox.files.untrusted_files import open_regular
 from ctrbox.files.urls import local_path
 from ctrbox.predict.run_predictor import RunPredictor
-from ctrbox.predict.tower_vectors import TowerVectors, rows_of_view, seal_of_towers, two_tower_of, vectors_of_view
+from ctrbox.predict.two_tower_vectors import TowerVectors, rows_of_view, seal_of_towers, two_tower_of, vectors_of_view
 from ctrbox.views.view import View
 
 FACTS, VECTORS, ADS, INDEX = "prerank.json", "vectors.ctrvec", "ads.arrow", "index.faiss"

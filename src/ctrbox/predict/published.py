@@ -30,8 +30,8 @@ from ctrbox.embed.vectors.published_table import PublishedTable, PublishedVector
 from ctrbox.embed.vectors.submodels import OTHER, TEXT, kind_of, unfilled
 from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.predict.click_model import ClickModel
+from ctrbox.predict.model_from_file import untrained
 from ctrbox.predict.stored_calibration import described_calibration, restore_calibration
-from ctrbox.predict.untrained import untrained
 from ctrbox.predict.weights_folder import DTYPES
 from ctrbox.publish.sources import CLICK_MODEL, table_parts
 from ctrbox.publish.weights import Part, Weights

@@ -21,7 +21,7 @@ from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.embed.vectors.server_file import is_server, read_server
 from ctrbox.embed.vectors.submodels import OTHER, kind_of_shapes, unfilled
 from ctrbox.engines.plan import Plan
-from ctrbox.engines.saved import operators_of
+from ctrbox.engines.plan_file import operators_of
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.sealed import read_sealed
 from ctrbox.files.stored_folder import StoredFolder
@@ -29,8 +29,8 @@ from ctrbox.files.urls import local_path, stored_url
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.predict.click_model import ClickModel
 from ctrbox.predict.key_kinds import check_key_kinds
+from ctrbox.predict.model_from_file import untrained
 from ctrbox.predict.stored_calibration import restore_calibration
-from ctrbox.predict.untrained import untrained
 from ctrbox.predict.weights_folder import read_dense, read_state, same_weights, shapes_in
 
 Made = TypeVar("Made", bound=ClickModel)

@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ctrbox.errors import DataError
-from ctrbox.files.checksum import checksums_of_own_files
-from ctrbox.files.regular import kind_of
+from ctrbox.files.data_fingerprint import checksums_of_own_files
 from ctrbox.files.sealed import read_sealed
+from ctrbox.files.untrusted_files import kind_of
 
 STATE = "state.json"
 # As safetensors names them.

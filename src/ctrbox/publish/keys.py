@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 from ctrbox.files.atomic import failure, remove, synced
-from ctrbox.files.regular import open_regular
 from ctrbox.files.sealed import sealed, unsealed
+from ctrbox.files.untrusted_files import open_regular
 from ctrbox.files.urls import local_path
 
 if TYPE_CHECKING:

@@ -74,7 +74,7 @@ def diff(base: Path_, result: Path_, patch: Path_, *, word: int | None = None) -
     if is_weights(base) and is_weights(result):
         old, new = read_directory(base), read_directory(result)
         regions = _regions(old, new)
-        natural = 2 if 2 * new.quantised_bytes >= new.size - new.data_at else 4
+        natural = 2 if 2 * new.quantized_bytes >= new.size - new.data_at else 4
     if len(regions) > MOST_REGIONS:
         regions = [(0, before.size, after.size)]
     word = word or natural

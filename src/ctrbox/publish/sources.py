@@ -23,7 +23,7 @@ import safetensors
 from ctrbox import _native
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
-from ctrbox.files.regular import open_regular
+from ctrbox.files.untrusted_files import open_regular
 from ctrbox.files.urls import local_path
 from ctrbox.publish.weights import MAGIC, SIZES, Directory, Part, Weights, read_weights, write_weights
 
@@ -56,7 +56,7 @@ def pack(
     out: str | os.PathLike[str],
     *,
     base: str | os.PathLike[str] | None = None,
-    quantise: bool = True,
+    quantize: bool = True,
     decimals: tuple[int, int] | None = None,
 ) -> Directory:
     """Write the weights of a model, without optimizer state and as 16-bit codes.
@@ -66,7 +66,7 @@ def pack(
     weights = weights_of(model)
     if weights.kind in (TABLE, CLICK_MODEL):
         weights = _in_order(weights, base)
-    return write_weights(out, weights, quantise=quantise, decimals=decimals, base=base)
+    return write_weights(out, weights, quantize=quantize, decimals=decimals, base=base)
 
 
 def unpack(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:

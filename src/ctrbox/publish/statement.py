@@ -29,8 +29,8 @@ from dataclasses import asdict, dataclass
 
 from ctrbox.errors import DataError, PlanError, SignatureError
 from ctrbox.files.atomic import written_aside
-from ctrbox.files.regular import read_regular
 from ctrbox.files.sealed import sealed, unsealed
+from ctrbox.files.untrusted_files import read_regular
 from ctrbox.files.urls import local_path
 from ctrbox.publish.keys import KEY_ID, PrivateKey, PublicKey
 

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from ctrbox.arguments.names import nearest
 from ctrbox.errors import CtrboxError, DataError, PlanError, SignatureError, SourceError, WriteError
 from ctrbox.files.atomic import failure, locked, remove, written_aside
-from ctrbox.files.regular import open_regular, read_regular
+from ctrbox.files.untrusted_files import open_regular, read_regular
 from ctrbox.files.urls import local_path, readable_url
 from ctrbox.publish.keys import PrivateKey
 from ctrbox.publish.patch import apply, diff, read_facts
@@ -259,11 +259,11 @@ class Published:
     # ---- publishing
 
     def publish(
-        self, model: Model, *, note: str = "", decimals: tuple[int, int] | None = None, quantise: bool = True
+        self, model: Model, *, note: str = "", decimals: tuple[int, int] | None = None, quantize: bool = True
     ) -> Version:
         """Publish a model (`publish.pack`) as the next version, whole or not at all."""
         return self._next(
-            lambda place, base: pack(model, place, base=base, quantise=quantise, decimals=decimals), note=note
+            lambda place, base: pack(model, place, base=base, quantize=quantize, decimals=decimals), note=note
         )
 
     def rollback(self, number: int, *, note: str = "") -> Version:

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from ctrbox import _native
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
-from ctrbox.files.regular import open_regular
+from ctrbox.files.untrusted_files import open_regular
 from ctrbox.files.urls import local_path
 from ctrbox.publish.buckets import Buckets, buckets, range_of
 
@@ -115,7 +115,7 @@ class Directory:
     codes: dict[str, Buckets] = field(default_factory=dict)
 
     @property
-    def quantised_bytes(self) -> int:
+    def quantized_bytes(self) -> int:
         return sum(e.bytes for e in self.entries if e.codes)
 
 
@@ -123,7 +123,7 @@ def write_weights(
     out: str | os.PathLike[str],
     weights: Weights,
     *,
-    quantise: bool = True,
+    quantize: bool = True,
     decimals: tuple[int, int] | None = None,
     base: str | os.PathLike[str] | None = None,
 ) -> Directory:
@@ -139,7 +139,7 @@ def write_weights(
     entries, blocks = [], []
     for part in weights.parts:
         data, codes = part.data, None
-        if quantise and part.dtype == "F32" and data.size:
+        if quantize and part.dtype == "F32" and data.size:
             codes = buckets(*range_of(part.name, data), decimals, known.get(part.name))
             if codes is not None:
                 data = _native.quantise(data, codes.bucket, codes.first)

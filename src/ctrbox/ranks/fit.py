@@ -31,11 +31,11 @@ from ctrbox.ranks.group import Group
 from ctrbox.ranks.normalization import statistics_of
 from ctrbox.ranks.reading import can_share, shared_parts
 from ctrbox.ranks.table import NO_KEYS, RankTable, Route
+from ctrbox.train.batch_feed import Handed, keyed
 from ctrbox.train.checkpoint import checkpoint_path, read_weights
 from ctrbox.train.evaluation import Split
 from ctrbox.train.fit import Fit
 from ctrbox.train.folder import RunFolder
-from ctrbox.train.handed import Handed, keyed
 from ctrbox.train.interrupt import Asked
 from ctrbox.train.model_servers import check_found, warn_of_misses
 from ctrbox.train.pipeline import Clock, Stage, run_stages

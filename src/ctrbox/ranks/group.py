@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from ctrbox.errors import DeviceError, TrainError
 from ctrbox.ranks.world import World
-from ctrbox.train.together import Gang
+from ctrbox.train.gradient_sums import Gang
 
 CPU = torch.device("cpu")
 ASKED = 0.02  # seconds between two looks whether all ranks are there

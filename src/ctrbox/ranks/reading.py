@@ -38,7 +38,7 @@ from ctrbox.engines.cuda.extract import CudaExtractor
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.stream import Position, window_order
 from ctrbox.ranks.group import Group
-from ctrbox.train.handed import BESIDE
+from ctrbox.train.batch_feed import BESIDE
 from ctrbox.train.pipeline import Clock, run_stages
 from ctrbox.views.indexed import IndexedFiles
 from ctrbox.views.recorded import opened

@@ -80,7 +80,7 @@ class RankTable(FixedShape):
         self.own: Any = spec.make(group.part, group.of)
         self.pulls = 0  # that may be followed by a push
         if self.server:
-            self.own.synchronise = lambda weights: group.add_up(weights, 1.0)
+            self.own.synchronize = lambda weights: group.add_up(weights, 1.0)
             self.own.misses.alone = False  # ``pull`` looks at the keys of all ranks
         self.traits = Traits("mean" if self.server else "sum", scales_lr=True, shows=spec.takes_shows)
         self.alive = spec.options.get("counters") is not None or spec.options.get("admission") is not None

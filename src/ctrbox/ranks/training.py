@@ -238,7 +238,7 @@ def check_supported(fit: Fit) -> None:
                 )
             for name, norm in normalizations(table.submodel):
                 raise PlanError(
-                    f"{type(norm).__name__} ({name!r} of the sub-model) normalises by all objects of a batch, but a rank "
+                    f"{type(norm).__name__} ({name!r} of the sub-model) normalizes by all objects of a batch, but a rank "
                     "computes only a part of them; use torch.nn.LayerNorm, or train in one process"
                 )
         elif not isinstance(table, GpuTable):

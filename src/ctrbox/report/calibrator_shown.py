@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ctrbox.report.number_format import fixed
 from ctrbox.report.quality_shown import dots_of
 from ctrbox.report.recorded import Fields
-from ctrbox.report.words import fixed
 from ctrbox.show import charts
 from ctrbox.show.charts import text
 from ctrbox.show.page import named, section, table

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
+from ctrbox.report.number_format import sized, spent
 from ctrbox.report.recorded import Fields
-from ctrbox.report.words import sized, spent
 from ctrbox.show import charts
 from ctrbox.show.charts import Line, short, text
 from ctrbox.show.page import named, section, table

@@ -16,8 +16,8 @@ from typing import Any
 
 from ctrbox.evaluate.calibration import weights_advice
 from ctrbox.evaluate.figures import Z, wilson
+from ctrbox.report.number_format import fixed
 from ctrbox.report.recorded import Fields
-from ctrbox.report.words import fixed
 from ctrbox.show import charts
 from ctrbox.show.charts import Dot, Line, short, text
 from ctrbox.show.page import named, section, table
@@ -150,7 +150,7 @@ def curve(metrics: Sequence[Fields], kind: str, name: str) -> list[tuple[float, 
 
 
 def thinned(points: list[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:
-    """At most `most` points: neighbours are averaged."""
+    """At most `most` points: neighbors are averaged."""
     if len(points) <= most:
         return points
     cuts = [len(points) * i // most for i in range(most + 1)]
@@ -159,7 +159,7 @@ def thinned(points: list[tuple[float, float]], most: int = MOST_POINTS) -> list[
 
 
 def smoothed(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Each point averaged with its neighbours: never with more behind it than before it, as curves fall at their start."""
+    """Each point averaged with its neighbors: never with more behind it than before it, as curves fall at their start."""
     widest = max(1, len(points) // 25)
     found = []
     for i, (rows, _) in enumerate(points):
@@ -447,7 +447,7 @@ def _value(value: Any) -> str:
 
 
 def marked(ratio: float | None, off: bool) -> str:
-    """Show a calibration, coloured where it is further from 1 than chance explains."""
+    """Show a calibration, colored where it is further from 1 than chance explains."""
     if ratio is None:
         return "–"
     return f'<span class="bad">{fixed(ratio, 3)}</span>' if off else fixed(ratio, 3)

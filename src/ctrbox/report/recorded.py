@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from xml.etree import ElementTree
 
 from ctrbox.errors import DataError, SourceError
-from ctrbox.files.regular import read_regular
 from ctrbox.files.sealed import read_sealed
+from ctrbox.files.untrusted_files import read_regular
 
 MOST_LINES = 1 << 30  # bytes of metrics.jsonl
 MOST_PICTURE = 64 << 20

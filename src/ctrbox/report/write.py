@@ -19,11 +19,11 @@ from ctrbox.files.atomic import written_aside
 from ctrbox.files.urls import local_path
 from ctrbox.report.bottleneck import CLEAR, StageShares, least_waiting
 from ctrbox.report.calibrator_shown import calibrator
+from ctrbox.report.number_format import duration, few_groups, fixed, learned_rows, sized
 from ctrbox.report.passes_shown import stage_times, tables
 from ctrbox.report.quality_shown import between, calibration, features, learning, slices, weights, windows
 from ctrbox.report.recorded import Fields, Recorded, read_run
 from ctrbox.report.tasks_shown import tasks_shown
-from ctrbox.report.words import duration, few_groups, fixed, learned_rows, sized
 from ctrbox.show import charts
 from ctrbox.show.charts import Part, short, text
 from ctrbox.show.page import card, named, page, section, table
@@ -251,7 +251,7 @@ def warnings(s: Fields) -> str:
 def stages(metrics: Sequence[Fields], s: Fields) -> str:
     rows = []
     for stage in s.each("stages"):
-        busy, waited, used = stage.number("seconds") or 0.0, stage.number("waited") or 0.0, stage.number("utilisation")
+        busy, waited, used = stage.number("seconds") or 0.0, stage.number("waited") or 0.0, stage.number("utilization")
         room = stage.number("for_room") or 0.0
         count = stage.count("rows") or 0
         note = f"{used:.0%} busy" if used is not None else ""
@@ -301,7 +301,7 @@ def recorded_shares(s: Fields) -> list[StageShares]:
     return found or [
         StageShares(stage.text("name"), used, 1 - used)
         for stage in s.each("stages")
-        if (used := stage.number("utilisation")) is not None
+        if (used := stage.number("utilization")) is not None
     ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from ipaddress import ip_address
 
-from ctrbox.serve.head import Headers
+from ctrbox.serve.http_head import Headers
 from ctrbox.serve.refused import Refused
 
 

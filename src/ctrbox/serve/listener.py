@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctrbox.errors import PlanError
+from ctrbox.serve.http_connection import Connection, response
 from ctrbox.serve.log_limit import LogLimit
 from ctrbox.serve.refused import overloaded
 from ctrbox.serve.routes import Routes, answer_of
 from ctrbox.serve.service import Service
 from ctrbox.serve.tls import Certificate
-from ctrbox.serve.wire import Connection, response
 
 BACKLOG = 1024
 ACCEPTED_AT_ONCE = 32  # connections taken in one turn of the loop, so that a flood of them does not stop the answers

@@ -33,10 +33,10 @@ from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SignatureError, SourceError, WriteError
 from ctrbox.ffm.engine import DeepFFM
 from ctrbox.files.atomic import written_aside
-from ctrbox.files.own_folder import OwnFolder
-from ctrbox.files.regular import open_regular, read_regular
 from ctrbox.files.sealed import read_sealed, sealed
 from ctrbox.files.stored_folder import OtherContents, StoredFolder
+from ctrbox.files.temporary_folder import OwnFolder
+from ctrbox.files.untrusted_files import open_regular, read_regular
 from ctrbox.files.urls import readable_url, stored_url
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.predict.predictor import Predictor
@@ -178,14 +178,14 @@ def create(
     *,
     context: Sequence[str],
     note: str = "",
-    quantise: bool = True,
+    quantize: bool = True,
     sign_with: PrivateKey | str | os.PathLike[str] | None = None,
 ) -> ModelFolder:
     """Write a model's folder, which may be on s3:// or hdfs://, with version 1 published, whole or not at all.
 
     ``engine``: a Deep FFM, or a run; vectors of all objects of its Model Servers are computed now. Of a model of your own class
     only the weights are kept: whoever serves them brings the class (``ctrbox serve model/ --job job.py``). ``context``: the
-    columns of the log that come once per request; every other one that the plan reads comes with each candidate. ``quantise``:
+    columns of the log that come once per request; every other one that the plan reads comes with each candidate. ``quantize``:
     weights as 16-bit codes. ``sign_with``: a private key, or its file, that signs the folder and its versions.
     """
     key = sign_with if sign_with is None or isinstance(sign_with, PrivateKey) else PrivateKey.read(sign_with)
@@ -223,7 +223,7 @@ def create(
         with written_aside(aside / MANIFEST) as file:
             file.write_text(sealed(manifest), encoding="utf-8")
         # Last, because a signature covers the other files.
-        Published(aside / WEIGHTS, sign_with=key).publish(engine, note=note, quantise=quantise)
+        Published(aside / WEIGHTS, sign_with=key).publish(engine, note=note, quantize=quantize)
     if stored is not None:
         stored.push()
         stored.close()

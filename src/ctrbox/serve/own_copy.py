@@ -6,7 +6,7 @@ patch is applied to it.
 
 from __future__ import annotations
 
-from ctrbox.files.own_folder import OwnFolder
+from ctrbox.files.temporary_folder import OwnFolder
 from ctrbox.publish.versions import Published
 
 OWN_PREFIX = "ctrbox-serve-"  # of the temporary folder

@@ -27,7 +27,7 @@ from ctrbox.engines.missed_keys import JoinCount
 from ctrbox.errors import DataError, PlanError
 from ctrbox.predict.prerank_folder import PrerankFolder
 from ctrbox.predict.run_predictor import RunPredictor
-from ctrbox.predict.tower_vectors import TowerVectors
+from ctrbox.predict.two_tower_vectors import TowerVectors
 from ctrbox.serve.fields import RowReader
 from ctrbox.serve.json_body import check_members, read_json
 from ctrbox.serve.refused import Refused

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ctrbox.errors import CtrboxError, SignatureError
-from ctrbox.publish.shared import write_shared
+from ctrbox.publish.shared_weights import write_shared
 from ctrbox.publish.sources import DEEP_FFM
 from ctrbox.publish.versions import Published, Update, Version
 from ctrbox.serve.metrics import Metrics

@@ -24,7 +24,7 @@ import orjson
 
 from ctrbox.errors import CtrboxError
 from ctrbox.serve.answers import Answered
-from ctrbox.serve.head import Headers
+from ctrbox.serve.http_head import Headers
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.service import Service
 from ctrbox.serve.tensors import infer_answer, read_infer

@@ -19,8 +19,8 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from ctrbox.errors import CtrboxError, PlanError
 from ctrbox.serve.answers import names_of_outputs
-from ctrbox.serve.door import client_of
-from ctrbox.serve.head import HEAD_BYTES
+from ctrbox.serve.connection_limits import client_of
+from ctrbox.serve.http_head import HEAD_BYTES
 from ctrbox.serve.listener import IDLE_SECONDS
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.service import Limits, Service

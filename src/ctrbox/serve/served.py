@@ -318,7 +318,7 @@ class ServedRun:
     version = 1
 
     def __init__(self, run: RunPredictor, *, most_candidates: int, past: ServedPast | None = None) -> None:
-        from ctrbox.predict.unlearned import tell_of_keys  # brings torch, which a Deep FFM is served without
+        from ctrbox.predict.unlearned_keys import tell_of_keys  # brings torch, which a Deep FFM is served without
 
         self.tasks, self.past = run.click_model.tasks, past
         views = JoinedViews(run.plan)

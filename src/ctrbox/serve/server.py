@@ -31,12 +31,12 @@ from ctrbox.plan.language.user import UserOperator
 from ctrbox.publish.sources import DEEP_FFM
 from ctrbox.publish.statement import Trust
 from ctrbox.serve.event_stream import EventStream
-from ctrbox.serve.files import connections_allowed
 from ctrbox.serve.follow import Follower
 from ctrbox.serve.hosts import AllowedHosts
 from ctrbox.serve.listener import Listener
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import RUN, ModelFolder
+from ctrbox.serve.open_file_limit import connections_allowed
 from ctrbox.serve.own_copy import OwnCopy
 from ctrbox.serve.past import StateFollower, StateWriter
 from ctrbox.serve.queue import ScoringQueue

@@ -17,11 +17,11 @@ import numpy as np
 
 from ctrbox import __version__
 from ctrbox.errors import CtrboxError, DataError, SourceError
-from ctrbox.files.regular import read_regular
+from ctrbox.files.untrusted_files import read_regular
 from ctrbox.predict.score_expression import ScoreExpression
 from ctrbox.serve.answers import RANKING, Answered, described_outputs, ranked
 from ctrbox.serve.board import Desk
-from ctrbox.serve.door import Door
+from ctrbox.serve.connection_limits import Door
 from ctrbox.serve.hosts import AllowedHosts
 from ctrbox.serve.label_sums import LabelSums, lines_of, means_of
 from ctrbox.serve.metrics import ByLabel, Metrics

@@ -40,10 +40,10 @@ from ctrbox import _native
 from ctrbox.errors import CtrboxError, PlanError
 from ctrbox.publish.sources import CLICK_MODEL
 from ctrbox.serve.board import Board, Desk
-from ctrbox.serve.files import FEWEST
 from ctrbox.serve.listener import listening_sockets
 from ctrbox.serve.metrics import resident
 from ctrbox.serve.model_folder import RUN
+from ctrbox.serve.open_file_limit import FEWEST
 from ctrbox.serve.served import Served, ServedRun
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Draws charts as plain SVG text: lines, calibration dots, horizontal bars and stacked bars.
 
-A chart carries no colour of its own: marks have classes (`a`, `b`, `c`, `faint`, …) that STYLE paints in light and in
+A chart carries no color of its own: marks have classes (`a`, `b`, `c`, `faint`, …) that STYLE paints in light and in
 dark. Hovering over a mark shows its numbers through `<title>`; there is no script. Values that are not finite are
 left out, and a chart with nothing to draw is a sentence. All text given to a chart is escaped here.
 """
@@ -380,7 +380,7 @@ def chart(body: Sequence[str], width: int, height: int, label: str) -> str:
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """Names beside their colours."""
+    """Names beside their colors."""
     if not entries:
         return ""
     spans = "".join(f'<span><i class="key {tone}"></i>{text(name)}</span>' for name, tone in entries)

@@ -38,7 +38,7 @@ def framed(title: str, *body: str) -> str:
 
 
 def said(sentence: object) -> str:
-    """Return a sentence in a muted colour."""
+    """Return a sentence in a muted color."""
     return f'<p class="muted">{text(sentence)}</p>'
 
 

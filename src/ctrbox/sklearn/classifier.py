@@ -345,7 +345,7 @@ class Classifier:
         if self.batch_size is not None:
             return self.batch_size
         batch = min(max(rows // STEPS, BATCHES[0]), BATCHES[1])
-        # Normalisation over a batch cannot learn from a last batch of one row.
+        # Normalization over a batch cannot learn from a last batch of one row.
         return next(b for b in range(batch, batch + rows + 2) if rows % b != 1 or rows == 1)
 
     def _table(self, dim: int) -> MemoryTable:

@@ -3,7 +3,7 @@
     average = decay · average + (1 − decay) · weight, after each step; it begins as the weights after the first step
 
 The optimizer goes on with the weights themselves. Only parameters are averaged: rows of tables, and the statistics of
-normalisation layers, are those of the last step. ``torch.optim.swa_utils.AveragedModel`` with ``get_ema_multi_avg_fn(decay)`` is
+normalization layers, are those of the last step. ``torch.optim.swa_utils.AveragedModel`` with ``get_ema_multi_avg_fn(decay)`` is
 the slow twin.
 """
 

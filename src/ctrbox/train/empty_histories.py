@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ctrbox.engines.past.source import computed_from_log
 from ctrbox.engines.plan import Plan
-from ctrbox.train.same_log import log_fingerprint
+from ctrbox.train.seen_in_training import log_fingerprint
 
 SHOWN = 5  # names of columns
 

@@ -12,8 +12,8 @@ import torch
 from ctrbox.columns.batch import Batch
 from ctrbox.columns.tasks import predictions_of
 from ctrbox.embed.gpu.batch import facts
-from ctrbox.engines.fingerprint import difference
 from ctrbox.engines.plan import Plan
+from ctrbox.engines.plan_fingerprint import difference
 from ctrbox.engines.stream import Position
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.evaluate.metrics import Scores

@@ -20,14 +20,14 @@ from typing import Any
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import CtrboxError, DataError, WriteError
 from ctrbox.files.atomic import remove, written_aside
-from ctrbox.files.regular import read_regular
 from ctrbox.files.sealed import plain, read_sealed, sealed, tidy
 from ctrbox.files.stored_folder import StoredFolder
+from ctrbox.files.untrusted_files import read_regular
 from ctrbox.predict.stored_calibration import described_calibration
 from ctrbox.train.checkpoint import checkpoint_path, remove_older, whole, write_weights
-from ctrbox.train.events import Events
 from ctrbox.train.learner import Learner
 from ctrbox.train.settings import same_run
+from ctrbox.train.tensorboard_file import Events
 
 OURS = (
     "config.json",

@@ -9,7 +9,7 @@ loss: a key met once in a batch moves as far in a batch of 100 rows as in one of
 
 On a GPU a step is launched, not waited for: its loss, and a gradient that is not finite, are heard of a step or two later, or by
 ``settle``, which comes before every checkpoint and evaluation. The dense part of batches of the usual size is one recorded graph
-(graphed.py).
+(cuda_graph.py).
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ from ctrbox.errors import DataError, TrainError
 from ctrbox.models.inputs import Inputs, Pooled
 from ctrbox.models.objective import objective_of
 from ctrbox.predict.click_model import ClickModel, Into, Looked, Pulled
+from ctrbox.predict.native_network import NativeNetwork
 from ctrbox.predict.not_finite import culprit
 from ctrbox.predict.sources import CPU, Embedders
-from ctrbox.predict.tower_step import TowerStep
 from ctrbox.train.adam_step import AdamStep
 from ctrbox.train.average import Average
-from ctrbox.train.graphed import Fed, Graphed
+from ctrbox.train.cuda_graph import Fed, Graphed
+from ctrbox.train.gradient_sums import ALONE, Together
 from ctrbox.train.loss import check_counting, check_rows, has_rows, loss_of, loss_of_tasks
+from ctrbox.train.native_step import native_step
 from ctrbox.train.tasks import start_from_means
-from ctrbox.train.together import ALONE, Together
 
 AHEAD = 2  # steps launched on a GPU before the loss of the first is waited for: the host is never what it waits for
 NO_KEYS = np.empty(0, np.int64)
@@ -138,7 +139,7 @@ class Learner(ClickModel):
             self._start_from_the_click_rate(batch)
         self.model.train()
         self.model.zero_grad(set_to_none=True)
-        tower = self.tower if self.tower is not None and self.tower.usable else None  # the same in all workers
+        network = self.native if self.native is not None and self.native.usable else None  # the same in all workers
         pulled: list[Pulled] = []
         mine, value = (0, 0.0) if batch is None else (batch.rows, 0.0)
         if self.statistics is not None:
@@ -148,8 +149,8 @@ class Learner(ClickModel):
                 source.embedder.pull(NO_KEYS)
             for part in self.scaled if self.statistics is None else ():
                 part.learn_none()
-        elif tower is not None:
-            pulled, value = self._differentiated(tower, looked, together=True)
+        elif network is not None:
+            pulled, value = self._differentiated(network, looked, together=True)
         else:
             pulled = self._pull(looked, train=True)
             loss = self._loss(self._logits(looked, pulled), looked)
@@ -175,15 +176,15 @@ class Learner(ClickModel):
             self._heard()
             self._push(looked, pulled, factor, mine / rows)
         self.together.add_up([p for p in self.model.parameters() if p.requires_grad], mine / rows)
-        self._step_dense(factor, native=tower is not None)
+        self._step_dense(factor, native=network is not None)
         return int(rows), summed / rows, told
 
     def _learn(self, looked: Looked, factor: float) -> float:
         if not self.begun:
             self.begun = True
             self._start_from_the_click_rate(looked.batch)
-        if self.tower is not None and self.tower.usable:
-            return self._learn_natively(self.tower, looked, factor)
+        if self.native is not None and self.native.usable:
+            return self._learn_natively(self.native, looked, factor)
         before = self._hear_loss(AHEAD)
         pulled = self._pull(looked, train=True)
         self.model.train()
@@ -210,16 +211,18 @@ class Learner(ClickModel):
         assert self.last is not None
         return self.last
 
-    def _learn_natively(self, tower: TowerStep, looked: Looked, factor: float) -> float:
-        """One step of a usual model: the same as ``_learn``, computed by native threads in slices of the batch."""
+    def _learn_natively(self, network: NativeNetwork, looked: Looked, factor: float) -> float:
+        """One step of a usual model, as ``_learn`` does it, computed by native threads in slices of the batch."""
         if not self.model.training:
             self.model.train()
-        pulled, loss = self._differentiated(tower, looked)
+        pulled, loss = self._differentiated(network, looked)
         self._push(looked, pulled, factor)
         self._step_dense(factor, native=True)
         return loss
 
-    def _differentiated(self, tower: TowerStep, looked: Looked, together: bool = False) -> tuple[list[Pulled], float]:
+    def _differentiated(
+        self, network: NativeNetwork, looked: Looked, together: bool = False
+    ) -> tuple[list[Pulled], float]:
         """Return the rows that a batch reads, with their gradients, and its mean loss, by native threads."""
         batch, (lookup,) = looked.batch, looked.lookups
         assert isinstance(lookup, Lookup)
@@ -227,7 +230,9 @@ class Learner(ClickModel):
         rows = self.sources[0].embedder.pull(lookup.keys, create=True)
         label = np.ascontiguousarray(batch.label, np.float32)
         weight = None if batch.weight is None else np.ascontiguousarray(batch.weight, np.float32)
-        loss, gradient = tower.learn(lookup, looked.index, rows, looked.logs, label, weight, self.threads, together)
+        loss, gradient = native_step(
+            network, lookup, looked.index, rows, looked.logs, label, weight, self.threads, together
+        )
         pulled = torch.from_numpy(rows)
         self._refuse(looked, [pulled], loss)
         pulled.grad = torch.from_numpy(gradient)

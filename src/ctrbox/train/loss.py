@@ -49,7 +49,7 @@ def has_rows(source: Source) -> bool:
 def check_rows(sources: Sequence[Source]) -> None:
     """Refuse the penalty of rows where no table has rows in main memory."""
     if not any(has_rows(source) for source in sources):
-        raise PlanError("l2 regularises the rows of tables, but this model reads no table; remove it")
+        raise PlanError("l2 regularizes the rows of tables, but this model reads no table; remove it")
     if any(source.fused for source in sources):
         raise PlanError(
             "l2 of fit is not available for tables on a GPU; use l2 of their optimizer, such as cb.optim.Adam(l2=…), whose "
@@ -58,10 +58,10 @@ def check_rows(sources: Sequence[Source]) -> None:
 
 
 def check_counting(sources: Sequence[Source]) -> None:
-    """Adaptive regularisation divides by how often a key was met; the sub-model of a Model Server has no such count."""
+    """Adaptive regularization divides by how often a key was met; the sub-model of a Model Server has no such count."""
     by_key = [source for source in sources if source.traits.gradients == "sum"]
     if not by_key:
-        raise PlanError("adaptive_l2 regularises the rows of tables, but this model reads no table; remove it")
+        raise PlanError("adaptive_l2 regularizes the rows of tables, but this model reads no table; remove it")
     for source in by_key:
         if not source.traits.counts:
             raise PlanError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ctrbox.report.bottleneck import StageShares, bottleneck
-from ctrbox.report.words import brief
+from ctrbox.report.number_format import brief
 from ctrbox.train.pipeline import Clock
 
 RECENT = 2.0  # seconds: what is shown of stages is of the last one or two times as many

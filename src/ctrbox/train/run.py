@@ -11,19 +11,19 @@ import numpy as np
 from torch import nn
 
 from ctrbox.embed.vectors.model_server import ModelServer
-from ctrbox.engines.fingerprint import difference, only_filters_differ
 from ctrbox.engines.plan import Plan
+from ctrbox.engines.plan_fingerprint import difference, only_filters_differ
 from ctrbox.errors import PlanError
 from ctrbox.files.sealed import read_sealed
 from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.predict.run_folder import fetched_run, other_plan, read_run
 from ctrbox.predict.run_predictor import RunPredictor
-from ctrbox.predict.unlearned import refusing_unknown
+from ctrbox.predict.unlearned_keys import refusing_unknown
 from ctrbox.train.empty_histories import warn_of_empty_histories
 from ctrbox.train.evaluation import score_plan, scored
 from ctrbox.train.learner import Learner
-from ctrbox.train.same_log import log_fingerprint, recorded_fingerprint, warn_of_learned_rows
+from ctrbox.train.seen_in_training import log_fingerprint, recorded_fingerprint, warn_of_learned_rows
 from ctrbox.views.recorded import RecordedSource
 
 ROWS = 16_384
@@ -131,7 +131,7 @@ class Run(RunPredictor):
         log = self.plan.log
         if isinstance(log.source, RecordedSource) and log.source.described.reference is None:
             raise PlanError(
-                "this run was trained on rows in memory, which are not saved. To evaluate it on other labelled data, use "
+                "this run was trained on rows in memory, which are not saved. To evaluate it on other labeled data, use "
                 "run.evaluate(data); to evaluate it on its own validation rows, pass the original log again: "
                 f"load(…, views={{{log.name!r}: …}})"
             )

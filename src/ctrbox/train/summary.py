@@ -72,7 +72,7 @@ def summarize(
             "for_input": c.for_input,
             "for_room": c.for_room,
             "rows": c.rows,
-            "utilisation": min(1.0, c.busy / mine),
+            "utilization": min(1.0, c.busy / mine),
             **({"queue": c.depth, "queue_most": c.deepest} if c.given else {}),
         }
         for c in clocks

@@ -27,11 +27,11 @@ from ctrbox.train.evaluation import Split
 from ctrbox.train.fit import Elsewhere, Fit
 from ctrbox.train.look_ahead import MOST
 from ctrbox.train.progress import Watcher, watcher
-from ctrbox.train.rows_before import check_tables
 from ctrbox.train.run import Run
 from ctrbox.train.schedule import CONSTANT, ReduceOnPlateau, Schedule
 from ctrbox.train.settings import DEVICES, Settings, no_setting, with_batch_size
 from ctrbox.train.summary import Look
+from ctrbox.train.table_setup import check_tables
 from ctrbox.train.tasks import check_settings
 from ctrbox.train.warm_up import WarmUp
 

@@ -31,7 +31,7 @@ from ctrbox.train.checkpoint import read_optimizer, write_weights
 from ctrbox.train.folder import describe
 from ctrbox.train.learner import Learner
 from ctrbox.train.run import Run
-from ctrbox.train.same_log import log_fingerprint, recorded_fingerprint
+from ctrbox.train.seen_in_training import log_fingerprint, recorded_fingerprint
 
 ABSENT = object()
 WARM_UPS = ("none", "partial", "full", "continue")

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ctrbox.files.checksum import content_checksums
+from ctrbox.files.data_fingerprint import content_checksums
 from ctrbox.files.filesystems import File
-from ctrbox.views.elsewhere import behind
+from ctrbox.views.device_columns import behind
 from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin
 from ctrbox.views.partitions import Partitions
 from ctrbox.views.simple import STRINGS, Leaf, choose, is_text, leaves, pick, simplify
 
 if TYPE_CHECKING:
-    from ctrbox.views.elsewhere import Elsewhere
+    from ctrbox.views.device_columns import Elsewhere
 
 
 class Columns:

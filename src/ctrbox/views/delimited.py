@@ -18,10 +18,10 @@ from ctrbox.arguments.names import nearest
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File, first_line
 from ctrbox.views.fields import DECLARED, Misfit, convert, infer, infer_time, name_of_type, number_as_time
-from ctrbox.views.guesses import evident_delimiter, is_a_header, is_a_row
 from ctrbox.views.simple import Leaf
 from ctrbox.views.streamed import BlockError, NoRows, Parse
 from ctrbox.views.text import Block, NotText, check_text, one_batch, text_blocks
+from ctrbox.views.text_guesses import evident_delimiter, is_a_header, is_a_row
 from ctrbox.views.text_options import TextOptions
 
 _ROW = re.compile(r"Row #(\d+): ")

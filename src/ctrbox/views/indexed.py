@@ -18,16 +18,16 @@ import pyarrow.compute as pc
 
 from ctrbox.errors import CtrboxError, SourceError
 from ctrbox.files.filesystems import File, first_line
-from ctrbox.files.side_by_side import side_by_side
+from ctrbox.files.parallel_map import side_by_side
 from ctrbox.views.columns import Columns, ColumnSource, Scan, cut, digest
-from ctrbox.views.footers import sound_columns
 from ctrbox.views.morsel import Morsel, Origin
+from ctrbox.views.parquet_footers import sound_columns
 from ctrbox.views.partitions import Partitions
 from ctrbox.views.readahead import readahead
 from ctrbox.views.simple import Leaf, castable, leaves
 
 if TYPE_CHECKING:
-    from ctrbox.views.elsewhere import Elsewhere
+    from ctrbox.views.device_columns import Elsewhere
 
 THREADS = "ctrbox-footer"  # the names of threads that read footers begin with this
 
@@ -41,7 +41,7 @@ class Footer:
     detail: Any = None
     leaves: dict[str, Leaf] = field(default_factory=dict)
     written: bytes = b""  # Parquet: the bytes of the footer
-    flat: dict[str, Any] = field(default_factory=dict)  # Parquet: how pages.py decodes a column, by name
+    flat: dict[str, Any] = field(default_factory=dict)  # Parquet: how parquet_pages.py decodes a column, by name
 
     @cached_property
     def sound(self) -> list[bool]:
@@ -286,7 +286,7 @@ class IndexedFiles(ColumnSource):
     def _pieces(
         self, footers: Sequence[Footer], start: int, rows: int, prune: pc.Expression | None, stop: int | None = None
     ) -> Iterator[Piece]:
-        """Groups from `start` to `stop` that `prune` leaves; small neighbours in a file go together."""
+        """Groups from `start` to `stop` that `prune` leaves; small neighbors in a file go together."""
         every: Iterable[set[int] | None] = itertools.repeat(None, len(footers))
         surviving = every if prune is None else self._survivors(footers, prune)
         total = 0

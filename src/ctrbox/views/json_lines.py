@@ -253,8 +253,8 @@ def parse_json(block: bytes, schema: pa.Schema | None, *, exact: bool = True) ->
     lead = _led(block)
     data = b"{}\n" + block if lead else block
     read = pajson.ReadOptions(use_threads=False, block_size=len(data) + 1)
-    behaviour = "infer" if schema is None else "ignore"
-    parse = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior=behaviour)
+    behavior = "infer" if schema is None else "ignore"
+    parse = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior=behavior)
     batch = one_batch(pajson.read_json(pa.BufferReader(data), read, parse)).slice(lead)
     if exact:
         for name, column in zip(batch.schema.names, batch.columns, strict=True):

@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 from pyarrow import types as pt
 
 from ctrbox.errors import CtrboxError, SourceError
-from ctrbox.files.checksum import WHOLE_BYTES
+from ctrbox.files.data_fingerprint import WHOLE_BYTES
 from ctrbox.files.filesystems import File, first_line
 from ctrbox.views.columns import Columns, ColumnSource, Scan, cut, digest, make_batch
 from ctrbox.views.morsel import Morsel, Origin

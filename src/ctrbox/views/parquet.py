@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File, first_line
-from ctrbox.views.footers import read_footer
 from ctrbox.views.indexed import Footer, Prune, Wanted
-from ctrbox.views.pages import decode_columns
+from ctrbox.views.parquet_footers import read_footer
+from ctrbox.views.parquet_pages import decode_columns
 from ctrbox.views.simple import Leaf
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from ctrbox.errors import SourceError
+from ctrbox.files.file_version import settle
 from ctrbox.files.filesystems import File, Store, find_files
-from ctrbox.files.version import settle
 from ctrbox.views.avro import Avro
 from ctrbox.views.delimited import Csv
 from ctrbox.views.formats import format_of

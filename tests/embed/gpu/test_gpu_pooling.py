@@ -368,7 +368,7 @@ def test_wrong_offsets_of_tensors_read_nothing_outside_their_field(runtime: Runt
     np.testing.assert_array_equal(bits(odd[0, 0]), bits(table.pull(np.arange(1, 4)).cumsum(0, np.float32)[-1]))
 
 
-def test_neighbours_in_memory_are_joined_without_a_copy(runtime: Runtime) -> None:
+def test_neighbors_in_memory_are_joined_without_a_copy(runtime: Runtime) -> None:
     whole = torch.arange(30, device=runtime.device)
     together = joined([whole[:10], whole[10:10], whole[10:25]], runtime.device)
     assert together.data_ptr() == whole.data_ptr()

@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import ctrbox as cb
 from ctrbox import _native
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.life import life_of
+from ctrbox.embed.row_lifetime import life_of
 from ctrbox.embed.ssd.table import POLICIES
 from ctrbox.embed.table import shape_of
 
@@ -146,7 +146,7 @@ class SparseTableMachine(RuleBasedStateMachine):
 
     def keys(self, seed: int, count: int, repeat: bool = False) -> np.ndarray:
         rng = np.random.default_rng(seed)
-        near = rng.integers(0, len(POOL))  # neighbours half of the time: some rows become old
+        near = rng.integers(0, len(POOL))  # neighbors half of the time: some rows become old
         chosen = rng.choice(np.roll(POOL, near)[:100] if seed % 2 else POOL, count, replace=False)
         return np.append(chosen, chosen[: count // 3]) if repeat else chosen
 

@@ -140,7 +140,7 @@ def test_what_cannot_be_decoded_is_listed_and_the_rest_is_encoded(tmp_path: Path
     for name, (data, _) in bad_images().items():
         (folder / name).write_bytes(data)
     (folder / "inner").mkdir()
-    (folder / "inner" / "grey.png").write_bytes(saved(picture(6, mode="L")))
+    (folder / "inner" / "gray.png").write_bytes(saved(picture(6, mode="L")))
     (folder / "inner" / "glass.png").write_bytes(saved(picture(6, mode="RGBA")))
     (folder / ".hidden.png").write_bytes(b"")
     done = cb.tables.encode(tmp_path / "a.ctrvec", folder, tiny(), key=KEY, most_pixels=1_000_000, most_bytes=100_000)
@@ -358,8 +358,8 @@ def test_weights_are_read_from_local_files_of_tensors_that_fit(tmp_path: Path) -
 def test_crop_gives_tensors_of_one_shape_for_every_form_of_image() -> None:
     for size in ((224, 224), (1, 1), (5000, 3), (3, 5000), (640, 480)):
         assert Crop()(Image.new("RGB", size)).shape == (3, 224, 224)
-    grey = Crop(8, 8)(Image.new("RGB", (8, 8), (124, 116, 104)))
-    assert grey.abs().max() < 0.01
+    gray = Crop(8, 8)(Image.new("RGB", (8, 8), (124, 116, 104)))
+    assert gray.abs().max() < 0.01
 
 
 def test_vgg16_has_the_names_of_the_usual_weight_files_and_is_cut_at_fc6(tmp_path: Path) -> None:

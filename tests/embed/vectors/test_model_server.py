@@ -223,7 +223,7 @@ def test_servers_of_shards_that_add_up_their_gradients_stay_one_model(tmp_path: 
                 weight.grad = one + two
 
     parts = [cb.tables.VectorFile(file.path, shard=k) for k in range(2)]
-    servers = [cb.tables.ModelServer(p, submodel(), optimizer=cb.optim.SGD(lr=0.1), synchronise=collect) for p in parts]
+    servers = [cb.tables.ModelServer(p, submodel(), optimizer=cb.optim.SGD(lr=0.1), synchronize=collect) for p in parts]
     keys, g = np.arange(1, 41), np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
     mine = [np.flatnonzero(p.find(keys) >= 0) for p in parts]
     assert all(len(m) for m in mine)
@@ -233,7 +233,7 @@ def test_servers_of_shards_that_add_up_their_gradients_stay_one_model(tmp_path: 
     for a, b in zip(servers[1].submodel.parameters(), whole.submodel.parameters(), strict=True):
         torch.testing.assert_close(a, b)
     idle = cb.tables.ModelServer(
-        parts[0], submodel(), synchronise=lambda weights: pushed.append([w.grad for w in weights])
+        parts[0], submodel(), synchronize=lambda weights: pushed.append([w.grad for w in weights])
     )
     idle.push(np.array([99]), np.ones((1, 3), np.float32))  # nothing of the batch is here
     assert all(not t.any() for t in pushed[-1])

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from ctrbox import _native
 from ctrbox.engines.cuda.pages import DeviceColumn
-from ctrbox.views.stored import Chunk
+from ctrbox.views.parquet_chunks import Chunk
 
 CODECS = {"NONE": 0, "LZ4": 1, "SNAPPY": 2}
 WIDTHS = {"i": 4, "f": 4, "n": 8, "d": 8, "s": 0}

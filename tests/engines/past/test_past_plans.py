@@ -159,7 +159,7 @@ def test_a_merge_stands_behind_the_step(log: Path) -> None:
 
 
 def test_a_damaged_step_of_a_saved_plan_is_refused(log: Path) -> None:
-    from ctrbox.plan.graph.serial import Reader, Writer
+    from ctrbox.plan.graph.expression_json import Reader, Writer
 
     view = with_past(cb.View(log))
     writer = Writer()

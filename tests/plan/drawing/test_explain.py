@@ -14,7 +14,7 @@ import pytest
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.plan.drawing.explain import explain, explain_json
-from ctrbox.plan.drawing.page import WIDTH
+from ctrbox.plan.drawing.explain_text import WIDTH
 from ctrbox.plan.placement.device import shown_bytes
 from tests.plan import world
 

@@ -17,8 +17,8 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines import saved as saving
-from ctrbox.engines.saved import HEAD, MAGIC, Blobs, load_plan, save_plan
+from ctrbox.engines import plan_file as saving
+from ctrbox.engines.plan_file import HEAD, MAGIC, Blobs, load_plan, save_plan
 from ctrbox.errors import PlanError
 from tests.plan.graph.test_saved import forged
 
@@ -54,7 +54,7 @@ def schema_of(type_: pa.DataType) -> str:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda h: h["views"][0]["source"].update(text={"colour": "red"}), "a text option 'colour'"),
+        (lambda h: h["views"][0]["source"].update(text={"color": "red"}), "a text option 'color'"),
         (lambda h: h["views"][0].update(schema=None, columns=[["n", "q", 0, False]]), "'q' is not a kind of column"),
         (lambda h: h["views"][0].update(schema=schema_of(pa.uuid())), "has an extension type"),
         (lambda h: h["views"][0].update(schema="AAAA"), "the Arrow schema of a view ("),

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines.fingerprint import fingerprint
-from ctrbox.engines.saved import HEAD, MAGIC, load_plan, paths_to_allow, save_plan
+from ctrbox.engines.plan_file import HEAD, MAGIC, load_plan, paths_to_allow, save_plan
+from ctrbox.engines.plan_fingerprint import fingerprint
 from ctrbox.engines.saved_views import reference_of
 from ctrbox.errors import CtrboxError, PlanError, SourceError
-from ctrbox.plan.graph.serial import Reader, Writer, canonical
+from ctrbox.plan.graph.expression_json import Reader, Writer, canonical
 from tests.plan import world
 
 ROOT = Path(__file__).parents[3]
@@ -578,7 +578,7 @@ def test_equal_expressions_are_written_once() -> None:
 
 
 def test_the_digest_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctrbox.engines import fingerprint as module
+    from ctrbox.engines import plan_fingerprint as module
 
     plan = world.plan()
     first = fingerprint(plan)

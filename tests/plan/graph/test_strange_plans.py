@@ -16,10 +16,10 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines.saved import HEAD, MAGIC, load_plan
+from ctrbox.engines.plan_file import HEAD, MAGIC, load_plan
 from ctrbox.errors import DataError, PlanError, SourceError
-from ctrbox.plan.graph.serial import canonical
-from ctrbox.views.allowed import VARIABLE, Allowed
+from ctrbox.plan.graph.expression_json import canonical
+from ctrbox.views.allowed_paths import VARIABLE, Allowed
 
 USERS = pa.table({"user": [1, 2, 3], "age": [20, 30, 40]})
 LOG = pa.table({"user": [1, 2, 3], "price": [1.0, 2.5, 3.0], "clicked": [0, 1, 0]})
@@ -74,7 +74,7 @@ TARGETS = ["s3://bucket/users?endpoint=127.0.0.1:9", "hdfs://127.0.0.1:9/users",
 WATCHED = """
 import sys, json
 import ctrbox as cb, pyarrow as pa
-from ctrbox.engines import saved
+from ctrbox.engines import plan_file
 cb.compile(cb.View(pa.table({"a": [1.0]})), cb.FeatureSet(dense={"a": cb.col("a")}), device="cpu").explain()  # imports all
 met = []
 def watch(event, args):

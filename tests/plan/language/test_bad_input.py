@@ -16,7 +16,7 @@ import pytest
 import ctrbox as cb
 from ctrbox import col, lit, when
 from ctrbox.engines.cpu.tables import Tables
-from ctrbox.engines.saved import load_plan, save_plan
+from ctrbox.engines.plan_file import load_plan, save_plan
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.plan.language.expr import Expr, Time
 from ctrbox.plan.language.tables import TableSpec, misfit

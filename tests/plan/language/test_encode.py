@@ -115,9 +115,9 @@ def test_images_in_a_column_are_encoded_and_damaged_ones_are_an_error() -> None:
     def small(picture: image.Image) -> torch.Tensor:
         return torch.from_numpy(np.array(picture.resize((8, 8)), np.uint8)).permute(2, 0, 1).float()
 
-    def png(colour: tuple[int, int, int]) -> bytes:
+    def png(color: tuple[int, int, int]) -> bytes:
         file = io.BytesIO()
-        image.new("RGB", (20, 10), colour).save(file, "PNG")
+        image.new("RGB", (20, 10), color).save(file, "PNG")
         return file.getvalue()
 
     table = pa.table({"image": [png((1, 2, 3)), png((200, 100, 0))], "y": [0, 1]})

@@ -118,8 +118,8 @@ def test_rows_to_be_scored_need_no_labels() -> None:
     batch = made.run([{"user": 3, "age": 1.0}])
     assert batch.labels == {}
     assert batch.dense.tolist() == [[1.0]]
-    unlabelled = made.over(ROWS.select(["user", "age"]), label=False)
-    assert [b.rows for b in unlabelled.batches(10)] == [4]
+    unlabeled = made.over(ROWS.select(["user", "age"]), label=False)
+    assert [b.rows for b in unlabeled.batches(10)] == [4]
     # A filter that asks for a label that no feature reads is left out for rows that have none.
     log = cb.View(ROWS).filter(col("revenue").is_not_null())
     kept = cb.compile(

@@ -14,8 +14,8 @@ import pytest
 import ctrbox as cb
 from ctrbox import col, lit
 from ctrbox.errors import PlanError
-from ctrbox.plan.graph.serial import MOST_CALLS, Reader, Writer, a_list, a_number, sizes
-from ctrbox.plan.graph.unlabelled import unlabelled
+from ctrbox.plan.graph.expression_json import MOST_CALLS, Reader, Writer, a_list, a_number, sizes
+from ctrbox.plan.graph.unlabeled import unlabeled
 from ctrbox.plan.language.expr import Expr
 from ctrbox.plan.language.features import span
 from ctrbox.plan.language.typing import Typed
@@ -211,7 +211,7 @@ def test_there_is_no_kernel_of_an_unknown_name() -> None:
 def test_filters_that_ask_for_no_label_stay_when_others_go() -> None:
     features = cb.FeatureSet(label=col("y"), dense={"n": col("n")})
     log = cb.View(ROWS, name="log").filter(col("y").is_not_null() & (col("n") > 1) & (col("s") != "c"))
-    kept = cb.compute({"n": col("n")}, unlabelled(log, features))
+    kept = cb.compute({"n": col("n")}, unlabeled(log, features))
     assert kept["n"].to_pylist() == [2]
 
 

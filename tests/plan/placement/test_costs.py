@@ -92,7 +92,7 @@ def test_a_copy_takes_its_bytes_over_the_speed_of_the_bus() -> None:
 def test_a_document_is_larger_than_a_word() -> None:
     graph = compiled({"a": col("doc").fill("").json("$.a", "float").fill(0.0), "l": col("s0").length()})
     sizes = Costs(graph, GPU).sizes
-    bytes_ = {n.name: sizes.travelling(n) for n in graph.nodes(graph.frames[0]) if n.op == "column"}
+    bytes_ = {n.name: sizes.traveling(n) for n in graph.nodes(graph.frames[0]) if n.op == "column"}
     assert bytes_["doc"] > 5 * bytes_["s0"]
 
 

@@ -12,7 +12,7 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import PlanError
 from ctrbox.plan.drawing.explain import constant, signed
-from ctrbox.plan.drawing.page import WIDTH, cut, listed, shown_ns, shown_rate
+from ctrbox.plan.drawing.explain_text import WIDTH, cut, listed, shown_ns, shown_rate
 from ctrbox.plan.placement import device
 from ctrbox.plan.placement.device import Device, device_named, gpu_here, gpu_number, shown_bytes
 from ctrbox.plan.placement.placement import place, place_operators

@@ -160,7 +160,7 @@ def joined(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tenso
         end += t.numel() * 8
     storage = some[0].untyped_storage()
     if end > storage.data_ptr() + storage.nbytes():
-        return torch.cat(some)  # neighbours by chance, of different allocations
+        return torch.cat(some)  # neighbors by chance, of different allocations
     offset = (first - storage.data_ptr()) // 8
     whole = torch.empty(0, dtype=torch.int64, device=some[0].device)
     return whole.set_(storage, offset, ((end - first) // 8,))

@@ -31,7 +31,7 @@ from ctrbox.embed.embedder import NextUse, Row
 from ctrbox.embed.gpu.batch import References, sent
 from ctrbox.embed.gpu.store import NoRoom, Store
 from ctrbox.embed.gpu.table import GpuTable
-from ctrbox.embed.gpu.working import Working
+from ctrbox.embed.gpu.working_set import Working
 from ctrbox.embed.optimizers import Optimizer, spec_of
 from ctrbox.embed.ssd.closing import WithCheckpoint
 from ctrbox.embed.ssd.table import SparseTable

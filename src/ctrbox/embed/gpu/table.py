@@ -32,8 +32,8 @@ from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, NextUse, Row, Shaped
 from ctrbox.embed.gpu.batch import References
 from ctrbox.embed.gpu.store import Gradients, NoRoom, Store
-from ctrbox.embed.life import NO_LIFE
 from ctrbox.embed.optimizers import Optimizer, optimizer_of, spec_of, with_rate
+from ctrbox.embed.row_lifetime import NO_LIFE
 from ctrbox.embed.table import (
     MOST_DIM,
     TABLE_SETTINGS,

@@ -23,8 +23,8 @@ from ctrbox import _native
 from ctrbox.arguments.names import named_arguments
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
-from ctrbox.embed.life import Admission, Counters
 from ctrbox.embed.optimizers import Optimizer, is_dense
+from ctrbox.embed.row_lifetime import Admission, Counters
 from ctrbox.embed.table import (
     KEPT_SETTINGS,
     Table,

@@ -37,7 +37,7 @@ from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.table import MOST_DIM
 from ctrbox.errors import CompactionError, PlanError, SourceError
 from ctrbox.files.atomic import remove, synced, written_aside
-from ctrbox.files.regular import read_regular
+from ctrbox.files.untrusted_files import read_regular
 
 HEAD = "CTRTABLES 1"
 NAMED = re.compile(r"CTRTABLES 1\n(\d{1,18}) (\d{1,4}(?: \d{1,4})*)\n([0-9a-f]{8})\n")

@@ -29,8 +29,8 @@ from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.arguments.numbers import whole
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
-from ctrbox.embed.life import NO_LIFE, Admission, Counters
 from ctrbox.embed.optimizers import Optimizer
+from ctrbox.embed.row_lifetime import NO_LIFE, Admission, Counters
 from ctrbox.embed.ssd.closing import WithCheckpoint
 from ctrbox.embed.ssd.folder import (
     SEGMENTS,

@@ -77,7 +77,7 @@ class ModelServer(Shaped):
     ``recompute``  run the forward again at the push instead of keeping activations
     ``nonfinite``  gradients that are not finite, or whose step would leave weights that are not: "refuse" the push, or "skip"
                    their keys (the whole push, where only the step shows it) and count them
-    ``synchronise`` called with the sub-model's weights between backward and step, every push: adds up the gradients of several
+    ``synchronize`` called with the sub-model's weights between backward and step, every push: adds up the gradients of several
                    servers that hold shards of the data
     """
 
@@ -95,7 +95,7 @@ class ModelServer(Shaped):
         device: str = "cpu",
         seed: int = 0,
         nonfinite: str = "refuse",
-        synchronise: Callable[[Sequence[nn.Parameter]], None] | None = None,
+        synchronize: Callable[[Sequence[nn.Parameter]], None] | None = None,
     ) -> None:
         self.data = data if isinstance(data, VectorFile) else VectorFile(data)
         if not isinstance(missing, str) or missing not in MISSING:
@@ -107,7 +107,7 @@ class ModelServer(Shaped):
         self.nonfinite = checked_nonfinite(nonfinite)
         self.device = checked_device(device)
         self.submodel = (self._usual(dim) if submodel is None else submodel).to(self.device)
-        self.synchronise = synchronise
+        self.synchronize = synchronize
         self.misses = Misses()
         self._factor = 1.0
         self._alone = threading.RLock()
@@ -247,8 +247,8 @@ class ModelServer(Shaped):
                 at = present[begin:end]
                 out = self._forward(self._read(places[at])) if kept is None else kept.blocks.pop()
                 out.backward(torch.from_numpy(np.ascontiguousarray(g[at])).to(self.device))
-            if self.synchronise is not None:
-                self._synchronise()
+            if self.synchronize is not None:
+                self._synchronize()
             for group, rate in zip(self._step.param_groups, self._rates, strict=True):
                 group["lr"] = rate * self._factor
             if not finite_step(self._step):
@@ -420,14 +420,14 @@ class ModelServer(Shaped):
             )
         return out
 
-    def _synchronise(self) -> None:
+    def _synchronize(self) -> None:
         """Also where this server had no key of the batch: the others wait for it."""
-        assert self.synchronise is not None
+        assert self.synchronize is not None
         weights = [p for group in self._step.param_groups for p in group["params"]]
         for weight in weights:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-        self.synchronise(weights)
+        self.synchronize(weights)
 
     def _spans(self, count: int) -> Iterator[tuple[int, int]]:
         for begin in range(0, count, self.block):

@@ -21,7 +21,7 @@ LINKS, BUILD, SEARCH = (
     32,
     100,
     128,
-)  # neighbours of a vector; vectors looked at while building, and while searching at least
+)  # neighbors of a vector; vectors looked at while building, and while searching at least
 
 
 class NearestIndex:

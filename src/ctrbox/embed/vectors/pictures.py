@@ -1,7 +1,7 @@
 """Decodes JPEG, PNG and WebP images with Pillow, after their size is known to be within bounds.
 
 A file that cannot be read unambiguously as an RGB image is refused, and one word names the cause: the file is not an image, is
-damaged or cut short, has too many bytes or pixels, is animated, or has a colour mode that has no unambiguous conversion to RGB,
+damaged or cut short, has too many bytes or pixels, is animated, or has a color mode that has no unambiguous conversion to RGB,
 such as CMYK or 16 bits per channel. Transparency is dropped and the orientation of EXIF is not applied, as in the
 usual loaders of training data.
 
@@ -90,7 +90,7 @@ def decode(data: bytes, most_bytes: int = MOST_BYTES, most_pixels: int = MOST_PI
         if getattr(opened, "n_frames", 1) > 1:
             raise Refused("animated", f"has {opened.n_frames:,} frames; expected one picture")
         if opened.mode not in MODES:
-            raise Refused("mode", f"has the colour mode {opened.mode}; expected grey, palette or RGB; convert it")
+            raise Refused("mode", f"has the color mode {opened.mode}; expected gray, palette or RGB; convert it")
         try:
             opened.load()
             return opened.convert("RGB")

@@ -25,7 +25,7 @@ from safetensors.torch import load, save
 
 from ctrbox.errors import DataError, SourceError
 from ctrbox.files.atomic import written_aside
-from ctrbox.files.regular import open_regular
+from ctrbox.files.untrusted_files import open_regular
 
 MAGIC = b"CTRSERV\n"
 VERSION = 1

@@ -50,9 +50,9 @@ from ctrbox.embed.vectors.file import (
 from ctrbox.engines.computing import compute
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 from ctrbox.files.atomic import written_aside
+from ctrbox.files.file_version import FileVersion, settle
 from ctrbox.files.table_formats import refuse_table_formats
 from ctrbox.files.urls import local_path
-from ctrbox.files.version import FileVersion, settle
 from ctrbox.plan.language.expr import Expr
 
 CHUNK = 16 << 20  # bytes of float32

@@ -24,7 +24,7 @@ from ctrbox import _native
 from ctrbox.columns.batch import Batch, Fields, Ragged, Schema
 from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.assemble import Assembled, Assembler, Dimension
-from ctrbox.engines.cpu.early import EarlyScan
+from ctrbox.engines.cpu.early_scan import EarlyScan
 from ctrbox.engines.cpu.in_order import in_order
 from ctrbox.engines.cpu.joined_views import load_dimension
 from ctrbox.engines.cpu.labels import OF_TASKS, RefusedRow, with_labels
@@ -38,7 +38,7 @@ from ctrbox.errors import DataError
 from ctrbox.files.waiting import result_of
 from ctrbox.plan.graph.graph import Graph, Output
 from ctrbox.plan.language.node import Node, closure
-from ctrbox.views.elsewhere import Elsewhere, aside
+from ctrbox.views.device_columns import Elsewhere, aside
 from ctrbox.views.source import Morsel
 
 T = TypeVar("T")

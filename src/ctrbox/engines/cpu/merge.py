@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from ctrbox import _native
 from ctrbox.engines.cpu.early import EarlyScan
 from ctrbox.errors import DataError
-from ctrbox.views.elsewhere import Elsewhere, aside
+from ctrbox.views.device_columns import Elsewhere, aside
 from ctrbox.views.memory import MemorySource
 from ctrbox.views.source import MORSEL_ROWS, Morsel
 from ctrbox.views.view import View

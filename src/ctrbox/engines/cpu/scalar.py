@@ -24,7 +24,7 @@ from ctrbox.plan.language.user import UserOperator
 
 INSTALL = "pip install 'ctrbox[numba]'"
 TYPES = {"b": "boolean", "i": "int64", "t": "int64", "f": "float64"}  # by kind, as numba calls them
-COLOURS = re.compile("\x1b\\[[0-9;]*m")
+COLORS = re.compile("\x1b\\[[0-9;]*m")
 SHOWN_LINES = 12  # of numba's own message; the rest is advice on numba
 
 
@@ -75,8 +75,8 @@ def check_result(op: UserOperator, types: Any, found: Any) -> None:
 
 
 def brief(error: Exception) -> str:
-    """What numba says, without its advice and its colours, which it has where colorama is installed."""
-    said = COLOURS.sub("", str(error))
+    """What numba says, without its advice and its colors, which it has where colorama is installed."""
+    said = COLORS.sub("", str(error))
     lines = [line for line in said.splitlines() if line.strip() and not line.startswith("Failed in ")]
     return "\n".join(lines[:SHOWN_LINES])
 

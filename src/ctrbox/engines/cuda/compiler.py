@@ -106,7 +106,7 @@ def compile_source(
     """The machine code of a source that stands alone, for an architecture such as ``sm_90``; from disk where known.
 
     ``linked``: device functions in NVVM's intermediate form (LTO-IR), by name; then the source becomes that too, and all
-    of it is optimised as one, so that a call of such a function costs what any other does.
+    of it is optimized as one, so that a call of such a function costs what any other does.
     """
     core = nvrtc()
     folder = folder or kernel_folder()

@@ -50,8 +50,8 @@ from ctrbox.plan.language.node import Node
 from ctrbox.plan.placement.device import device_named, gpu_decodes_parquet
 from ctrbox.plan.placement.placement import CHUNK_ROWS, SLOTS, place
 from ctrbox.views.memory import MemorySource
+from ctrbox.views.parquet_chunks import readable
 from ctrbox.views.source import Morsel, Origin
-from ctrbox.views.stored import readable
 
 MOST_REGISTERS = 96  # a thread: with more, fewer than half of a multiprocessor's warps fit
 

@@ -27,7 +27,7 @@ import torch
 
 from ctrbox import _native
 from ctrbox.engines.cuda.runtime import Kernel, Runtime
-from ctrbox.views.stored import Chunk
+from ctrbox.views.parquet_chunks import Chunk
 
 STORED_PAGE = np.dtype(
     {

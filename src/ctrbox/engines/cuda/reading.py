@@ -1,7 +1,7 @@
 """Has the GPU decode the columns of local Parquet files that only the GPU reads, and tells which ones and why not.
 
 A plan's log and the views merged with it are read row group by row group. Ids by which views are merged stay on the CPU,
-as do columns that are stored in a way that pages.py does not know; all others come as stand-ins (views/elsewhere.py) whose
+as do columns that are stored in a way that pages.py does not know; all others come as stand-ins (views/device_columns.py) whose
 owner is a `DeviceColumn`.
 """
 
@@ -14,10 +14,10 @@ from dataclasses import replace
 import pyarrow as pa
 
 from ctrbox.engines.cuda.pages import DeviceColumn, PageDecoder
-from ctrbox.views.elsewhere import stand_in
+from ctrbox.views.device_columns import stand_in
 from ctrbox.views.indexed import Footer
+from ctrbox.views.parquet_chunks import Chunk, chunks_of
 from ctrbox.views.simple import Leaf
-from ctrbox.views.stored import Chunk, chunks_of
 
 SHARE = (
     256  # a call of the decoder may take this part of the plan's GPU memory; up to sixty such parts are held at a time
@@ -39,7 +39,7 @@ class Reading:
     def decode(
         self, raw: pa.NativeFile, footer: Footer, groups: Sequence[int], leaves: Sequence[Leaf]
     ) -> pa.RecordBatch | None:
-        """Decode what can be decoded of ``leaves``; see `ctrbox.views.elsewhere.Elsewhere`."""
+        """Decode what can be decoded of ``leaves``; see `ctrbox.views.device_columns.Elsewhere`."""
         mine = [leaf for leaf in leaves if leaf.name in self.names]
         if not mine:
             return None

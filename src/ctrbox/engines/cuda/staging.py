@@ -5,7 +5,7 @@
     straight   the buffers of tables that stay in memory are page-locked where they lie, and copied from there
 
 Only pages that a buffer has to itself are locked: CUDA refuses to copy to or from memory of which it knows one part and
-not the other, so a neighbour on a locked page, of whatever program part, could no longer be copied. What a buffer has on
+not the other, so a neighbor on a locked page, of whatever program part, could no longer be copied. What a buffer has on
 its first and last page (`edges`) goes by way of the staging memory.
 
 Without CUDA the staging memory is plain, nothing is page-locked and nothing goes straight; all else is the same.

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from ctrbox.engines.cuda.pages import VIEW_BYTES, DeviceColumn
 from ctrbox.errors import DataError, PlanError
-from ctrbox.views.elsewhere import behind
+from ctrbox.views.device_columns import behind
 
 HEADER = np.dtype({"names": ["rows", "first"], "formats": ["<u8", "<u8"], "offsets": [0, 8], "itemsize": 16})
 SOURCE = np.dtype({"names": ["index", "rows"], "formats": ["<u8", "<u8"], "offsets": [0, 8], "itemsize": 16})

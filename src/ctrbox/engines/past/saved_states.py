@@ -23,10 +23,10 @@ import pyarrow.fs as pafs
 from ctrbox.engines.past.states import load_state
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
-from ctrbox.files.regular import open_regular
+from ctrbox.files.file_version import FileVersion
 from ctrbox.files.sealed import sealed, unsealed
+from ctrbox.files.untrusted_files import open_regular
 from ctrbox.files.urls import local_path
-from ctrbox.files.version import FileVersion
 
 if TYPE_CHECKING:
     from ctrbox.engines.past.histories import Histories

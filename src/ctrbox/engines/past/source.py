@@ -26,8 +26,8 @@ from ctrbox.engines.past.events import merges_of
 from ctrbox.engines.past.inputs import Inputs
 from ctrbox.engines.past.states import Rows, State, load_state, states_of
 from ctrbox.errors import DataError, PlanError, SourceError
-from ctrbox.files.version import FileVersion
-from ctrbox.plan.graph.serial import Writer, canonical
+from ctrbox.files.file_version import FileVersion
+from ctrbox.plan.graph.expression_json import Writer, canonical
 from ctrbox.plan.language.past import PastFeature
 from ctrbox.views.columns import Scan
 from ctrbox.views.morsel import Morsel, Origin, Source, SourceOver

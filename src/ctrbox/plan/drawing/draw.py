@@ -297,7 +297,7 @@ class _Page:
         while waiting:
             ready = [lane for lane in waiting if self.gathers(lane) <= placed]
             for lane in ready:
-                # A lane whose views all stand higher may share the shelf of its neighbour.
+                # A lane whose views all stand higher may share the shelf of its neighbor.
                 room = (
                     shelves and fsum(other.width + LANE_GAP for other in shelves[-1]) + lane.width <= PAGE - 2 * MARGIN
                 )
@@ -337,7 +337,7 @@ class _Page:
         lines = max(1, -(-len(layer) // lane.columns))
         width = -(-len(layer) // lines)
         for k, box in enumerate(layer):
-            # Neighbours in order are neighbours in the picture: lines fill column by column.
+            # Neighbors in order are neighbors in the picture: lines fill column by column.
             column, line = divmod(k, lines)
             free = lane.width - LANE_LEFT - LANE_RIGHT - (width * (BOX_W + GAP_X) - GAP_X)
             box.x = lane.x + LANE_LEFT + free / 2 + column * (BOX_W + GAP_X)
@@ -449,7 +449,7 @@ class _Page:
         self.legend()
 
     def legend(self, draw: bool = True) -> int:
-        """Explain colours and lines below the title; return how many lines that takes."""
+        """Explain colors and lines below the title; return how many lines that takes."""
         device = self.placement.device
         present = {box.family for box in self.each()}
         entries = [(14, family, "box", family) for family in FAMILIES if family in present]
@@ -457,17 +457,17 @@ class _Page:
         if device.kind == "cuda":
             entries += [(26, "copied to the GPU", "copy", COPY), (20, "on the CPU", "cpu", "#555555")]
         x, y, lines = float(MARGIN), 81.0, 1
-        for size, meaning, kind, colour in entries:
+        for size, meaning, kind, color in entries:
             width = size + 6 + len(meaning) * 6.7
             if x + width > self.width - MARGIN and x > MARGIN:
                 x, y, lines = float(MARGIN), y + LEGEND_H, lines + 1
             if draw:
                 if kind == "box":
-                    self.parts.append(_rect(x, y - 7, size, 14, 3, *FAMILIES[colour]))
+                    self.parts.append(_rect(x, y - 7, size, 14, 3, *FAMILIES[color]))
                 elif kind == "cpu":
-                    self.parts.append(_rect(x, y - 7, size, 14, 3, "#ffffff", colour, "cpu"))
+                    self.parts.append(_rect(x, y - 7, size, 14, 3, "#ffffff", color, "cpu"))
                 else:
-                    self.parts.append(f'<path class="{kind}" stroke="{colour}" d="M{x:.0f} {y:.0f}h{size}"/>')
+                    self.parts.append(f'<path class="{kind}" stroke="{color}" d="M{x:.0f} {y:.0f}h{size}"/>')
                 self.parts.append(f'<text class="note" x="{x + size + 6:.0f}" y="{y + 4:.0f}">{_text(meaning)}</text>')
             x += width + 18
         return lines
@@ -520,16 +520,16 @@ class _Page:
             f'fill="{ink}">{_text(chip.name)}</text></g>'
         )
 
-    def curve(self, above: Box, below: Box, kind: str, colour: str) -> None:
+    def curve(self, above: Box, below: Box, kind: str, color: str) -> None:
         # Nothing travels back, and what is gathered was copied with its table, once.
         if above.device == "cpu" and below.device == "cuda" and above.family != "raw column" and kind != "gather":
-            kind, colour = "copy", COPY
-        self.line(above.x + BOX_W / 2, above.y + BOX_H, below.x + BOX_W / 2, below.y, kind, colour)
+            kind, color = "copy", COPY
+        self.line(above.x + BOX_W / 2, above.y + BOX_H, below.x + BOX_W / 2, below.y, kind, color)
 
-    def line(self, x: float, y: float, to_x: float, to_y: float, kind: str, colour: str) -> None:
+    def line(self, x: float, y: float, to_x: float, to_y: float, kind: str, color: str) -> None:
         bend = max(14.0, (to_y - y) * 0.45)
         self.parts.append(
-            f'<path class="{kind}" stroke="{colour}" d="M{x:.1f} {y:.1f}C{x:.1f} {y + bend:.1f} '
+            f'<path class="{kind}" stroke="{color}" d="M{x:.1f} {y:.1f}C{x:.1f} {y + bend:.1f} '
             f'{to_x:.1f} {to_y - bend:.1f} {to_x:.1f} {to_y:.1f}"/>'
         )
 

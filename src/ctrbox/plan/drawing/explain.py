@@ -1,6 +1,6 @@
 """Collects the facts about a plan: what is read, and where, in which layer and why each operator runs.
 
-`explain_json` gathers the facts as plain data, `explain` sets them as a page (page.py). Reads no row and needs no
+`explain_json` gathers the facts as plain data, `explain` sets them as a page (explain_text.py). Reads no row and needs no
 GPU; the same plan, device and measurements give the same page.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from ctrbox import _native
 from ctrbox.columns.kind import name_of
-from ctrbox.plan.drawing.page import page
+from ctrbox.plan.drawing.explain_text import page
 from ctrbox.plan.graph.graph import FrameSpec, Graph, Output
 from ctrbox.plan.language.expr import Time
 from ctrbox.plan.language.node import Node
@@ -24,7 +24,7 @@ from ctrbox.plan.placement.device import gpu_decodes_parquet
 from ctrbox.plan.placement.expected import Expected, expected
 from ctrbox.plan.placement.metakernels import MetaKernel, launches, metakernels
 from ctrbox.plan.placement.placement import SLOTS, Placed, Placement, live_frames, place
-from ctrbox.views.stored import readable, why_the_cpu
+from ctrbox.views.parquet_chunks import readable, why_the_cpu
 
 SHOWN_VALUES = 4  # of a set or of boundaries
 

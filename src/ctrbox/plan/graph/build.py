@@ -14,7 +14,7 @@ from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.errors import PlanError
 from ctrbox.plan.graph.graph import FitSpec, FrameSpec, Graph, Output, SourceSpec
 from ctrbox.plan.graph.unfilled_nulls import Gap, NullsUnfilled, present, told
-from ctrbox.plan.graph.unlabelled import conjuncts, tested
+from ctrbox.plan.graph.unlabeled import conjuncts, tested
 from ctrbox.plan.language.encode import EncodeOperator
 from ctrbox.plan.language.expr import Expr, Time, col, expression
 from ctrbox.plan.language.features import FeatureSet, Label, space_of

@@ -1,6 +1,6 @@
 """Sorts operators into layers by their depth in the graph (Figure 4 of the FeatureBox paper).
 
-Operators of a layer do not depend on each other, so a layer is issued as one piece of work and synchronised once.
+Operators of a layer do not depend on each other, so a layer is issued as one piece of work and synchronized once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Generates the table of operators in docs/operators.md: syntax, types and behaviour.
+"""Generates the table of operators in docs/operators.md: syntax, types and behavior.
 
-Behaviour is told by the ``catalogue_<family>`` modules, kinds by the native catalogue. What is added here is
+Behavior is told by the ``catalogue_<family>`` modules, kinds by the native catalogue. What is added here is
 how each row is written (``WRITTEN``). ``tools/make_operator_docs.py`` puts ``markdown()`` into the page.
 """
 

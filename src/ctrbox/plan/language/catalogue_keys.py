@@ -2,7 +2,7 @@
 
 from ctrbox.plan.language.catalogue_phrases import EITHER, NO, NONE, NULL
 
-_BYTES = "by bytes, nothing normalised"
+_BYTES = "by bytes, nothing normalized"
 _MISSING = "a null or missing key meets the null row: nulls, cleaned by the steps of its own view"
 _PAST = "null if a member or the time is; such a row is not counted, nor is one whose label is null or NaN"
 
@@ -144,7 +144,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ),
     (
         "operator",
-        "a vectorised Python function over Arrow or NumPy columns with declared kinds",
+        "a vectorized Python function over Arrow or NumPy columns with declared kinds",
         "nulls reach the function (NumPy: NaN or None); nulls it returns are an error unless nullable=True",
         "may be called with any number of rows",
         "str columns may hold bytes that are not UTF-8",

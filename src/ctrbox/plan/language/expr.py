@@ -17,7 +17,7 @@ from ctrbox.arguments.names import no_attribute
 from ctrbox.columns.times import checked_unit
 from ctrbox.errors import PlanError
 from ctrbox.plan.language import checks
-from ctrbox.plan.language.written_at import Where, written_at
+from ctrbox.plan.language.source_line import Where, written_at
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_SHOWN = 100_000  # characters of an expression; sharing hides how long one is
@@ -483,7 +483,7 @@ def concat(*parts: Any, sep: str = "") -> Expr:
     if not parts:
         raise PlanError("concat needs at least one part")
     found = [column(part) for part in parts]
-    while len(found) > 1:  # neighbours in pairs: what is copied grows as n log n, not as n²
+    while len(found) > 1:  # neighbors in pairs: what is copied grows as n log n, not as n²
         pairs = [a._call("concat", b, separator=sep) for a, b in zip(found[::2], found[1::2], strict=False)]
         found = pairs + found[len(pairs) * 2 :]
     return found[0]

@@ -140,7 +140,7 @@ class Costs:
         sizes = self.sizes
         moved, walked = sizes.register(node), 0.0
         if node.op == "column":
-            return (moved + sizes.travelling(node)) / GPU_BYTES_NS
+            return (moved + sizes.traveling(node)) / GPU_BYTES_NS
         for a in node.args:
             if a.op == "literal":
                 continue
@@ -188,7 +188,7 @@ class Costs:
     # ---- between the devices
     def copied(self, node: Node) -> float:
         """A column or a result on its way to the GPU: 1 GB per second is a byte a nanosecond."""
-        return self.sizes.travelling(node) / self.device.pcie
+        return self.sizes.traveling(node) / self.device.pcie
 
     def laid_out(self, node: Node) -> float:
         """A result of the CPU made a column, on one core."""

@@ -18,7 +18,7 @@ from ctrbox.errors import PlanError
 GPUS = Path("/proc/driver/nvidia/gpus")
 CONTROL = Path("/dev/nvidiactl")  # all there is to see in some containers
 PARQUET_SWITCH = "CTRBOX_GPU_PARQUET"  # 1: the GPU decodes the Parquet files of a log; 0 or unset: the CPU does
-CORES = 16  # beside a GPU of a data centre
+CORES = 16  # beside a GPU of a data center
 MOST_DIGITS = 4  # of the number of a GPU
 PCIE_GBS = 54.0  # measured on an H200, pinned memory, PCIe 5
 

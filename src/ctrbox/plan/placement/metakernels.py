@@ -147,7 +147,7 @@ def load_bytes(node: Node, program: Program, sizes: Sizes) -> float:
     """Read and written: of what was kept the entries, of a column its bytes too."""
     if node.id in program.kept:
         return 2.0 * sizes.entry(node)
-    return sizes.register(node) + sizes.travelling(node)
+    return sizes.register(node) + sizes.traveling(node)
 
 
 def moved_bytes(node: Node, sizes: Sizes) -> float:

@@ -303,7 +303,7 @@ class _Placer:
             self.device,
             operators,
             list(self.tables.values()),
-            [Copy(n, "H2D", self.sizes.travelling(n)) for n in self.travelling],
+            [Copy(n, "H2D", self.sizes.traveling(n)) for n in self.traveling],
             self.memory(self.here, rows),
             rows,
             "cpu" if self.filters_there else "cuda",
@@ -328,7 +328,7 @@ class _Placer:
         moves: Offload = self.moves
         self.filters_there = bool(self.filters) and (bool(self.pinned) or moves.filters is not None)
         self.here = within([*self.outputs, *([] if self.filters_there else self.filters)], self.pinned)
-        self.travelling = [n for raw in (True, False) for n in self.here if self.leaf(n) and (n.op == "column") is raw]
+        self.traveling = [n for raw in (True, False) for n in self.here if self.leaf(n) and (n.op == "column") is raw]
         self.there = within(
             [*(n for n in self.here if n.id in self.pinned), *(self.filters if self.filters_there else [])]
         )
@@ -345,7 +345,7 @@ class _Placer:
     def memory(self, nodes: list[Node], rows: int) -> Memory:
         """What chunks of so many rows take on the GPU, and the tables kept there so far."""
         pool = sum(self.sizes.register(n) - self.sizes.entry(n) for n in nodes)
-        columns = sum(self.sizes.travelling(n) for n in nodes if self.leaf(n))
+        columns = sum(self.sizes.traveling(n) for n in nodes if self.leaf(n))
         outputs = 8 * len(self.graph.outputs) + sum(self.sizes.variable(o.node) for o in self.graph.outputs)
         return Memory(
             rows * self.live_bytes(nodes),

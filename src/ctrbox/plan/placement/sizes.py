@@ -133,7 +133,7 @@ class Sizes:
         return self.entry(node) + (0 if points else self.variable(node))
 
     # ---- between the devices
-    def travelling(self, node: Node) -> float:
+    def traveling(self, node: Node) -> float:
         """Bytes a row of a raw column as it lies in memory, or of an operator's result as a column."""
         if node.op == "column":
             source = self.graph.frames[node.frame].sources[node.param("source")].view.source

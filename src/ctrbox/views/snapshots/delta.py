@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 
 from ctrbox.errors import SourceError
+from ctrbox.files.file_version import settle
 from ctrbox.files.filesystems import Store, first_line, natural
-from ctrbox.files.version import settle
 from ctrbox.views.morsel import Origin
 from ctrbox.views.simple import leaves, simplify
 from ctrbox.views.snapshots.snapshot import ColumnFinder, Path, Snapshot, data_file, decoded

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctrbox.errors import SourceError
-from ctrbox.files.side_by_side import side_by_side
+from ctrbox.files.parallel_map import side_by_side
 from ctrbox.views.columns import Columns, digest, make_batch
 from ctrbox.views.indexed import THREADS, Chosen, Footer, IndexedFiles, Piece, Wanted
 from ctrbox.views.morsel import Origin

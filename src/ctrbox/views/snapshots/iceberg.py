@@ -26,9 +26,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ctrbox.errors import SourceError
+from ctrbox.files.file_version import settle
 from ctrbox.files.filesystems import Store, first_line, natural
 from ctrbox.files.table_formats import iceberg_number, is_iceberg_metadata
-from ctrbox.files.version import settle
 from ctrbox.views.snapshots.snapshot import ColumnFinder, Path, Snapshot, below_location, data_file
 
 MOST_BYTES = 1 << 30  # of one file of metadata

@@ -18,6 +18,7 @@ from ctrbox import col
 from ctrbox.embed.dense_optimizer import dense_optimizer
 from ctrbox.embed.optimizers import SGD
 from ctrbox.train.learner import Learner
+from ctrbox.train.native_step import native_step
 from tests.train.worlds import FAST, checkerboard, plan_of, weights
 
 Make = Callable[[cb.types.Schema], torch.nn.Module]
@@ -51,9 +52,9 @@ def learner(model: torch.nn.Module, schema: cb.types.Schema, threads: int = 1, n
     dim = 0 if isinstance(model, cb.models.LR) else model.reads.dim  # type: ignore[union-attr]
     table = cb.MemoryTable(dim, optimizer=SGD(lr=0.5), init=0.3)
     found = Learner(model, schema, table, dense_optimizer(SGD(lr=0.5)), threads=threads)
-    assert found.tower is not None
+    assert found.native is not None
     if not native:
-        found.tower = None
+        found.native = None
     return found
 
 
@@ -148,7 +149,7 @@ class Own(cb.models.DeepFM):
 
 OTHERS: dict[str, Make] = {
     "a subclass": lambda s: Own(s, 4),
-    "batch normalisation": lambda s: cb.models.DeepFM(s, 4, batch_norm=True),
+    "batch normalization": lambda s: cb.models.DeepFM(s, 4, batch_norm=True),
     "another activation": lambda s: cb.models.EmbeddingMLP(s, 4, activation="prelu"),
     "two dims": lambda s: cb.models.EmbeddingMLP(s, 4, dims={"device": 8}),
 }
@@ -159,7 +160,7 @@ def test_torch_computes_models_that_the_native_step_does_not_know(what: str) -> 
     p = plan_of(checkerboard(300))
     model = OTHERS[what](p.schema)
     table = {"*": cb.MemoryTable(4), "device": cb.MemoryTable(8)} if what == "two dims" else cb.MemoryTable(4)
-    assert Learner(model, p.schema, table).tower is None
+    assert Learner(model, p.schema, table).native is None
 
 
 def test_a_hook_is_called_also_when_it_comes_late() -> None:
@@ -207,7 +208,7 @@ def test_an_index_is_built_ahead_and_refused_for_another_batch() -> None:
     p = plan(400)
     first, second = p.batches(200)
     one = learner(MODELS["DeepFM"](p.schema), p.schema)
-    assert one.tower is not None
+    assert one.native is not None
     ahead, other = one.keyed(first, learns=True), one.keyed(second, learns=True)
     assert ahead.index is not None
     assert one.keyed(first).index is None  # scoring needs none
@@ -216,7 +217,7 @@ def test_an_index_is_built_ahead_and_refused_for_another_batch() -> None:
     rows = one.embedders[0].pull(lookup.keys)
     arguments = (rows, ahead.logs, np.zeros(200, np.float32), None, 1)
     with pytest.raises(ValueError, match="the index belongs to another batch or model"):
-        one.tower.learn(lookup, other.index, *arguments)  # type: ignore[arg-type]
+        native_step(one.native, lookup, other.index, *arguments)  # type: ignore[arg-type]
 
 
 def test_a_batch_indexed_ahead_learns_the_same_bits() -> None:
@@ -244,7 +245,7 @@ def test_native_scores_are_those_of_torch_and_do_not_depend_on_threads(name: str
     native = [one.score(batch) for batch in looked]
     one.threads = 5
     assert all(np.array_equal(a, one.score(batch)) for a, batch in zip(native, looked, strict=True))
-    one.tower = None
+    one.native = None
     for ours, batch in zip(native, looked, strict=True):
         twin = one.score(batch)
         np.testing.assert_allclose(ours, twin, rtol=1e-4, atol=1e-5 * float(np.abs(twin).max()))

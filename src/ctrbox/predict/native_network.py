@@ -1,9 +1,9 @@
-"""Runs the training step of LR, FM, EmbeddingMLP, WideDeep and DeepFM in native code on the CPU.
+"""Computes LR, FM, EmbeddingMLP, WideDeep and DeepFM in native code on the CPU; `train/native_step.py` learns with them.
 
 The model stays a torch module: the native code (``native/core/tower/step.h``) reads its parameters in place and writes
 gradients into tensors that become ``parameter.grad``, so optimizers, checkpoints, serving and a user's callbacks see no
 difference. The torch ``forward`` of the same model is the slow twin, and takes over for everything that the native step does not
-know: a subclass, a part that was replaced, hooks, batch normalisation, other activations, sequences, several tables.
+know: a subclass, a part that was replaced, hooks, batch normalization, other activations, sequences, several tables.
 
 The number of threads never changes a bit of the weights. Compared with the torch twin, sums run in another order.
 """
@@ -26,7 +26,7 @@ from ctrbox.models.embedding_mlp import EmbeddingMLP
 from ctrbox.models.fm import FM
 from ctrbox.models.inputs import Reads
 from ctrbox.models.lr import LR
-from ctrbox.models.mlp import MLP, Affine, Dropout, draw_seed
+from ctrbox.models.mlp import MLP, Affine, Dropout
 from ctrbox.models.products import PairSum
 from ctrbox.models.wide_deep import WideDeep
 from ctrbox.predict.sources import Source
@@ -42,8 +42,8 @@ HOOKS = (
 )
 
 
-class TowerStep:
-    """Forward and backward of one model. Made by ``tower_step_of``."""
+class NativeNetwork:
+    """The network of one model, whose weights native code reads in place. ``native_network_of`` makes it."""
 
     def __init__(self, model: nn.Module, reads: Reads, source: Source) -> None:
         self.model, self.reads, self.source = model, reads, source
@@ -65,46 +65,15 @@ class TowerStep:
         assert lookup.native is not None
         return self.native.index(lookup.native, threads)
 
-    def learn(
-        self,
-        lookup: Lookup,
-        index: _native.TowerIndex | None,
-        rows: Floats,
-        logs: torch.Tensor,
-        label: Floats,
-        weight: Floats | None,
-        threads: int,
-        together: bool = False,
-    ) -> tuple[float, Floats]:
-        """Return the mean loss and the gradients of ``rows``; those of the model's weights become their ``grad``.
-
-        ``together``: the rows are a part of a batch, and the moments of its dense columns are taken by all workers together.
-        """
-        self._look()
-        if together:
-            assert isinstance(self.model.dense, DenseInput)
-            self.model.dense.learn_logs(logs)
-        seeds = [draw_seed() if drop else 0 for drop in self.drops]
-        gradient = np.empty_like(rows)
-        logits = np.empty(lookup.rows, np.float32)
-        assert lookup.native is not None
-        loss = self.native.learn(
-            lookup.native, index, rows, logs.numpy(), label, weight, seeds, logits, gradient, threads, not together
-        )
-        for parameter, found in self.trained:
-            if parameter.requires_grad:
-                parameter.grad = found
-        return loss, gradient
-
     def score(self, lookup: Lookup, rows: Floats, logs: torch.Tensor, threads: int) -> Floats:
         """Return the logits of a batch; changes nothing."""
-        self._look()
+        self.follow()
         logits = np.empty(lookup.rows, np.float32)
         assert lookup.native is not None
         self.native.score(lookup.native, None, rows, logs.numpy(), logits, threads)
         return logits
 
-    def _look(self) -> None:
+    def follow(self) -> None:
         """Notice weights that were moved to other memory since the step before."""
         if self.addresses != [t.data_ptr() for t in self.tensors]:
             self.native = self._built()
@@ -151,8 +120,8 @@ class TowerStep:
         return native
 
 
-def tower_step_of(model: nn.Module, reads: Reads, sources: Sequence[Source]) -> TowerStep | None:
-    """Return the native step of a model, or None where only torch can compute it."""
+def native_network_of(model: nn.Module, reads: Reads, sources: Sequence[Source]) -> NativeNetwork | None:
+    """Return the native network of a model, or None where only torch can compute it."""
     if type(model) not in USUAL or len(sources) != 1:
         return None
     source = sources[0]
@@ -169,7 +138,7 @@ def tower_step_of(model: nn.Module, reads: Reads, sources: Sequence[Source]) -> 
         return None
     if any(p.dtype != torch.float32 for p in model.parameters()):
         return None
-    found = TowerStep(model, reads, source)
+    found = NativeNetwork(model, reads, source)
     return found if found.usable else None
 
 

@@ -10,9 +10,9 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
-from ctrbox.files import checksum
-from ctrbox.files.checksum import content_checksums
-from ctrbox.files.version import FileVersion
+from ctrbox.files import data_fingerprint
+from ctrbox.files.data_fingerprint import content_checksums
+from ctrbox.files.file_version import FileVersion
 
 
 def checksums(*paths: Path) -> list[str]:
@@ -45,27 +45,28 @@ def test_same_bytes_give_the_same_checksum_under_any_name(tmp_path: Path) -> Non
 
 
 def test_ends_and_blocks_of_large_files_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checksum, "WHOLE_BYTES", 0)
-    monkeypatch.setattr(checksum, "BLOCKS", 8)
+    monkeypatch.setattr(data_fingerprint, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(data_fingerprint, "BLOCKS", 8)
     path = tmp_path / "log.csv"
     size = 1 << 20
     path.write_bytes(b"x" * size)
     before = checksums(path)
-    step = (size - 2 * checksum.END_BYTES) // 8
-    for place in (0, checksum.END_BYTES - 1, checksum.END_BYTES + 5 * step, size - 1):
+    step = (size - 2 * data_fingerprint.END_BYTES) // 8
+    for place in (0, data_fingerprint.END_BYTES - 1, data_fingerprint.END_BYTES + 5 * step, size - 1):
         flip(path, place)
         assert checksums(path) != before
         flip(path, place)
         assert checksums(path) == before
-    flip(path, checksum.END_BYTES + 5 * step + checksum.BLOCK_BYTES)  # between two blocks, as the file's head says
+    # This byte is between two blocks, which the head of data_fingerprint.py says is not seen.
+    flip(path, data_fingerprint.END_BYTES + 5 * step + data_fingerprint.BLOCK_BYTES)
     assert checksums(path) == before
 
 
 def test_whole_footer_of_a_parquet_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checksum, "WHOLE_BYTES", 0)
-    monkeypatch.setattr(checksum, "BLOCKS", 8)
-    monkeypatch.setattr(checksum, "BLOCK_BYTES", 1)
-    monkeypatch.setattr(checksum, "END_BYTES", 16)
+    monkeypatch.setattr(data_fingerprint, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(data_fingerprint, "BLOCKS", 8)
+    monkeypatch.setattr(data_fingerprint, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(data_fingerprint, "END_BYTES", 16)
     path = tmp_path / "log.parquet"
     pq.write_table(pa.table({"id": np.arange(100_000)}), path, row_group_size=1000)
     before, length = checksums(path), pq.read_metadata(path).serialized_size

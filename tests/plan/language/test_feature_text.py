@@ -8,7 +8,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.plan.language.written import parse_feature
+from ctrbox.plan.language.feature_text import parse_feature
 
 
 @pytest.mark.parametrize(

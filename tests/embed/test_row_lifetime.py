@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.life import admission_of, counters_of, life_of
+from ctrbox.embed.row_lifetime import admission_of, counters_of, life_of
 from ctrbox.errors import DataError, PlanError
 from tests.train.worlds import FAST, Small, checkerboard, plan_of, table
 from tests.twins.life import LivingTable

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ctrbox.views.elsewhere import behind, stand_in
+from ctrbox.views.device_columns import behind, stand_in
 from ctrbox.views.source import open_source
 
 

@@ -16,9 +16,9 @@ from hypothesis import example, given, settings
 
 from ctrbox import _native
 from ctrbox.errors import SourceError
-from ctrbox.views.footers import read_footer
 from ctrbox.views.indexed import Footer
-from ctrbox.views.pages import decode_columns
+from ctrbox.views.parquet_footers import read_footer
+from ctrbox.views.parquet_pages import decode_columns
 from ctrbox.views.simple import leaves
 from ctrbox.views.source import open_source
 

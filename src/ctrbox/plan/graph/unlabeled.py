@@ -61,7 +61,7 @@ def _columns(nodes: list[Node]) -> set[int]:
     return {n.id for n in closure(nodes) if n.op == "column"}
 
 
-def unlabelled(log: View, features: FeatureSet) -> View:
+def unlabeled(log: View, features: FeatureSet) -> View:
     """Return the log without filters that ask for a label or a weight that no other feature reads."""
     labels = (features.label, features.weight, *(e for label in features.labels.values() for e in label.expressions))
     theirs = {name for e in labels for name in _names(e)}

@@ -32,14 +32,14 @@ import numpy as np
 import pyarrow as pa
 
 from ctrbox.arguments.names import nearest
-from ctrbox.engines.fingerprint import fingerprint, plain_array
 from ctrbox.engines.plan import Plan
+from ctrbox.engines.plan_fingerprint import fingerprint, plain_array
 from ctrbox.engines.saved_views import check_names, read_view, view_entry
 from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.files.atomic import written_aside
-from ctrbox.files.regular import open_regular
+from ctrbox.files.untrusted_files import open_regular
 from ctrbox.files.urls import local_path
-from ctrbox.plan.graph.serial import (
+from ctrbox.plan.graph.expression_json import (
     Reader,
     Writer,
     a_dict,
@@ -57,7 +57,7 @@ from ctrbox.plan.language.encode import EncodeOperator
 from ctrbox.plan.language.tables import Dictionary, misfit
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.plan.placement.device import Device
-from ctrbox.views.allowed import Allowed, to_allow
+from ctrbox.views.allowed_paths import Allowed, to_allow
 from ctrbox.views.view import View
 
 MAGIC = b"CTRBOXPL"

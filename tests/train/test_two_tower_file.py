@@ -96,10 +96,10 @@ def test_bad_users_and_files_are_refused(tmp_path: Path, tmp_path_factory: pytes
         cb.tables.PreRank(tokens)
 
 
-# ---- adaptive regularisation
+# ---- adaptive regularization
 
 
-def test_adaptive_regularisation_is_its_formula() -> None:
+def test_adaptive_regularization_is_its_formula() -> None:
     """w -= lr · (summed gradient + λ w / n), n the times a key was met so far."""
     plan = plan_of(checkerboard(600))
     made = {}
@@ -139,7 +139,7 @@ def test_adaptive_regularisation_is_its_formula() -> None:
     assert np.abs(values).sum() < np.abs(plain).sum()
 
 
-def test_adaptive_regularisation_needs_tables_that_count() -> None:
+def test_adaptive_regularization_needs_tables_that_count() -> None:
     plan = plan_of(checkerboard(600))
     with pytest.raises(PlanError, match=r"create it with counters=cb\.tables\.Counters\(\)"):
         cb.Trainer(Small(plan.schema), cb.MemoryTable(4)).fit(plan, **FAST, adaptive_l2=0.1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ctrbox.files.side_by_side import side_by_side
+from ctrbox.files.parallel_map import side_by_side
 
 
 def test_work_side_by_side_keeps_its_order_and_its_first_error() -> None:

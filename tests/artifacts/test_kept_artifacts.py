@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import ctrbox as cb
-from ctrbox.views.allowed import VARIABLE
-from tests.artefacts.make import ASKED, hexed, served, views
+from ctrbox.views.allowed_paths import VARIABLE
+from tests.artifacts.make import ASKED, hexed, served, views
 
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.zip"))
 

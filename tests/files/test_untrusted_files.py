@@ -12,7 +12,7 @@ import pytest
 import ctrbox as cb
 from ctrbox.embed.ssd.dims import named_in
 from ctrbox.errors import CtrboxError, DataError, SourceError
-from ctrbox.files.regular import open_regular, read_regular
+from ctrbox.files.untrusted_files import open_regular, read_regular
 from ctrbox.publish.versions import Published
 from ctrbox.publish.weights import is_weights, read_weights
 from ctrbox.serve.model_folder import ModelFolder

@@ -12,7 +12,7 @@ from ctrbox.embed.vectors.write import write_vectors
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError
 from ctrbox.files.urls import local_path
-from ctrbox.predict.tower_vectors import (
+from ctrbox.predict.two_tower_vectors import (
     TowerVectors,
     key_field,
     one_key_each,

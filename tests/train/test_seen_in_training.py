@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ctrbox as cb
-from ctrbox.train.same_log import log_marks
+from ctrbox.train.seen_in_training import log_marks
 from tests.train.worlds import checkerboard, plan_of
 
 TRAINED_ON = "is the log that this run was trained on: the model has learned from rows of it"

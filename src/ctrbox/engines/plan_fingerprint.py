@@ -12,8 +12,8 @@ import pyarrow as pa
 from ctrbox.columns.kind import kind_of_arrow
 from ctrbox.engines.past.source import steps_of
 from ctrbox.engines.plan import Plan
+from ctrbox.plan.graph.expression_json import Writer, canonical
 from ctrbox.plan.graph.graph import Graph
-from ctrbox.plan.graph.serial import Writer, canonical
 from ctrbox.plan.language.tables import Dictionary
 from ctrbox.views.view import Filter, View, WithHistory
 

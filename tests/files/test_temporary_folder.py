@@ -7,7 +7,7 @@ import sys
 
 CODE = """
 import os
-from ctrbox.files.own_folder import OwnFolder
+from ctrbox.files.temporary_folder import OwnFolder
 own = OwnFolder("ctrbox-test-")
 child = os.fork()
 if child == 0:

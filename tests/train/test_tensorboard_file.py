@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 
 from ctrbox.errors import WriteError
-from ctrbox.train.events import Events, crc32c
+from ctrbox.train.tensorboard_file import Events, crc32c
 from tests.twins import metrics as twin
 
 # -- a parser that shares nothing with the writer ----------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_the_checksum_gives_the_published_values() -> None:
 
 CHILD = """
 import sys
-from ctrbox.train.events import Events
+from ctrbox.train.tensorboard_file import Events
 events = Events(sys.argv[1])
 for step in range(10**9):
     events.scalar("loss", step, step, 0.0)
@@ -276,7 +276,7 @@ def test_a_full_disk_is_named_and_the_file_stays_readable(tmp_path: Path) -> Non
     code = f"""
 import resource, signal
 from ctrbox.errors import WriteError
-from ctrbox.train.events import Events
+from ctrbox.train.tensorboard_file import Events
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 events = Events({str(tmp_path)!r})
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

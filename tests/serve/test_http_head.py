@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from ctrbox.serve.head import HEAD_BYTES, MOST_FIELDS, check_partial, read_head
 from ctrbox.serve.hosts import AllowedHosts
+from ctrbox.serve.http_head import HEAD_BYTES, MOST_FIELDS, check_partial, read_head
 from ctrbox.serve.refused import Refused
 
 NO_HTTP = (400, "the request does not begin with a line of HTTP/1.1 that ends with CR LF")

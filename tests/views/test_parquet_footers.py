@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import _native
-from ctrbox.views.footers import _shape, read_footer, sound_columns
+from ctrbox.views.parquet_footers import _shape, read_footer, sound_columns
 from tests.twins import footers as twin
 
 # In a process of its own: without its checks, a damaged footer ends the process (SIGABRT).

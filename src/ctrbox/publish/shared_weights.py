@@ -25,4 +25,4 @@ def write_shared(source: str | os.PathLike[str], out: str | os.PathLike[str]) ->
         weights = ffm_weights(*ffm_of(weights, str(source), False))
         behind = Part.floats("behind", np.zeros(BEHIND, np.float32))
         weights = Weights(weights.kind, weights.about, [*weights.parts, behind])
-    write_weights(out, weights, quantise=False)
+    write_weights(out, weights, quantize=False)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ctrbox.cli.ended import Done, finish, stalls, told_of
+from ctrbox.cli.training_summary import Done, finish, stalls, told_of
 
-STAGE = {"name": "read", "seconds": 2.0, "rows": 4000, "utilisation": 0.5, "for_input": 0.0, "for_room": 0.0}
+STAGE = {"name": "read", "seconds": 2.0, "rows": 4000, "utilization": 0.5, "for_input": 0.0, "for_room": 0.0}
 SUMMARY: dict[str, Any] = {
     "metrics": {},
     "rows": {"train": 9000},

@@ -26,8 +26,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ctrbox.files.side_by_side import side_by_side
-from ctrbox.files.version import FileVersion
+from ctrbox.files.file_version import FileVersion
+from ctrbox.files.parallel_map import side_by_side
 
 WHOLE_BYTES = 64 << 20
 END_BYTES = 64 << 10

@@ -16,7 +16,7 @@ from typing import Any
 from ctrbox.engines.past.source import base_of
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import SourceError
-from ctrbox.files.checksum import marks_of_files
+from ctrbox.files.data_fingerprint import marks_of_files
 from ctrbox.files.filesystems import File
 from ctrbox.files.sealed import read_sealed
 from ctrbox.views.memory import StreamSource

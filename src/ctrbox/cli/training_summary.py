@@ -21,7 +21,7 @@ class Done:
 def finish(done: Done, as_json: bool) -> None:
     """The end of a training: what it is worth, where the time went, where to look."""
     from ctrbox.files.sealed import tidy
-    from ctrbox.report.words import learned_rows
+    from ctrbox.report.number_format import learned_rows
 
     s = done.run.summary
     if as_json:
@@ -44,7 +44,7 @@ def finish(done: Done, as_json: bool) -> None:
         busy, count = stage["seconds"], stage["rows"]
         rate = f"{count / busy:>12,.0f} rows/s" if busy > 0 and count else " " * 19
         mark = "  ← bottleneck" if stage["name"] == s.get("bottleneck") else ""
-        tell(f"  {stage['name']:<12}{busy:>9.2f} s busy{rate}{stage['utilisation']:>7.0%}{stalls(stage)}{mark}")
+        tell(f"  {stage['name']:<12}{busy:>9.2f} s busy{rate}{stage['utilization']:>7.0%}{stalls(stage)}{mark}")
     passes = s["pipeline"]
     if passes["seconds"]:
         tell(
@@ -95,7 +95,7 @@ def stalls(stage: Mapping[str, Any]) -> str:
 
 def told_of(table: Mapping[str, Any]) -> str:
     """One line about what a training asked of a table."""
-    from ctrbox.report.words import sized
+    from ctrbox.report.number_format import sized
 
     asked, hits = table["asked"], table["hit_rate"]
     parts = [f"{asked:,} keys asked for"]
@@ -114,7 +114,7 @@ def tell_metrics(m: Mapping[str, float]) -> None:
     if not m:
         tell("no metrics, because there are no validation rows; add --valid 0.1")
         return
-    from ctrbox.report.words import figure_table, remarks
+    from ctrbox.report.number_format import figure_table, remarks
 
     for line in figure_table(m):
         tell(line)

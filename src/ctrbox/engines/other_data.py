@@ -10,24 +10,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ctrbox.engines.fingerprint import columns_read, histories_fingerprint
 from ctrbox.engines.past.histories import continued_log
 from ctrbox.engines.past.source import base_of, events_read
 from ctrbox.engines.plan import Plan
+from ctrbox.engines.plan_fingerprint import columns_read, histories_fingerprint
 from ctrbox.plan.graph.build import build
 from ctrbox.plan.graph.unfilled_nulls import NullsUnfilled
-from ctrbox.plan.graph.unlabelled import unlabelled
+from ctrbox.plan.graph.unlabeled import unlabeled
 from ctrbox.views.recorded import AgreeingSource, Described
 from ctrbox.views.view import View, views_of, with_views
 
 
 def plan_over(plan: Plan, data: Any, label: bool, views: Mapping[str, Any] | None, histories: Any = None) -> Plan:
     """Return the plan over another log, without what was fitted. ``histories``: the file of a state that histories begin with."""
-    labelled = plan.features.label is not None or plan.features.weight is not None or bool(plan.features.labels)
+    labeled = plan.features.label is not None or plan.features.weight is not None or bool(plan.features.labels)
     features, then, graph = plan.features, plan.log, plan.graph
-    if not label and labelled:
+    if not label and labeled:
         features = replace(plan.features, label=None, weight=None, labels={})
-        then = unlabelled(plan.log, plan.features)
+        then = unlabeled(plan.log, plan.features)
         graph = build(then, features)
     read = columns_read(graph) | events_read(then)
     log = then.over(data, views)

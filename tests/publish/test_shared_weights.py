@@ -10,7 +10,7 @@ import pytest
 from ctrbox import _native
 from ctrbox.errors import SourceError
 from ctrbox.ffm.engine import DeepFFM
-from ctrbox.publish.shared import write_shared
+from ctrbox.publish.shared_weights import write_shared
 from ctrbox.publish.sources import ffm_of, pack
 from ctrbox.publish.weights import map_weights, read_directory, read_weights
 from tests.serve.worlds import World, make_world

@@ -4,8 +4,8 @@ No task, no future and no thread for a request, so one of 100 candidates costs a
 (docs/tried.md 18). A connection has one request under way. Requests that are sent ahead stay in the socket's buffer and in one
 read of it; they are answered in order, each in a turn of its own.
 
-All that is read and not yet answered lies in one growing buffer, whose real size is counted at the door (door.py): a chunk of one
-byte takes one byte. A body is read only after its head was found good, the token above all.
+All that is read and not yet answered lies in one growing buffer, whose real size is counted (connection_limits.py): a chunk of
+one byte takes one byte. A body is read only after its head was found good, the token above all.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
-from ctrbox.serve.door import Client
-from ctrbox.serve.head import END, Head, check_partial, read_head
+from ctrbox.serve.connection_limits import Client
+from ctrbox.serve.http_head import END, Head, check_partial, read_head
 from ctrbox.serve.refused import Refused, overloaded
 from ctrbox.serve.routes import Answer, answer_of, too_large
 

@@ -1,9 +1,9 @@
 """Writes one small file of each kind that users keep, and the scores that it gave, as test data of later versions.
 
     git worktree add /tmp/then COMMIT       # and build the extension there
-    PYTHONPATH=/tmp/then/src python tests/artefacts/make.py tests/artefacts/kept/COMMIT.zip
+    PYTHONPATH=/tmp/then/src python tests/artifacts/make.py tests/artifacts/kept/COMMIT.zip
 
-`test_kept_artefacts.py` loads what lies in ``kept/`` and compares every score with the recorded one, bit for bit. Run this script
+`test_kept_artifacts.py` loads what lies in ``kept/`` and compares every score with the recorded one, bit for bit. Run this script
 with the sources of each release and commit the new file; those of earlier releases stay as they are. The script uses only names
 that all of these versions have. The file holds:
 

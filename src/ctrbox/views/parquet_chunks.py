@@ -1,6 +1,6 @@
 """Finds the column chunks of Parquet files that can be decoded as they are stored, by something else than the CPU.
 
-Such a column is flat, has 4 or 8 bytes a value or is a string, and means what is stored; see views/elsewhere.py. Of all
+Such a column is flat, has 4 or 8 bytes a value or is a string, and means what is stored; see views/device_columns.py. Of all
 others this says why they are left to the CPU.
 """
 
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from pyarrow import types as pt
 
 from ctrbox.views.indexed import Footer, IndexedFiles
-from ctrbox.views.pages import flat_column, stored_chunk
 from ctrbox.views.parquet import Parquet
+from ctrbox.views.parquet_pages import flat_column, stored_chunk
 from ctrbox.views.simple import Leaf
 
 

@@ -1,0 +1,49 @@
+"""Runs the training step of LR, FM, EmbeddingMLP, WideDeep and DeepFM in native code on the CPU: forward, loss and backward.
+
+`predict/native_network.py` says which models this is for, and what takes over for others; ``native/core/tower/step.h`` has the
+computation. The dense weights are then moved by `adam_step.py` or by torch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ctrbox import _native
+from ctrbox.embed.embedder import Floats
+from ctrbox.embed.lookup import Lookup
+from ctrbox.models.dense import DenseInput
+from ctrbox.models.mlp import draw_seed
+from ctrbox.predict.native_network import NativeNetwork
+
+
+def native_step(
+    network: NativeNetwork,
+    lookup: Lookup,
+    index: _native.TowerIndex | None,
+    rows: Floats,
+    logs: torch.Tensor,
+    label: Floats,
+    weight: Floats | None,
+    threads: int,
+    together: bool = False,
+) -> tuple[float, Floats]:
+    """Return the mean loss and the gradients of ``rows``; those of the model's weights become their ``grad``.
+
+    ``together``: the rows are a part of a batch, and the moments of its dense columns are taken by all workers together.
+    """
+    network.follow()
+    if together:
+        assert isinstance(network.model.dense, DenseInput)
+        network.model.dense.learn_logs(logs)
+    seeds = [draw_seed() if drop else 0 for drop in network.drops]
+    gradient = np.empty_like(rows)
+    logits = np.empty(lookup.rows, np.float32)
+    assert lookup.native is not None
+    loss = network.native.learn(
+        lookup.native, index, rows, logs.numpy(), label, weight, seeds, logits, gradient, threads, not together
+    )
+    for parameter, found in network.trained:
+        if parameter.requires_grad:
+            parameter.grad = found
+    return loss, gradient
