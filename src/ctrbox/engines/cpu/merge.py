@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctrbox import _native
-from ctrbox.engines.cpu.early import EarlyScan
+from ctrbox.engines.cpu.early_scan import EarlyScan
 from ctrbox.errors import DataError
 from ctrbox.views.device_columns import Elsewhere, aside
 from ctrbox.views.memory import MemorySource
