@@ -53,6 +53,7 @@ CANDIDATES: dict[str, dict[str, Options]] = {
         "hold 15": {"hold": 15, **DCN},
         "hold 20": {"hold": 20, **DCN},
         "hold 10, l2 0.02": {"hold": 10, **DCN, "l2": 0.02},
+        "hold 20, dim 20, dropout 0.5": {"hold": 20, **DCN, "dim": 20, "dropout": 0.5},
     },
     "FinalMLP": {
         "BARS": FINAL,
