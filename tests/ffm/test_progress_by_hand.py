@@ -22,9 +22,9 @@ from ctrbox.ffm import model_search
 from ctrbox.ffm.examples import checked_interactions, crossings, names, whole_lines
 from ctrbox.ffm.model_search import Found, Results, grid, short
 from ctrbox.ffm.progress import HEAD, Progress, Sums, Window, auc, entropy, total
-from ctrbox.loop import chunk as chunk_module
+from ctrbox.loop import chunk_decoder as chunk_module
 from ctrbox.loop import nats
-from ctrbox.loop.chunk import pieces, row_of_line
+from ctrbox.loop.chunk_decoder import pieces, row_of_line
 from ctrbox.loop.events import Layout
 
 F = np.float32

@@ -16,8 +16,8 @@ import pytest
 from ctrbox.errors import BudgetError, DataError, PlanError
 from ctrbox.ffm.engine import check_memory, checked_context, context_first, memory_here
 from ctrbox.ffm.warm_up import LEAST, Ahead, _Line, ahead, content_of
-from ctrbox.loop import chunks as chunks_module
-from ctrbox.loop.chunks import ChunkFolder
+from ctrbox.loop import chunk_folder as chunks_module
+from ctrbox.loop.chunk_folder import ChunkFolder
 from ctrbox.loop.events import Events, Layout, Piece, events_of, typed_rows, unlikely_clock
 from ctrbox.loop.join import NOWHERE, Examples, Join, origin_columns, origin_of
 

@@ -114,7 +114,7 @@ def test_a_server_that_dies_and_comes_back_loses_and_repeats_nothing(broker: Bro
 
 
 def test_a_piece_of_a_message_is_a_position_too(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctrbox.loop.chunk.ROWS", 2)
+    monkeypatch.setattr("ctrbox.loop.chunk_decoder.ROWS", 2)
     broker.publish([message(1, 2, 3, 4, 5), message(6)])
     first = opened(broker)
     assert ids(Taker(first).take(2)) == [1, 2, 3, 4]

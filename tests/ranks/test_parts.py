@@ -14,7 +14,7 @@ from ctrbox.embed.embedder import Row
 from ctrbox.embed.sharded import is_on_disk, loaded, places_by_shard, shard_path
 from ctrbox.embed.ssd.parts import TableParts
 from ctrbox.errors import DataError, PlanError
-from ctrbox.ranks.ending import Caller
+from ctrbox.ranks.finish_training import Caller
 from ctrbox.ranks.group import Group
 from tests.ranks.threads import fit, in_ranks, model
 from tests.train.worlds import checkerboard, on_disk, table, weights

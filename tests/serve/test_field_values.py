@@ -19,7 +19,7 @@ from ctrbox.columns.raw import RawColumn
 from ctrbox.datasets.events import encoded
 from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.errors import CtrboxError, DataError
-from ctrbox.loop.chunk import pieces
+from ctrbox.loop.chunk_decoder import pieces
 from ctrbox.loop.events import Layout
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.request import RequestReader

@@ -20,7 +20,7 @@ from ctrbox import col
 from ctrbox.columns.times import TIME, times_of
 from ctrbox.datasets.events import encoded
 from ctrbox.errors import CtrboxError, DataError, PlanError
-from ctrbox.loop.chunk import pieces
+from ctrbox.loop.chunk_decoder import pieces
 from ctrbox.loop.events import Layout
 from ctrbox.serve.request import RequestReader
 from ctrbox.serve.tensors import read_infer

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.train.test_tensorboard_file import scalars
 
 import ctrbox as cb
 from ctrbox.train.passes import Passes
@@ -17,6 +16,7 @@ from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress
 from tests.train.test_run_folder import Stop, StopAt
 from tests.train.test_sparse_training import fitted, plan, sparse, told_at_every_step  # noqa: F401 - plan is a fixture
+from tests.train.test_tensorboard_file import scalars
 from tests.train.worlds import FAST, Small, table
 
 STAGES = ("extract", "lookup", "learn")

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.files.nats_address import nats_address
 from ctrbox.files.nats_connection import nats_connection
-from ctrbox.loop.chunk import pieces
+from ctrbox.loop.chunk_decoder import pieces
 from ctrbox.loop.events import Layout, Piece
 from ctrbox.loop.stream import Position
 

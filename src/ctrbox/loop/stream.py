@@ -63,6 +63,6 @@ def open_stream(
                 "own retention policy"
             )
         return NatsStream(where, layout, position, tell)
-    from ctrbox.loop.chunks import ChunkFolder
+    from ctrbox.loop.chunk_folder import ChunkFolder
 
     return ChunkFolder(where, layout, position, tell, delete=delete)

@@ -32,8 +32,8 @@ from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError
 from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.ranks.devices import chosen_exchange, place_of
-from ctrbox.ranks.ending import Caller, led_by, serve
 from ctrbox.ranks.facts import check_same, facts_here
+from ctrbox.ranks.finish_training import Caller, led_by, serve
 from ctrbox.ranks.fit import RankFit
 from ctrbox.ranks.gpu_table import GpuRankTable
 from ctrbox.ranks.group import Group

@@ -14,8 +14,8 @@ import pytest
 import ctrbox as cb
 from ctrbox.errors import SourceError
 from ctrbox.ffm.warm_up import ahead
-from ctrbox.loop import chunks
-from ctrbox.loop.chunks import ChunkFolder
+from ctrbox.loop import chunk_folder as chunks
+from ctrbox.loop.chunk_folder import ChunkFolder
 from ctrbox.loop.events import Layout
 from ctrbox.loop.stream import open_stream
 from tests.views.weed import shared_s3_server, weed_binary
@@ -95,7 +95,7 @@ def test_one_behind_a_thousand_others_is_told_of(tmp_path: Path, monkeypatch: py
 
 
 def test_a_position_inside_a_chunk_goes_on_at_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctrbox.loop.chunk.ROWS", 2)
+    monkeypatch.setattr("ctrbox.loop.chunk_decoder.ROWS", 2)
     put(tmp_path, "b.jsonl", *range(5))
     put(tmp_path, "c.jsonl", 5)
     first = Reader(tmp_path)
@@ -117,7 +117,7 @@ def test_a_chunk_that_went_away_half_read_is_told_of(tmp_path: Path) -> None:
 def test_a_chunk_that_changed_while_the_learner_was_stopped_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ctrbox.loop.chunk.ROWS", 2)
+    monkeypatch.setattr("ctrbox.loop.chunk_decoder.ROWS", 2)
     put(tmp_path, "a.jsonl", *range(5))
     first = Reader(tmp_path)
     piece = next(first.walk)

@@ -26,7 +26,7 @@ import pyarrow.fs as pafs
 from ctrbox.errors import DataError, SourceError
 from ctrbox.ffm.warm_up import Ahead
 from ctrbox.files.filesystems import File, natural, open_store, printable
-from ctrbox.loop.chunk import pieces
+from ctrbox.loop.chunk_decoder import pieces
 from ctrbox.loop.events import Layout, Piece
 from ctrbox.loop.stream import Position
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from ctrbox.datasets.events import encoded
 from ctrbox.errors import PlanError
-from ctrbox.loop import chunk
-from ctrbox.loop.chunk import pieces
+from ctrbox.loop import chunk_decoder as chunk
+from ctrbox.loop.chunk_decoder import pieces
 from ctrbox.loop.events import Layout, Piece
 
 LOG = pa.schema(
