@@ -6,11 +6,14 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstring>
+#include <new>
 
 #include "bindings/bindings.h"
 #include "core/parquet/column_chunk.h"
 #include "core/parquet/footer.h"
 #include "core/parquet/page_list.h"
+#include "core/parquet/staged_pages.h"
 #include "core/program/frame.h"
 #include "core/system/parallel.h"
 
@@ -127,60 +130,81 @@ nb::tuple read_columns(int file, const std::vector<ChunkPlace>& chunks, int64_t 
   return nb::make_tuple(done, ArrowColumns::capsule(std::move(made), rows));
 }
 
-// (first byte, bytes, codec, width, nullable, rows, place in the buffer) of a column chunk that is staged as it is.
-using StagedPlace = std::tuple<int64_t, int64_t, int, uint32_t, bool, int64_t, int64_t>;
-
-constexpr size_t kPageFields = 8;
-
-// The pages of a chunk, kPageFields numbers each; see stage_parquet_pages.
-std::vector<int64_t> page_fields(const std::vector<Page>& pages, const uint8_t* base, Codec codec) {
-  std::vector<int64_t> fields;
-  fields.reserve(pages.size() * kPageFields);
-  for (const Page& page : pages) {
+// The pages of a chunk, eight numbers each; see list_parquet_pages.
+nb::object list_pages(Bytes chunk, int codec, uint32_t width, bool nullable, int64_t rows) {
+  const ColumnShape shape = shape_of(codec, width, nullable, rows);
+  const std::optional<std::vector<Page>> pages = pages_of(chunk.data(), chunk.size(), shape);
+  if (!pages) return nb::none();
+  auto fields = std::make_shared<std::vector<int64_t>>();
+  for (const Page& page : *pages) {
     const PageHeader& h = page.header;
     const bool v2 = h.kind == static_cast<int32_t>(PageKind::DataV2);
     const bool dictionary = h.kind == static_cast<int32_t>(PageKind::Dictionary);
     const int64_t kind = dictionary ? 0 : v2 ? 2 : 1, coded = !dictionary && dictionary_coded(h);
-    const int64_t as = h.compressed ? static_cast<int64_t>(codec) : 0;
-    for (const int64_t field : {int64_t{page.stored - base}, int64_t{h.stored_size}, int64_t{h.raw_size},
+    const int64_t as = h.compressed ? static_cast<int64_t>(shape.codec) : 0;
+    for (const int64_t field : {int64_t{page.stored - chunk.data()}, int64_t{h.stored_size}, int64_t{h.raw_size},
                                 int64_t{h.values}, int64_t{v2 ? h.definition_bytes : 0}, kind, coded, as})
-      fields.push_back(field);
+      fields->push_back(field);
   }
-  return fields;
+  return shared_array(fields->data(), {pages->size(), 8}, fields);
 }
 
-nb::tuple stage_pages(int file, const std::vector<StagedPlace>& chunks,
-                      nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> into) {
-  using Clock = std::chrono::steady_clock;
-  std::vector<std::shared_ptr<std::vector<int64_t>>> found(chunks.size());
-  Clock::duration listing{};
-  {
-    nb::gil_scoped_release release;
-    const WorkerPool::Elsewhere here;
-    struct stat facts;
-    const int64_t end = ::fstat(file, &facts) == 0 ? facts.st_size : 0, room = static_cast<int64_t>(into.size());
-    for (size_t k = 0; k < chunks.size(); ++k) {
-      const auto& [start, size, codec, width, nullable, rows, at] = chunks[k];
-      const ColumnShape shape = shape_of(codec, width, nullable, rows);
-      if (at < 0 || size < 0 || size > room || at > room - size)
-        throw std::invalid_argument("a column chunk does not fit into the buffer");
-      if (start < 0 || size > end || start > end - size) continue;
-      uint8_t* const stored = into.data() + at;
-      if (!read_fully(file, stored, size, start)) continue;
-      const Clock::time_point began = Clock::now();
-      const std::optional<std::vector<Page>> pages = pages_of(stored, static_cast<size_t>(size), shape);
-      if (pages) found[k] = std::make_shared<std::vector<int64_t>>(page_fields(*pages, into.data(), shape.codec));
-      listing += Clock::now() - began;
+// (first byte, bytes, codec, width, nullable, rows, narrow) of a column chunk that is staged as it is.
+using StagedPlace = std::tuple<int64_t, int64_t, int, uint32_t, bool, int64_t, uint32_t>;
+
+void make_staged(StagedPages* self, const std::vector<std::vector<StagedPlace>>& columns) {
+  std::vector<std::vector<StagedChunk>> given(columns.size());
+  for (size_t k = 0; k < columns.size(); ++k)
+    for (const auto& [start, size, codec, width, nullable, rows, narrow] : columns[k]) {
+      if (narrow != 0 && (width != 4 || (narrow != 1 && narrow != 2 && narrow != 4)))
+        throw std::invalid_argument("values of 4 bytes keep 1, 2 or 4 of them");
+      given[k].push_back({start, size, shape_of(codec, width, nullable, rows), narrow});
     }
+  new (self) StagedPages(std::move(given));
+}
+
+// Seconds spent on checking and listing pages.
+double read_staged(StagedPages& self, int file, nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> into) {
+  using Clock = std::chrono::steady_clock;
+  if (self.stored_bytes() > into.size()) throw std::invalid_argument("the column chunks do not fit into the buffer");
+  const nb::gil_scoped_release release;
+  const WorkerPool::Elsewhere here;
+  Clock::duration listing{};
+  struct stat facts;
+  const int64_t end = ::fstat(file, &facts) == 0 ? facts.st_size : 0;
+  for (size_t k = 0; k < self.chunks(); ++k) {
+    const StagedChunk& chunk = self.chunk(k);
+    if (chunk.start < 0 || chunk.size < 0 || chunk.size > end || chunk.start > end - chunk.size) continue;
+    uint8_t* const stored = into.data() + self.place(k);
+    if (!read_fully(file, stored, chunk.size, chunk.start)) continue;
+    const Clock::time_point began = Clock::now();
+    self.found(k, stored);
+    listing += Clock::now() - began;
   }
+  const Clock::time_point began = Clock::now();
+  self.lay_out();
+  listing += Clock::now() - began;
+  return std::chrono::duration<double>(listing).count();
+}
+
+void write_staged(const StagedPages& self, nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> into,
+                  uint64_t stored, uint64_t held, uint64_t between) {
+  if (into.size() < self.table_bytes()) throw std::invalid_argument("the table does not fit into the buffer");
+  self.write(into.data(), stored, held, between);
+}
+
+nb::list outcome_of_staged(const StagedPages& self, Bytes results, uint64_t held) {
+  if (results.size() != self.pages() * sizeof(StagedResult)) throw std::invalid_argument("as many results as pages");
+  std::vector<StagedResult> found(self.pages());
+  if (!found.empty()) std::memcpy(found.data(), results.data(), results.size());
   nb::list given;
-  for (const auto& fields : found) {
-    if (!fields)
+  for (const std::optional<StagedPages::Column>& c : self.outcome(found, held)) {
+    if (!c)
       given.append(nb::none());
     else
-      given.append(shared_array(fields->data(), {fields->size() / kPageFields, kPageFields}, fields));
+      given.append(nb::make_tuple(c->failed, c->rows, c->width, c->values, c->text, c->bits, c->nulls));
   }
-  return nb::make_tuple(given, std::chrono::duration<double>(listing).count());
+  return given;
 }
 
 nb::object decode_column(Bytes chunk, int codec, uint32_t width, bool nullable, int64_t rows) {
@@ -222,17 +246,41 @@ void bind_parquet(nb::module_& m) {
       "Read and decode column chunks of one row group from an open file. A chunk is (first byte, bytes, codec, width, "
       "nullable), the last three as for decode_parquet_column. Return for each chunk whether it was decoded, and those "
       "that were as the children of an Arrow struct, in a capsule named arrow_array. pyarrow has to read the others.");
-  m.def(
-      "stage_parquet_pages", &stage_pages, nb::arg("file"), nb::arg("chunks"), nb::arg("into"),
-      nb::sig("def stage_parquet_pages(file: int, chunks: list[tuple[int, int, int, int, bool, int, int]], into: "
-              "NDArray[numpy.uint8]) -> tuple[list[NDArray[numpy.int64] | None], float]"),
-      "Read column chunks from an open file as they are stored. A chunk is (first byte, bytes, codec, width, nullable, "
-      "rows, place in `into`). Return for each chunk its pages, or None where decode_parquet_column would not read it "
-      "either. A page is a row of eight numbers: the place of its bytes in `into`, their number, the number of bytes "
-      "after decompression, values, bytes of levels in front that are not compressed, kind (0 dictionary, 1 data, 2 "
-      "data "
-      "V2), whether it is coded by a dictionary, codec. The second result is the seconds that checking and listing "
-      "took.");
+  m.def("list_parquet_pages", &list_pages, nb::arg("chunk"), nb::arg("codec"), nb::arg("width"), nb::arg("nullable"),
+        nb::arg("rows"),
+        nb::sig("def list_parquet_pages(chunk: NDArray[numpy.uint8], codec: int, width: int, nullable: bool, rows: int)"
+                " -> NDArray[numpy.int64] | None"),
+        "List the pages of a column chunk, or return None where decode_parquet_column would not read it either. A page "
+        "is a row of eight numbers: the place of its bytes in the chunk, their number, the number of bytes after "
+        "decompression, values, bytes of levels in front that are not compressed, kind (0 dictionary, 1 data, 2 data "
+        "V2), whether it is coded by a dictionary, codec.");
+  nb::class_<StagedPages>(m, "StagedPages",
+                          "Column chunks that are staged as they are stored, for a decoder in other memory.")
+      .def(
+          "__init__", &make_staged, nb::arg("columns"),
+          nb::sig("def __init__(self, columns: Sequence[Sequence[tuple[int, int, int, int, bool, int, int]]]) -> None"),
+          "Take the chunks of each column: (first byte, bytes, codec, width, nullable, rows, bytes that a narrow "
+          "integer keeps or 0).")
+      .def_prop_ro("stored_bytes", &StagedPages::stored_bytes, "Number of bytes of all chunks in memory.")
+      .def("read", &read_staged, nb::arg("file"), nb::arg("into"),
+           nb::sig("def read(self, file: int, into: NDArray[numpy.uint8]) -> float"),
+           "Read the chunks from an open file, list their pages and lay them out. Return the seconds without reading.")
+      .def_prop_ro("pages", &StagedPages::pages, "Number of pages of the columns that can be decoded.")
+      .def_prop_ro("shapes", &StagedPages::shapes, "Number of columns that can be decoded.")
+      .def_prop_ro("dictionaries", &StagedPages::dictionaries, "Number of pages that are dictionaries.")
+      .def_prop_ro("data", &StagedPages::data, "Number of pages with data.")
+      .def_prop_ro("nullable", &StagedPages::nullable, "Whether a column that can be decoded may have nulls.")
+      .def_prop_ro("held_bytes", &StagedPages::held_bytes, "Number of bytes of what stays after decoding.")
+      .def_prop_ro("between_bytes", &StagedPages::between_bytes, "Number of bytes of working memory.")
+      .def_prop_ro("table_bytes", &StagedPages::table_bytes, "Number of bytes that `write` writes.")
+      .def("write", &write_staged, nb::arg("into"), nb::arg("stored"), nb::arg("held"), nb::arg("between"),
+           nb::sig("def write(self, into: NDArray[numpy.uint8], stored: int, held: int, between: int) -> None"),
+           "Write the table of pages and columns for buffers at these addresses.")
+      .def("outcome", &outcome_of_staged, nb::arg("results"), nb::arg("held"),
+           nb::sig("def outcome(self, results: NDArray[numpy.uint8], held: int)"
+                   " -> list[tuple[int, int, int, int, int, int, int] | None]"),
+           "Return for each column (failed, rows, bytes of a value or 0 for strings, address of the values, of the "
+           "text, of the validity bits or 0, nulls), or None where it was not decoded.");
   m.def("decode_parquet_column", &decode_column, nb::arg("chunk"), nb::arg("codec"), nb::arg("width"),
         nb::arg("nullable"), nb::arg("rows"),
         nb::sig(

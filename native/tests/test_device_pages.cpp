@@ -2,6 +2,7 @@
 // and with bytes changed, in memory of just their size. Both readers refuse the same chunks and give the same rows of
 // the others; a sanitizer sees what goes outside.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -10,7 +11,7 @@
 #include <vector>
 
 #include "core/parquet/column_chunk.h"
-#include "core/parquet/page_list.h"
+#include "core/parquet/staged_pages.h"
 #include "tests/check.h"
 
 // What CUDA gives.
@@ -270,82 +271,88 @@ std::optional<Rows> by_the_cpu(const Chunk& chunk) {
   return rows;
 }
 
-std::optional<Rows> by_the_device(const Chunk& chunk) {
-  const std::optional<std::vector<Page>> listed = pages_of(chunk.stored.data(), chunk.stored.size(), chunk.shape);
-  if (!listed) return std::nullopt;
-  const size_t rows = static_cast<size_t>(chunk.shape.rows);
-  const bool texts = chunk.shape.width == 0;
-  size_t room = 0, entries = 0, row = 0;
-  std::vector<dev::StoredPage> pages;
-  std::vector<uint32_t> dictionaries, data;
-  for (const Page& from : *listed) {
-    const PageHeader& h = from.header;
-    const bool dictionary = h.kind == 2;
-    if (dictionary && texts && h.values > h.raw_size / 4) return std::nullopt;
-    dev::StoredPage p{};
-    p.stored = from.stored;
-    p.stored_size = static_cast<uint32_t>(h.stored_size);
-    p.raw_size = static_cast<uint32_t>(h.raw_size);
-    p.values = static_cast<uint32_t>(h.values);
-    p.plain = h.kind == 3 ? static_cast<uint32_t>(h.definition_bytes) : 0;
-    p.dictionary = !dictionary && dictionary_coded(h) ? 0 : -1;
-    p.codec = static_cast<uint8_t>(h.compressed ? chunk.shape.codec : Codec::None);
-    p.kind = dictionary ? dev::kDictionaryPage : h.kind == 3 ? dev::kDataPageV2 : dev::kDataPage;
-    p.row = dictionary ? entries : row;
-    (dictionary ? entries : row) += p.values;
-    (dictionary ? dictionaries : data).push_back(static_cast<uint32_t>(pages.size()));
-    room += (p.raw_size + 64 + 15) / 16 * 16;
-    pages.push_back(p);
+// The tables that the core writes are those that the kernels read.
+static_assert(sizeof(StagedPage) == sizeof(dev::StoredPage) && sizeof(StagedColumn) == sizeof(dev::PageColumn));
+static_assert(sizeof(StagedResult) == sizeof(dev::PageResult) && StagedPages::kSlack == 64);
+static_assert(offsetof(StagedPage, raw) == offsetof(dev::StoredPage, raw) &&
+              offsetof(StagedPage, row) == offsetof(dev::StoredPage, row) &&
+              offsetof(StagedPage, stored_size) == offsetof(dev::StoredPage, stored_size) &&
+              offsetof(StagedPage, raw_size) == offsetof(dev::StoredPage, raw_size) &&
+              offsetof(StagedPage, values) == offsetof(dev::StoredPage, values) &&
+              offsetof(StagedPage, plain) == offsetof(dev::StoredPage, plain) &&
+              offsetof(StagedPage, column) == offsetof(dev::StoredPage, column) &&
+              offsetof(StagedPage, dictionary) == offsetof(dev::StoredPage, dictionary) &&
+              offsetof(StagedPage, codec) == offsetof(dev::StoredPage, codec) &&
+              offsetof(StagedPage, kind) == offsetof(dev::StoredPage, kind));
+static_assert(offsetof(StagedColumn, levels) == offsetof(dev::PageColumn, levels) &&
+              offsetof(StagedColumn, bits) == offsetof(dev::PageColumn, bits) &&
+              offsetof(StagedColumn, between) == offsetof(dev::PageColumn, between) &&
+              offsetof(StagedColumn, words) == offsetof(dev::PageColumn, words) &&
+              offsetof(StagedColumn, text) == offsetof(dev::PageColumn, text) &&
+              offsetof(StagedColumn, rows) == offsetof(dev::PageColumn, rows) &&
+              offsetof(StagedColumn, width) == offsetof(dev::PageColumn, width) &&
+              offsetof(StagedColumn, nullable) == offsetof(dev::PageColumn, nullable) &&
+              offsetof(StagedColumn, out_width) == offsetof(dev::PageColumn, out_width));
+
+// Decodes chunks as columns of one call; nothing for a column that is refused.
+std::vector<std::optional<Rows>> by_the_device(const std::vector<Chunk>& chunks) {
+  std::vector<std::vector<StagedChunk>> columns;
+  for (const Chunk& chunk : chunks) columns.push_back({{0, static_cast<int64_t>(chunk.stored.size()), chunk.shape, 0}});
+  StagedPages staged(std::move(columns));
+  for (size_t k = 0; k < chunks.size(); ++k) {
+    // The kernels read at places that are counted from one buffer; here each chunk has memory of just its size.
+    staged.found(k, chunks[k].stored.data());
   }
-  Bytes raw(room), values(rows * (texts ? 8 : chunk.shape.width)), levels(rows), between(8 * rows);
-  Bytes bits((rows + 7) / 8), words(texts ? 8 * entries : 0);
-  size_t at = 0;
-  for (dev::StoredPage& p : pages) {
-    p.raw = raw.data() + at;
-    at += (p.raw_size + 64 + 15) / 16 * 16;
+  staged.lay_out();
+  Bytes held(staged.held_bytes()), between(staged.between_bytes()), table(staged.table_bytes());
+  staged.write(table.data(), 0, reinterpret_cast<uint64_t>(held.data()), reinterpret_cast<uint64_t>(between.data()));
+  auto* const pages = reinterpret_cast<dev::StoredPage*>(table.data());
+  auto* const shapes = reinterpret_cast<dev::PageColumn*>(pages + staged.pages());
+  auto* const dictionaries = reinterpret_cast<uint32_t*>(shapes + staged.shapes());
+  auto* const data = dictionaries + staged.dictionaries();
+  std::vector<size_t> numbers;  // of the chunks, by the column of the table
+  for (size_t k = 0; k < chunks.size(); ++k)
+    if (staged.decoded(k)) numbers.push_back(k);
+  CHECK(numbers.size() == staged.shapes());
+  for (size_t k = 0; k < staged.pages(); ++k) {
+    const size_t number = numbers[pages[k].column];
+    pages[k].stored =
+        chunks[number].stored.data() + (reinterpret_cast<uint64_t>(pages[k].stored) - staged.place(number));
   }
-  const dev::PageColumn column{values.data(),
-                               levels.data(),
-                               bits.data(),
-                               between.data(),
-                               words.data(),
-                               raw.data(),
-                               rows,
-                               chunk.shape.width,
-                               chunk.shape.nullable,
-                               static_cast<uint16_t>(texts ? 8 : chunk.shape.width)};
-  std::vector<dev::PageResult> results(pages.size(), dev::PageResult{99, 99});
+  std::vector<StagedResult> said(staged.pages(), StagedResult{99, 99});
+  auto* const results = reinterpret_cast<dev::PageResult*>(said.data());
   // One block too many: it finds no page.
-  for (blockIdx.x = 0; blockIdx.x <= pages.size(); ++blockIdx.x)
-    pages_unpack(pages.data(), results.data(), pages.size());
-  for (blockIdx.x = 0; blockIdx.x <= dictionaries.size(); ++blockIdx.x)
-    pages_words(pages.data(), &column, results.data(), dictionaries.data(), dictionaries.size());
-  for (blockIdx.x = 0; blockIdx.x <= data.size(); ++blockIdx.x)
-    pages_values(pages.data(), &column, results.data(), data.data(), data.size());
+  for (blockIdx.x = 0; blockIdx.x <= staged.pages(); ++blockIdx.x) pages_unpack(pages, results, staged.pages());
+  for (blockIdx.x = 0; blockIdx.x <= staged.dictionaries(); ++blockIdx.x)
+    pages_words(pages, shapes, results, dictionaries, staged.dictionaries());
+  for (blockIdx.x = 0; blockIdx.x <= staged.data(); ++blockIdx.x)
+    pages_values(pages, shapes, results, data, staged.data());
   blockIdx.x = 0;
-  pages_bits(&column);
-  size_t there = 0;
-  for (size_t k = 0; k < pages.size(); ++k) {
-    if (results[k].failed) return std::nullopt;
-    if (pages[k].kind != dev::kDictionaryPage) there += results[k].there;
-  }
-  Rows out;
-  for (size_t k = 0; k < rows; ++k) {
-    if (there < rows && !(bits[k / 8] >> (k % 8) & 1)) {
-      out.emplace_back();
-      continue;
+  for (blockIdx.y = 0; blockIdx.y < staged.shapes(); ++blockIdx.y) pages_bits(shapes);
+  blockIdx.y = 0;
+  std::vector<std::optional<Rows>> given;
+  for (const std::optional<StagedPages::Column>& c : staged.outcome(said, reinterpret_cast<uint64_t>(held.data()))) {
+    given.emplace_back();
+    if (!c || c->failed) continue;
+    Rows& rows = given.back().emplace();
+    const auto at = [](uint64_t address) { return reinterpret_cast<const uint8_t*>(address); };
+    for (size_t k = 0; k < c->rows; ++k) {
+      if (c->bits && !(at(c->bits)[k / 8] >> (k % 8) & 1)) {
+        rows.emplace_back();
+        continue;
+      }
+      const uint8_t* from = at(c->values) + c->width * k;
+      size_t n = c->width;
+      if (!n) {
+        TextView view;
+        std::memcpy(&view, at(c->values) + 8 * k, 8);
+        from = at(c->text) + view.at;
+        n = view.n;
+      }
+      rows.emplace_back(Bytes(from, from + n));
     }
-    const uint8_t* from = values.data() + chunk.shape.width * k;
-    size_t n = chunk.shape.width;
-    if (texts) {
-      TextView view;
-      std::memcpy(&view, values.data() + 8 * k, 8);
-      from = raw.data() + view.at;
-      n = view.n;
-    }
-    out.emplace_back(Bytes(from, from + n));
   }
-  return out;
+  return given;
 }
 
 }  // namespace
@@ -353,23 +360,23 @@ std::optional<Rows> by_the_device(const Chunk& chunk) {
 int main() {
   size_t refused = 0, changed = 0;
   for (int round = 0; round < 1500; ++round) {
-    const Chunk chunk = some_chunk();
-    const std::optional<Rows> want = by_the_cpu(chunk);
-    CHECK(want);
-    CHECK(by_the_device(chunk) == want);
+    std::vector<Chunk> chunks{some_chunk()};
+    std::vector<std::optional<Rows>> want{by_the_cpu(chunks[0])};
+    CHECK(want[0]);
     for (int mutant = 0; mutant < 6; ++mutant) {
-      Chunk bad = chunk;
+      Chunk bad = chunks[0];
       for (size_t k = 1 + below(3); k; --k) {
         uint8_t& byte = bad.stored[below(below(2) ? std::min<size_t>(bad.stored.size(), 80) : bad.stored.size())];
         byte = static_cast<uint8_t>(below(2) ? below(256) : byte ^ 1u << below(8));
       }
       if (below(20) == 0) bad.stored.resize(below(bad.stored.size() + 1));
       bad.stored.shrink_to_fit();
-      const std::optional<Rows> other = by_the_cpu(bad);
-      CHECK(by_the_device(bad) == other);
-      refused += !other;
-      changed += other && *other != *want;
+      want.push_back(by_the_cpu(bad));
+      chunks.push_back(std::move(bad));
+      refused += !want.back();
+      changed += want.back() && *want.back() != *want[0];
     }
+    CHECK(by_the_device(chunks) == want);
   }
   CHECK(refused > 1000 && changed > 300);
   std::printf("device pages: ok, %zu chunks refused by both, %zu changed\n", refused, changed);

@@ -102,6 +102,14 @@ def _begins(rows: int, slices: list[pa.RecordBatch], index: np.ndarray | None) -
     return places
 
 
+def _begins_at(view: View, on: str, first_id: int) -> bool:
+    """Return whether statistics tell that no id of a view that ascends is below ``first_id``, so that asking the row groups
+    of its files which of them may be left out, some milliseconds for each file, is in vain."""
+    least = getattr(view.source, "least", None)  # sources without statistics have none
+    found = None if least is None else least(on, 0)
+    return found is not None and found >= first_id
+
+
 class MergeCursor:
     """Walks the basic view beside the log. ``align`` must be called with ascending, non-overlapping ids."""
 
@@ -121,7 +129,9 @@ class MergeCursor:
         self.ascend = ascends(view, on)
         # Slices of what is in memory cost nothing: taken whole, rows never have to be put together from two of them.
         rows = 2**30 if isinstance(view.source, MemorySource) else rows
-        prune = None if first_id is None else pc.field(on) >= pc.scalar(first_id)
+        prune = None
+        if first_id is not None and not _begins_at(view, on, first_id):
+            prune = pc.field(on) >= pc.scalar(first_id)
         scan = view.source.scan(columns, prune=prune, rows=rows, threads=threads, **aside(elsewhere))
         # What is decoded elsewhere is asked for at once: it would come too late if it were asked for with the first ids.
         self._early = None if elsewhere is None else EarlyScan(scan, 0)

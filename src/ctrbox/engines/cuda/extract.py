@@ -200,6 +200,9 @@ class CudaExtractor(Extractor):
 
     def _morsels(self, start: int, stop: int | None) -> Generator[tuple[Morsel, list[Aligned]], None, None]:
         """Morsels with the rows merged into them; where the GPU decodes those, cut so that each comes from one slice."""
+        for reading in self.readings:
+            if reading is not None:
+                reading.begin()
         stream = self.stream(start, stop, self.readings)
         try:
             if not any(self.readings[1:]):

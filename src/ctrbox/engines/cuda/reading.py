@@ -34,7 +34,13 @@ class Reading:
         self.reasons: dict[str, str] = {}
         self.decoded: set[str] = set()
         self._known: dict[tuple[int, tuple[int, ...], tuple[str, ...]], tuple[Footer, list[list[Chunk] | str]]] = {}
+        self._calls = 0  # of the current scan
         self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Count calls from 0: a scan begins, and its first row groups are needed first."""
+        with self._lock:
+            self._calls = 0
 
     def decode(
         self, raw: pa.NativeFile, footer: Footer, groups: Sequence[int], leaves: Sequence[Leaf]
@@ -45,7 +51,10 @@ class Reading:
             return None
         found = self._chunks(footer, tuple(groups), mine)
         chosen = [(leaf, chunks) for leaf, chunks in zip(mine, found, strict=True) if not isinstance(chunks, str)]
-        got = self.decoder.decode(raw.fileno(), [chunks for _, chunks in chosen]) if chosen else []
+        with self._lock:
+            order = self._calls
+            self._calls += 1
+        got = self.decoder.decode(raw.fileno(), [chunks for _, chunks in chosen], order) if chosen else []
         if self.decoder.too_large in got:  # reading them twice would cost more than the GPU saves
             self.names = frozenset()
         rows = sum(footer.rows[group] for group in groups)
