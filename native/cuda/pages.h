@@ -430,29 +430,35 @@ __device__ inline bool hybrid(const uint8_t* at, const uint8_t* end, uint32_t wi
 // ---- strings
 // ----------------------------------------------------------------------------------------------------------
 
-// Finds exactly `n` strings, each behind its length, in exactly `size` bytes; views count from `text`.
-__device__ inline bool walk(const uint8_t* at, uint64_t size, uint64_t n, const uint8_t* text, TextView* out) {
-  uint64_t begin = (uint64_t)(at - text);
+// Finds exactly `n` strings, each behind its length, in exactly `size` bytes; views count from `text`. Each length says
+// where the next one is, so the bytes are fetched in steps ahead of the place that is read.
+__device__ inline bool walk(const uint8_t* from, uint64_t size, uint64_t n, const uint8_t* text, TextView* out,
+                            uint8_t* ahead) {
+  Input in(from, (uint32_t)size, Scratch{nullptr, ahead});
+  const uint32_t begin = (uint32_t)(from - text);
+  uint32_t at = 0;
   for (uint64_t k = 0; k < n; ++k) {
-    if (size < 4) return false;
-    const uint32_t length = load32((const char*)at);
-    if (length > size - 4) return false;
-    if (lane() == k % kLanes) out[k] = TextView{(uint32_t)(begin + 4), length};
-    at += 4 + (uint64_t)length;
-    begin += 4 + (uint64_t)length;
-    size -= 4 + (uint64_t)length;
+    if (in.size - at < 4) return false;
+    in.reach(at + 4);
+    const uint32_t length = (uint32_t)in.byte(at) | (uint32_t)in.byte(at + 1) << 8 | (uint32_t)in.byte(at + 2) << 16 |
+                            (uint32_t)in.byte(at + 3) << 24;
+    at += 4;
+    if (length > in.size - at) return false;
+    if (lane() == k % kLanes) out[k] = TextView{begin + at, length};
+    at += length;
+    if (length > kMostLiterals) in.skip_to(at);
   }
-  return size == 0;
+  return at == in.size;
 }
 
 // ---- pages
 // ------------------------------------------------------------------------------------------------------------
 
 // Checks a dictionary; views of its strings go to `words`, from the entry of its own first row on.
-__device__ inline bool read_dictionary(const StoredPage& p, const PageColumn& c) {
+__device__ inline bool read_dictionary(const StoredPage& p, const PageColumn& c, uint8_t* ahead) {
   if (c.width) return p.raw_size == (uint64_t)p.values * c.width;
   if (p.values > p.raw_size / 4) return false;
-  return walk(p.raw, p.raw_size, p.values, c.text, (TextView*)c.words + p.row);
+  return walk(p.raw, p.raw_size, p.values, c.text, (TextView*)c.words + p.row, ahead);
 }
 
 // The values of a page whose rows all have one, or in order for those that have one.
@@ -540,18 +546,18 @@ __device__ inline bool read_numbers(const StoredPage& p, const PageColumn& c, co
 }
 
 __device__ inline bool read_texts(const StoredPage& p, const PageColumn& c, const uint8_t* at, uint64_t size,
-                                  uint64_t there) {
+                                  uint64_t there, uint8_t* ahead) {
   TextView* const out = (TextView*)c.values + p.row;
-  if (there == p.values) return walk(at, size, there, c.text, out);
+  if (there == p.values) return walk(at, size, there, c.text, out, ahead);
   TextView* const found = (TextView*)c.between + p.row;
-  if (!walk(at, size, there, c.text, found)) return false;
+  if (!walk(at, size, there, c.text, found, ahead)) return false;
   spread(c.levels + p.row, p.values, out, Kept<TextView>{found});
   return true;
 }
 
 // Levels and values of a data page; what PageResult::failed says.
 __device__ inline uint32_t read_data(const StoredPage& p, const PageColumn& c, const StoredPage* pages,
-                                     uint32_t* rows_there) {
+                                     uint32_t* rows_there, uint8_t* ahead) {
   const uint64_t n = p.values;
   const uint8_t *at = p.raw, *const end = p.raw + p.raw_size;
   uint64_t there = n;
@@ -581,7 +587,7 @@ __device__ inline uint32_t read_data(const StoredPage& p, const PageColumn& c, c
   bool good = false;
   if (c.width == 0) {
     good = d ? read_coded<TextView>(p, c, at, end, there, d->values, (const TextView*)c.words + d->row)
-             : read_texts(p, c, at, size, there);
+             : read_texts(p, c, at, size, there, ahead);
   } else if (c.width == 8) {
     good = d ? read_coded<uint64_t>(p, c, at, end, there, d->values, (const uint64_t*)d->raw)
              : read_plain<uint64_t>(p, c, at, size, there);
@@ -601,6 +607,8 @@ __device__ inline uint32_t read_data(const StoredPage& p, const PageColumn& c, c
 // ----------------------------------------------------------------------------------------------------------
 
 namespace cb::pages {
+
+constexpr uint32_t kMostWarps = 4;  // of a block of pages_words and pages_values
 
 // The page of this warp.
 __device__ inline uint64_t page_here() {
@@ -628,25 +636,27 @@ extern "C" __global__ void pages_unpack(const cb::pages::StoredPage* pages, cb::
 extern "C" __global__ void pages_words(const cb::pages::StoredPage* pages, const cb::pages::PageColumn* columns,
                                        cb::pages::PageResult* results, const uint32_t* chosen, uint64_t n) {
   using namespace cb::pages;
+  __shared__ uint64_t ahead[kMostWarps][kAhead / 8];
   const uint64_t k = page_here();
   if (k >= n) return;
   const uint64_t number = chosen[k];
   const StoredPage p = pages[number];
   if (results[number].failed) return;
-  const bool good = read_dictionary(p, columns[p.column]);
+  const bool good = read_dictionary(p, columns[p.column], (uint8_t*)ahead[threadIdx.x / kLanes]);
   if (!good) report(results, number, 2, 0);
 }
 
 extern "C" __global__ void pages_values(const cb::pages::StoredPage* pages, const cb::pages::PageColumn* columns,
                                         cb::pages::PageResult* results, const uint32_t* chosen, uint64_t n) {
   using namespace cb::pages;
+  __shared__ uint64_t ahead[kMostWarps][kAhead / 8];
   const uint64_t k = page_here();
   if (k >= n) return;
   const uint64_t number = chosen[k];
   const StoredPage p = pages[number];
   if (results[number].failed || (p.dictionary >= 0 && results[p.dictionary].failed)) return;
   uint32_t there = 0;
-  const uint32_t failed = read_data(p, columns[p.column], pages, &there);
+  const uint32_t failed = read_data(p, columns[p.column], pages, &there, (uint8_t*)ahead[threadIdx.x / kLanes]);
   meet();
   report(results, number, failed, there);
 }
