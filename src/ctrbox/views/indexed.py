@@ -42,6 +42,7 @@ class Footer:
     leaves: dict[str, Leaf] = field(default_factory=dict)
     written: bytes = b""  # Parquet: the bytes of the footer
     flat: dict[str, Any] = field(default_factory=dict)  # Parquet: how parquet_pages.py decodes a column, by name
+    sizes: dict[Any, int] = field(default_factory=dict)  # Parquet: stored bytes, by row groups and stored columns
 
     @cached_property
     def sound(self) -> list[bool]:

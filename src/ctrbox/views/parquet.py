@@ -109,8 +109,12 @@ class Parquet:
         places = [footer.places.get(".".join(leaf.path)) for leaf in wanted.leaves]
         if None in places:
             return None
-        chunks = (footer.detail.row_group(group).column(place) for group in wanted.groups for place in places)
-        return sum(int(chunk.total_compressed_size) for chunk in chunks)
+        asked = tuple(wanted.groups), tuple(places)
+        known = footer.sizes.get(asked)
+        if known is None:
+            chunks = (footer.detail.row_group(group).column(place) for group in wanted.groups for place in places)
+            known = footer.sizes[asked] = sum(int(chunk.total_compressed_size) for chunk in chunks)
+        return known
 
     def no_nulls(self, footer: Footer, leaf: Leaf) -> bool:
         found = _chunks(footer, leaf)

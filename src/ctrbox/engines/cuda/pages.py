@@ -94,7 +94,10 @@ class Worker:
 
 
 class Turns:
-    """Lets at most ``most`` calls use the GPU at a time; of those that wait, the one with the lowest order is next."""
+    """Lets at most ``most`` calls use the GPU at a time; of those that wait, the one with the lowest order is next.
+
+    ``most`` may be changed while no call runs.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
