@@ -7,6 +7,7 @@ Compiled kernels are kept on disk by the hash of source, architecture, compiler 
     <folder>/<hash>.cu       the source, for people
 
 A file that is damaged, or of another version, is compiled again. Folder: $CTRBOX_KERNELS, else ~/.cache/ctrbox/kernels.
+NVRTC has a cache of its own since 12.9. It is turned off, because what comes from it comes without the report on registers.
 Floating-point contraction is off: a fused multiply-add rounds once where the CPU rounds twice.
 
 Functions that numba compiled for the GPU are linked in by nvJitLink, which comes with cuda-core as NVRTC does.
@@ -27,7 +28,7 @@ from typing import Any
 from ctrbox.errors import CtrboxError, DeviceError
 from ctrbox.files.atomic import written_aside
 
-MAGIC, VERSION = b"CTRKERNL", 1
+MAGIC, VERSION = b"CTRKERNL", 2
 HEAD = struct.Struct("<8sIIQ32s")
 INCLUDE = re.compile(r'^#include "([\w/]+\.h)"\n', re.M)
 LINKING = ("-lto", "-fma=0", "-ftz=0", "-prec-div=1", "-prec-sqrt=1")  # code of what is linked is made by the linker
@@ -100,6 +101,14 @@ def nvrtc() -> Any:
     return core
 
 
+def nvrtc_version() -> tuple[int, int]:
+    """The version of the run-time compiler; RuntimeError where it cannot be loaded."""
+    from cuda.bindings import nvrtc as compiler
+
+    _, major, minor = compiler.nvrtcVersion()
+    return major, minor
+
+
 def compile_source(
     source: str, arch: str, *, folder: Path | None = None, name: str = "plan", linked: Mapping[str, bytes] | None = None
 ) -> Compiled:
@@ -122,6 +131,8 @@ def compile_source(
         return known
     said = io.StringIO()
     try:
+        if nvrtc_version() >= (12, 9):
+            options["no_cache"] = True
         program = core.Program(
             source,
             "c++",
