@@ -83,6 +83,7 @@ class CudaRuntime:
         made.set_current()
         self.arch = f"sm_{made.arch}"
         self.streams: dict[int, Any] = {}
+        self.threads_bound = threading.local()
 
     def compile(
         self, source: str, names: Sequence[str], *, name: str = "plan", scalars: Mapping[str, UserOperator] = NONE
@@ -100,6 +101,10 @@ class CudaRuntime:
         stream = self.streams.get(handle)
         if stream is None:
             stream = self.streams[handle] = self.core.Stream.from_handle(handle)
+        if not hasattr(self.threads_bound, "here"):
+            # A thread has no context before it calls CUDA's runtime library, and torch's autograd starts threads of its own.
+            self.core.Device(self.device.index).set_current()
+            self.threads_bound.here = True
         self.core.launch(stream, _config(grid, block), kernel, *args)
 
 
