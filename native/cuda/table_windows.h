@@ -15,17 +15,13 @@
 // gradients of a batch are 109 MB in the shape of MLPerf at 16,384 samples; they come from DRAM once, since the rows of
 // a field are neighbours. 1.10 million rows are 1.19 GB, all in all 1.4 GB: 0.33 ms at 4.2 TB/s.
 //
-// For vectors of up to 128 numbers under SGD, Adagrad and RowwiseAdagrad: other shapes need more than the 64 registers
-// of four blocks of 256 threads on a multiprocessor, and are left to table_step.
+// For vectors of 5 to 128 numbers without a first-order weight under SGD, Adagrad and RowwiseAdagrad: other shapes need
+// more than the 64 registers of four blocks of 256 threads on a multiprocessor, and are left to table_step.
 #pragma once
 #include "cuda/table_pool.h"
 
 #if !defined(CB_THREADS)
 #define CB_THREADS 256
-#endif
-
-#if !defined(CB_AHEAD)
-#define CB_AHEAD 0
 #endif
 
 #if defined(CB_GPU_COMPILER)
@@ -36,9 +32,7 @@
 
 namespace cb::table {
 
-constexpr uint32_t kThreads = CB_THREADS;  // of a block, at most
-// 1: rows that begin in a window are asked for when the window is loaded.
-constexpr bool kAhead = CB_AHEAD;
+constexpr uint32_t kThreads = CB_THREADS;          // of a block, at most
 constexpr bool kOnePass = kVectorParts <= kLanes;  // every lane has one part of a vector at most
 constexpr int32_t kNoRow = -0x7fffffff - 1;
 
@@ -60,12 +54,6 @@ __device__ inline uint32_t lanes_where(bool x) { return (__ballot_sync(my_lanes(
 __device__ inline uint32_t first_of(uint32_t lanes) { return (uint32_t)__ffsll((long long)lanes) - 1; }
 __device__ inline uint32_t run_of(uint32_t lanes) { return (uint32_t)__ffsll((long long)~(uint64_t)lanes) - 1; }
 #endif
-
-__device__ inline void ask_for_row(const float* row) {
-#if defined(CB_GPU_COMPILER)
-  for (uint32_t at = 0; at < kFloats; at += 32) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at));
-#endif
-}
 
 // What a lane knows of its place in a window.
 struct Window {
@@ -307,27 +295,18 @@ __device__ inline bool step_rowwise(const Stepped& one, const Sorted& sorted, co
 
 __device__ inline bool step_columns(const Stepped& one, const Sorted& sorted, const Window& window, const Gradients& g,
                                     const Constants& c, uint32_t lane) {
-  constexpr bool one_state = kVectorKind == OptimizerKind::Adagrad,
-                 two = kVectorKind == OptimizerKind::Adam || kVectorKind == OptimizerKind::FTRL;
+  constexpr bool has_state = kVectorKind == OptimizerKind::Adagrad;
+  static_assert(has_state || kVectorKind == OptimizerKind::SGD || kVectorKind == OptimizerKind::RowwiseAdagrad);
   float* row = one.row;
   bool fine = true;
-  AdamRates rates = {0.0f, 0.0f};
-  float products[2] = {0.0f, 0.0f};
-  if (kVectorKind == OptimizerKind::Adam) {
-    products[0] = row[kProductsAt] * c.vector[1];
-    products[1] = row[kProductsAt + 1] * c.vector[2];
-    rates = adam_rates(products[0], products[1], c.vector[0]);
-  }
   for (uint32_t first = 0; first < kVectorParts; first += kLanes) {
     const uint32_t part = first + lane;
     const bool active = part < kVectorParts;
     float *w = row + 4 * part, *s = row + kStatesAt + 4 * part;
-    Four weights = {{0.0f, 0.0f, 0.0f, 0.0f}};
-    Four states[2] = {};
+    Four weights = {{0.0f, 0.0f, 0.0f, 0.0f}}, states = weights;
     if (active) {
       weights = load_four(w);
-      if (one_state || two) states[0] = load_four(s);
-      if (two) states[1] = load_four(s + kPadded);
+      if (has_state) states = load_four(s);
     }
     Four gradient = sum_of_row(sorted, g, window, one.at, one.number, part, active, lane);
     scale_by(gradient, c.scale);
@@ -336,17 +315,9 @@ __device__ inline bool step_columns(const Stepped& one, const Sorted& sorted, co
       fine = false;
       continue;
     }
-    step_part<kVectorKind, 4>(weights.v, states[0].v, 4, gradient, c.vector, rates);
+    step_part<kVectorKind, 4>(weights.v, states.v, 4, gradient, c.vector, AdamRates{0.0f, 0.0f});
     store_four(w, weights);
-    if (one_state || two) store_four(s, states[0]);
-    if (two) store_four(s + kPadded, states[1]);
-  }
-  if (kVectorKind == OptimizerKind::Adam) {
-    meet();  // every lane has read the products
-    if (lane == kLanes - 1) {
-      row[kProductsAt] = products[0];
-      row[kProductsAt + 1] = products[1];
-    }
+    if (has_state) store_four(s, states);
   }
   return fine;
 }
@@ -354,21 +325,9 @@ __device__ inline bool step_columns(const Stepped& one, const Sorted& sorted, co
 // False where a gradient is not finite.
 __device__ inline bool step_one(const Stepped& one, const Sorted& sorted, const Window& window, const Gradients& g,
                                 const Constants& c, uint32_t lane) {
-  bool fine = true;
-  if constexpr (kDim > 0)
-    fine = kVectorKind == OptimizerKind::RowwiseAdagrad ? step_rowwise(one, sorted, window, g, c, lane)
-                                                        : step_columns(one, sorted, window, g, c, lane);
-  if constexpr (kLinear != 0) {
-    Four weight = sum_of_row(sorted, g, window, one.at, one.number, kVectorParts, lane == 0, lane);
-    scale_by(weight, c.scale);
-    if (lane == 0) {
-      if (finite(weight))
-        step_weight(one.row, weight, c.weight);
-      else
-        fine = false;
-    }
-  }
-  return fine;
+  static_assert(kDim > 0 && !kLinear);
+  return kVectorKind == OptimizerKind::RowwiseAdagrad ? step_rowwise(one, sorted, window, g, c, lane)
+                                                      : step_columns(one, sorted, window, g, c, lane);
 }
 
 }  // namespace cb::table
@@ -393,7 +352,6 @@ extern "C" __global__ void CB_BOUNDS table_windows(const cb::table::Head* head, 
     const Window window = window_at(sorted, g, first, mine.lane);
     const bool begins = window.row > 0 && (place == 0 || rows[place - 1] != window.row);
     float* own = begins ? row_at(head, (uint64_t)window.row) : nullptr;
-    if (kAhead && begins) ask_for_row(own);
     for (uint32_t left = lanes_where(begins); left; left &= left - 1) {
       const uint32_t k = first_of(left);
       const Stepped one = {(float*)of_lane((uint64_t)own, k), first + k, of_lane(window.row, k)};

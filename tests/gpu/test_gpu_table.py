@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ctrbox.embed.embedder import Row
+from ctrbox.embed.gpu import kernels as gpu_kernels
 from ctrbox.embed.gpu.batch import References
 from ctrbox.embed.gpu.table import GpuTable
 from ctrbox.embed.memory.table import MemoryTable
@@ -68,6 +69,30 @@ def test_two_runs_of_hot_and_cold_keys_give_the_same_bits_as_the_promised_order(
     for _ in range(2):
         expected_push(slow, batch, [*fields], ["sum"] * 6, gradient, 2.0)
     assert_same(tables[0][0], slow)
+
+
+@pytest.mark.parametrize("dim", [16, 64, 128])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_windows_of_a_large_batch_of_hot_and_cold_keys_give_the_bits_of_single_steps(
+    runtime: Runtime, dim: int, bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(dim)
+    rows, fields = 20_000, [f"f{k}" for k in range(5)]
+    batch = batch_of_keys({name: np.minimum(rng.zipf(1.2, 3 * rows), 10**6) for name in fields}, rows, ragged=True)
+    kinds = ["sum", "mean", "sum" if bf16 else "max", "sum", "sum"]
+    found = []
+    for windows in (True, False):
+        if not windows:
+            monkeypatch.setattr(gpu_kernels, "in_windows", lambda *_: False)
+        table, _ = pair(runtime, Row(dim), (RowwiseAdagrad(lr=0.1), SGD()))
+        assert table.store.kernels.windows == windows
+        for step in range(2):
+            reading = table.read(References.of(batch, fields, table.device), fields, kinds, bf16=bf16)
+            gradient = torch.from_numpy(np.random.default_rng(step).normal(size=reading.vectors.shape))
+            reading.vectors.backward(gradient.to(table.device, reading.vectors.dtype))
+            reading.push(2.0)
+        found.append(table)
+    assert_same(found[0], found[1])
 
 
 def test_calls_on_different_streams_come_one_behind_the_other(runtime: Runtime) -> None:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 # Whether layers that can be computed this way are.
 FUSED = False
-WIDE = True  # whether gradients of weights are floats where torch can multiply bfloat16 to floats
 
 NAMES = ("relu_back_8", "relu_back_1", "cross_back_8", "cross_back_1", "dense_sums")
 MOST_SLABS, LEAST_SLAB = 256, 64
@@ -85,15 +84,19 @@ def slab_of(rows: int) -> int:
 
 
 @cache
-def kernels_of(device: torch.device) -> DenseKernels:
-    from ctrbox.engines.cuda.runtime import cuda_runtime  # a CPU needs none of it
+def kernels_of(device: torch.device) -> DenseKernels | None:
+    """Return the kernels for tensors of this device, or None where there are none."""
+    from ctrbox.engines.cuda.runtime import cuda_runtime, why_not  # a CPU needs none of it
 
-    return DenseKernels(cuda_runtime())
+    if why_not():  # for example: torch has a GPU, but cuda-core is not installed
+        return None
+    runtime = cuda_runtime()
+    return DenseKernels(runtime) if runtime.device == device else None
 
 
 def usable(x: torch.Tensor) -> bool:
     """Whether layers over ``x``, which is bfloat16 or is going to be, are computed here."""
-    return FUSED and x.is_cuda and x.ndim == 2 and torch.is_grad_enabled()
+    return FUSED and x.is_cuda and x.ndim == 2 and torch.is_grad_enabled() and kernels_of(x.device) is not None
 
 
 def halves(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -110,7 +113,7 @@ def _multiplies_to_floats() -> bool:
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the floats of a matrix product of bfloat16: a gradient of weights."""
-    if WIDE and a.is_cuda and _multiplies_to_floats():
+    if a.is_cuda and _multiplies_to_floats():
         return torch.mm(a, b, out_dtype=torch.float32)  # type: ignore[call-overload, no-any-return]
     return torch.mm(a, b).float()
 
@@ -136,6 +139,7 @@ class CrossLayers(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x0, *saved = ctx.saved_tensors
         kernels = kernels_of(x0.device)
+        assert kernels is not None
         layers = len(saved) // 6
         if not layers:
             return (gradient,)
@@ -195,13 +199,15 @@ class Tower(torch.autograd.Function):
         saved = ctx.saved_tensors
         given, weights = saved[: layers + 1], saved[layers + 1 :]
         gradient = gradient.contiguous()
+        kernels = kernels_of(gradient.device)
+        assert kernels is not None
         found: list[torch.Tensor | None] = []
         mine = False  # whether the gradient's memory is ours
         for k in reversed(range(layers)):
             of_bias = None
             if ctx.ends or k < layers - 1:
                 result = gradient if mine else torch.empty_like(gradient)
-                of_bias = kernels_of(gradient.device).relu(gradient, given[k + 1], result)
+                of_bias = kernels.relu(gradient, given[k + 1], result)
                 gradient = result
             elif ctx.biases[k]:
                 of_bias = gradient.sum(0, dtype=torch.float32)

@@ -359,7 +359,11 @@ def test_without_a_gpu_the_error_says_what_is_missing() -> None:
 # ---- the source -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [*SHAPES[1:3], (Row(4096, True), [(FTRL(), Adam())])], ids=named)
+@pytest.mark.parametrize(
+    "shape",
+    [*SHAPES[1:3], (Row(128), [(RowwiseAdagrad(), SGD())]), (Row(4096, True), [(FTRL(), Adam())])],
+    ids=named,
+)
 def test_the_kernels_compile_for_a_gpu_without_spilling(shape: Shape, tmp_path: Path) -> None:
     pytest.importorskip("cuda.core", reason="cuda-core is not installed")
     from ctrbox.engines.cuda.compiler import compile_source, expanded
@@ -373,6 +377,7 @@ def test_the_kernels_compile_for_a_gpu_without_spilling(shape: Shape, tmp_path: 
         if "NVRTC" in str(error) and "do not compile" not in str(error):
             pytest.skip(str(error).splitlines()[0])
         raise
-    assert set(used) == set(gpu_kernels.NAMES)
+    windows = gpu_kernels.in_windows(row, spec_of(optimizer))
+    assert set(used) == {*gpu_kernels.NAMES, *(gpu_kernels.IN_WINDOWS if windows else ())}
     assert not any(facts["spilled"] for facts in used.values())
     assert max(facts["registers"] for facts in used.values()) <= 64

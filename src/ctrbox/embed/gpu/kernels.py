@@ -30,10 +30,8 @@ NAMES = (
     "table_groups",
     "table_step",
 )
-# Whether steps run by table_windows and sums of many references by table_chunk_windows (native/cuda/table_windows.h), which
-# give the same bits as table_step and table_chunks, and wait less.
-WINDOWS = False
-AHEAD = False  # whether table_windows asks for the rows of a window as soon as it has found them
+# Of shapes stepped in windows (native/cuda/table_windows.h): these do the work of table_chunks and table_step.
+IN_WINDOWS = ("table_chunk_windows", "table_windows")
 MOST_LANES = 32  # of a warp
 MOST_BLOCKS = 1 << 20  # of a launch; loops take the rest
 CHUNK, GROUP = 64, 64 * 64  # references summed together, kChunk and kGroup of table_pool.h
@@ -42,15 +40,19 @@ CHUNK, GROUP = 64, 64 * 64  # references summed together, kChunk and kGroup of t
 def source_of(row: Row, weight: Spec, vector: Spec, lanes: int, threads: int = 256) -> str:
     """``threads``: of a block, at most."""
     shape = {"DIM": row.dim, "LINEAR": int(row.linear), "WEIGHT": weight[0], "VECTOR": vector[0], "LANES": lanes}
-    shape |= {"THREADS": threads, "AHEAD": int(AHEAD)}
+    shape |= {"THREADS": threads}
     defined = "".join(f"#define CB_{name} {value}\n" for name, value in shape.items())
-    return f'{defined}#include "cuda/{"table_windows" if in_windows(row, weight, vector) else "table_pool"}.h"\n'
+    return f'{defined}#include "cuda/{"table_windows" if in_windows(row, vector) else "table_pool"}.h"\n'
 
 
-def in_windows(row: Row, weight: Spec, vector: Spec) -> bool:
-    """Whether rows of this shape are stepped by table_windows."""
-    kinds = [vector[0], weight[0]] if row.linear else [vector[0]]
-    return WINDOWS and row.dim <= 4 * MOST_LANES and all(KINDS.get(k) in (SGD, Adagrad, RowwiseAdagrad) for k in kinds)
+def in_windows(row: Row, vector: Spec) -> bool:
+    """Whether rows of this shape are stepped by table_windows, which gives the same bits as table_step and waits less."""
+    # A window of one lane, which up to 4 numbers have, is one reference. More than 4 * MOST_LANES numbers, a weight or another
+    # optimizer need more registers than there are.
+    few_registers = (
+        row.dim <= 4 * MOST_LANES and not row.linear and KINDS.get(vector[0]) in (SGD, Adagrad, RowwiseAdagrad)
+    )
+    return row.dim > 4 and few_registers
 
 
 def lanes_of(row: Row, runtime: Runtime) -> int:
@@ -78,8 +80,8 @@ class TableKernels:
         self.runtime = runtime
         self.lanes = lanes_of(row, runtime) if lanes is None else lanes
         source = source_of(row, weight, vector, self.lanes, runtime.threads)
-        self.windows = in_windows(row, weight, vector)
-        names = (*NAMES, "table_windows", "table_chunk_windows") if self.windows else NAMES
+        self.windows = in_windows(row, vector)
+        names = (*NAMES, *IN_WINDOWS) if self.windows else NAMES
         self.kernels: dict[str, Kernel] = runtime.compile(source, names, name="table")
         sizes = torch.zeros(3, dtype=torch.int64, device=runtime.device)
         self.kernels["table_shape"]((1, 1), 1, sizes.data_ptr())
