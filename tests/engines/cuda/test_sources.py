@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,8 @@ KERNEL = 'extern "C" __global__ void {name}(unsigned long long* out) {{ out[0] =
 def nvrtc_here() -> str:
     """Why NVRTC cannot be used here, or ""."""
     try:
-        compile_source(KERNEL.format(name="probe", value=1), "sm_90", folder=Path("/nonexistent"))
+        with TemporaryDirectory() as folder:
+            compile_source(KERNEL.format(name="probe", value=1), "sm_90", folder=Path(folder))
     except DeviceError as error:
         return str(error)
     return ""
