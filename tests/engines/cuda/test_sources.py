@@ -103,6 +103,15 @@ def test_a_kernel_is_compiled_once_and_its_source_lies_beside_it(
 
 
 @needs_nvrtc
+def test_what_was_compiled_before_has_its_report_of_registers(tmp_path: Path) -> None:
+    """Elsewhere, so that it is compiled again: NVRTC's own cache would answer without a report."""
+    source = KERNEL.format(name="reported", value=5)
+    found = [compile_source(source, "sm_90", folder=tmp_path / name).usage() for name in ("first", "second")]
+    assert found[0] == found[1]
+    assert found[0]["reported"]["registers"] > 0
+
+
+@needs_nvrtc
 def test_a_damaged_or_cut_file_is_compiled_again(tmp_path: Path) -> None:
     source = KERNEL.format(name="again", value=3)
     made = compile_source(source, "sm_90", folder=tmp_path)
