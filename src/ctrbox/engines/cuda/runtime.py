@@ -97,15 +97,23 @@ class CudaRuntime:
     def launch(self, kernel: Any, grid: tuple[int, int], block: int, args: Sequence[int]) -> None:
         if self.device.index and torch.cuda.current_device() != self.device.index:
             torch.cuda.set_device(self.device)  # a new thread begins with cuda:0
+        if not hasattr(self.threads_bound, "here"):
+            self._bind()
         handle = torch.cuda.current_stream(self.device).cuda_stream
         stream = self.streams.get(handle)
         if stream is None:
             stream = self.streams[handle] = self.core.Stream.from_handle(handle)
-        if not hasattr(self.threads_bound, "here"):
-            # A thread has no context before it calls CUDA's runtime library, and torch's autograd starts threads of its own.
-            self.core.Device(self.device.index).set_current()
-            self.threads_bound.here = True
         self.core.launch(stream, _config(grid, block), kernel, *args)
+
+    def _bind(self) -> None:
+        """Make the GPU's context current in this thread. A thread has none before it calls CUDA's runtime library, and torch's
+        autograd has threads of its own, whose first work may be a kernel of ours."""
+        from cuda.bindings import driver
+
+        _, context = driver.cuCtxGetCurrent()
+        if not int(context):  # otherwise left alone: this stream may be recording
+            self.core.Device(self.device.index).set_current()
+        self.threads_bound.here = True
 
 
 @functools.lru_cache(4096)
