@@ -87,7 +87,7 @@ def test_training_is_measured_by_part_and_stops_after_the_stated_time(
     assert sum(stages[name] for name in own) == pytest.approx(
         stages["step"]
     )  # nothing is left out, nothing counts twice
-    assert all(stages[name] > 0 for name in ("pull", "push", "dense step", "tower: rows", "tower: keys"))
+    assert all(stages[name] > 0 for name in ("pull", "push", "dense step", "native step: rows", "native step: keys"))
 
     meet = Meetings()
     assert scale_train.limit(ad_log.parent, False, 0.001, meet)["demo's job trained"] > 0

@@ -93,7 +93,7 @@ MISSPELT: dict[str, tuple[Callable[[], Any], str, str]] = {
     "Adagrad": (lambda: cb.Adagrad(lrr=0.1), "lrr", "lr"),  # type: ignore[call-arg]
     "Cosine": (lambda: cb.optim.Cosine(step=3), "step", "steps"),  # type: ignore[call-arg]
     "Classifier": (lambda: cb.Classifier(epoch=3), "epoch", "epochs"),  # type: ignore[call-arg]
-    "Trainer": (lambda: cb.Trainer(cb.models.LR(SCHEMA), optimizer=1), "optimizer", "optimizer"),  # type: ignore[call-arg]
+    "Trainer": (lambda: cb.Trainer(cb.models.LR(SCHEMA), optimizr=1), "optimizr", "optimizer"),  # type: ignore[call-arg]
     "DeepFFM": (lambda: cb.DeepFFM(SCHEMA, bit=18), "bit", "bits"),  # type: ignore[call-arg]
 }
 

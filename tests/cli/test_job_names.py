@@ -32,7 +32,7 @@ def job_of(folder: Path, plan: str = PLAN) -> Path:
 @pytest.mark.parametrize(
     ("line", "name", "meant"),
     [
-        ("optimizer = cb.optim.Adam()", "optimizer", "optimizer"),
+        ("optimizr = cb.optim.Adam()", "optimizr", "optimizer"),
         ("tables_ = cb.MemoryTable(4)", "tables_", "table"),
         ("Table = cb.MemoryTable(4)", "Table", "table"),
         ("setings = {'epochs': 2}", "setings", "settings"),

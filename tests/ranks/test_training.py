@@ -110,7 +110,7 @@ def test_the_native_step_of_ranks_learns_what_that_of_one_process_does(
 
     alone, native = trained(None), in_ranks(size, trained)[0]
     torchs = in_ranks(size, lambda ranks: trained(ranks, torchs_step=True))[0]
-    assert alone.learner.tower is not None
+    assert alone.learner.native is not None
     found = [losses(run.folder) for run in (alone, native, torchs)]
     assert len(found[0]) > 20
     np.testing.assert_allclose(found[1], found[0], atol=1e-5)

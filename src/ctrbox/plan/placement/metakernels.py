@@ -12,6 +12,8 @@ A kernel's groups run side by side, each thread block in one of them:
 
 Their order is that of the generated kernels, so the number of a group says what was timed when it ran alone.
 
+A split at one byte whose only reader is a hash belongs to the hash's group and layer: the engine runs both as one instruction.
+
 Constants are part of the code and of no layer. Pure: needs a graph and its placement, no GPU.
 """
 
@@ -73,11 +75,13 @@ class Program:
         return self.carried | self.kept
 
 
-def metakernels(graph: Graph, placement: Placement) -> list[MetaKernel]:
-    """In the order of their launches; none where nothing runs on the GPU."""
+def metakernels(graph: Graph, placement: Placement, *, fused: bool = True) -> list[MetaKernel]:
+    """In the order of their launches; none where nothing runs on the GPU. Without ``fused``, every operator has its own layer, as
+    in the CPU engine.
+    """
     if placement.costs is None:
         return []
-    return [k for program in programs(graph, placement) for k in kernels_of(program, placement.costs)]
+    return [k for program in programs(graph, placement) for k in kernels_of(program, placement.costs, fused=fused)]
 
 
 def programs(graph: Graph, placement: Placement) -> list[Program]:
@@ -111,13 +115,21 @@ def conjunction(filters: list[Node]) -> list[Node]:
     return made
 
 
-def kernels_of(program: Program, costs: Costs) -> list[MetaKernel]:
-    nodes = closure(program.wanted, program.given)
-    nodes = [n for n in nodes if n.op != "literal"]
-    depth = depths({n: [] if n.id in program.given else [a for a in n.args if a.op != "literal"] for n in nodes})
+def kernels_of(program: Program, costs: Costs, *, fused: bool = True) -> list[MetaKernel]:
+    nodes = [n for n in closure(program.wanted, program.given) if n.op != "literal"]
+    splits = hashed_splits(nodes, program) if fused else {}
+    hidden = {split.id for split in splits.values()}
+
+    def reads(node: Node) -> list[Node]:
+        if node.id in program.given:
+            return []
+        return [a for a in splits.get(node.id, node).args if a.op != "literal"]
+
+    depth = depths({n: reads(n) for n in nodes if n.id not in hidden})
     by_layer: dict[int, list[Node]] = {}
     for node in nodes:
-        by_layer.setdefault(depth[node], []).append(node)
+        if node.id not in hidden:
+            by_layer.setdefault(depth[node], []).extend([splits[node.id], node] if node.id in splits else [node])
     found = []
     for number, layer in enumerate(sorted(by_layer)):
         operators = by_layer[layer]
@@ -129,13 +141,28 @@ def kernels_of(program: Program, costs: Costs) -> list[MetaKernel]:
             MetaKernel(
                 name,
                 tuple(operators),
-                grouped(operators, program),
+                grouped(operators, program, splits),
                 tuple(loads),
                 loaded + sum(moved_bytes(n, costs.sizes) for n in others),
                 costs.moved(loaded) + costs.total(others, "cuda"),
                 costs.known.get("cuda", {}).get(name),
             )
         )
+    return found
+
+
+def hashed_splits(nodes: list[Node], program: Program) -> dict[int, Node]:
+    """Return the splits that run within the hash of their parts, by the id of the hash."""
+    readers: dict[int, int] = {}
+    for node in (*program.wanted, *(a for n in nodes if n.id not in program.given for a in n.args)):
+        readers[node.id] = readers.get(node.id, 0) + 1
+    found = {}
+    for node in nodes:
+        if node.op != "hash" or node.id in program.given or node.args[0].op != "split":
+            continue
+        split = node.args[0]
+        if split.id not in program.given and readers[split.id] == 1 and len(split.param("texts")[0]) == 1:
+            found[node.id] = split
     return found
 
 
@@ -155,15 +182,20 @@ def moved_bytes(node: Node, sizes: Sizes) -> float:
     return sizes.register(node) + sum(sizes.entry(a) for a in node.args if a.op != "literal")
 
 
-def grouped(operators: list[Node], program: Program) -> tuple[Group, ...]:
+def grouped(operators: list[Node], program: Program, splits: Mapping[int, Node]) -> tuple[Group, ...]:
     """Plain ones first, then the others, each in the order of the program: documents and records come last."""
     plain: list[tuple[Node, ...]] = []
     alone: list[Group] = []
     scans: dict[tuple[int, bool], list[Node]] = {}
     visits: dict[int, list[Node]] = {}
+    within = {split.id for split in splits.values()}
     for node in operators:
         load = is_load(node, program)
-        if node.op == "json" and not load:
+        if node.id in within:
+            continue
+        if node.id in splits:
+            alone.append(Group("pool", (splits[node.id], node)))
+        elif node.op == "json" and not load:
             scans.setdefault((node.args[0].id, node.param("strict")), []).append(node)
         elif node.op == "gather" and not load:
             visits.setdefault(node.args[0].id, []).append(node)
