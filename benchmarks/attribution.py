@@ -13,9 +13,9 @@ of groups, binary search for histories). All features of the past of all rows ar
 equal, and click rates to 12 digits.
 
 No setting was chosen on the test part. CTRBox uses the settings of the job, LightGBM those of `BOOSTED`; both hold back the
-newest tenth of the older rows to end the training. Seeds 0, 1, …: of the initial weights, and of the features that a tree of
-LightGBM may use. AUC is the mean over seeds with the 95 % interval of the rows; a difference has the interval of rows and seeds
-together.
+newest tenth of the older rows to decide when to stop. The seeds 0, 1, … choose the initial weights, and the features of
+each tree of LightGBM. AUC is the mean over seeds with the 95 % interval of the rows; a difference has the interval of
+rows and seeds together.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def made_by_pandas(rows: Any, made: dict[str, Any]) -> dict[str, Any]:
     import pandas as pd
 
     def span_of(text: str) -> pd.Timedelta:
-        return pd.Timedelta(text.replace("d", "D").replace("m", "min"))  # as pandas names days and minutes
+        return pd.Timedelta(text.replace("d", "D").replace("m", "min"))  # the units as pandas spells them
 
     label, gap = made["label"], span_of(made["gap"])
     rows = rows.assign(one=1)

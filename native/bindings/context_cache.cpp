@@ -7,7 +7,8 @@ using namespace cb;
 
 namespace {
 
-// An object of Python as a value. Whoever destroys the last copy may not hold the interpreter's lock.
+// A Python object as a value of the cache. The thread that destroys the last copy may be one without the lock of the
+// interpreter, so the deleter takes the lock.
 ContextCache::Value value_of(nb::object object) {
   if (nb::isinstance<RequestContext>(object)) return {nb::cast<std::shared_ptr<RequestContext>>(object), true};
   return {std::shared_ptr<const void>(object.release().ptr(),

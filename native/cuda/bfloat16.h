@@ -11,7 +11,7 @@ __device__ inline float float_of_half(uint16_t half) {
   return x;
 }
 
-// The nearest one; of two, the even one. NaN stays NaN.
+// Rounds to the nearest bfloat16, ties to even. NaN stays NaN.
 __device__ inline uint16_t half_of_float(float x) {
   uint32_t bits;
   memcpy(&bits, &x, 4);

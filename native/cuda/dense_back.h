@@ -3,7 +3,7 @@
 // A gradient is (rows, width), row after row. torch reads it once for the derivative of an activation and once more for
 // the gradient of the bias, the sum of each column; here a thread adds up what it has just computed:
 //
-//   slab      `slab` neighbouring rows; the grid is (tiles of columns) x (slabs)
+//   slab      `slab` neighboring rows; the grid is (tiles of columns) x (slabs)
 //   block     kAcross threads side by side, each with kStep columns, and kDown such rows of threads
 //   partial   (slabs, width) floats: the sum of each column over a slab, its rows of threads added in order
 //   sums      dense_sums adds up the slabs: every kDown-th one by one thread, then these in order

@@ -1,9 +1,9 @@
 // Splits the texts of a block at one byte and hashes the parts, without a list of the parts in between.
 //
-// The bytes are those of Split and HashStr (operators/strings.h, operators/hash.h) one after the other. Texts that lie
-// close together are brought into shared memory by whole lines, with a bit for each separator; then every thread hashes
-// parts, whoever's they are, so that long rows hold nobody up and hashes are written as whole lines. A block whose
-// texts or parts are more than the shared memory holds goes on with a thread a row.
+// The result has the bytes of Split followed by HashStr (operators/strings.h, operators/hash.h). Texts that lie close
+// together are copied into shared memory in whole cache lines, with a bit for each separator. Then every thread hashes
+// parts of any row, so that no thread waits for a long row and hashes are written as whole cache lines. If the texts or
+// parts of a block do not fit into shared memory, each thread hashes the parts of its own row.
 #pragma once
 #include "cuda/block.h"
 #include "operators/hash.h"
@@ -101,7 +101,7 @@ __device__ inline StagedText stage_text(const char* low, const char* high, Str s
 // Memory for hashes from the pool: the block's hashes lie end to end, and each row begins where the one before ends.
 struct FromPool {
   Pool pool;
-  // nullptr: too little. `*before`: hashes of the threads before this one; `*total`: of the block.
+  // Returns nullptr if the pool is too small. `*before`: hashes of the threads before this one; `*total`: of the block.
   __device__ uint64_t* take(uint32_t n, uint64_t* before, uint64_t* total) const {
     *before = sum_before(n, total);
     const uint64_t at = reserve_in(pool, *before * 8, *total * 8);
@@ -109,7 +109,7 @@ struct FromPool {
   }
 };
 
-// A thread a row.
+// One thread for each row.
 template <class Place>
 __device__ inline List<uint64_t> hashed_by_rows(Str s, char separator, const Place& place) {
   const uint32_t n = parts_of(s, separator);
@@ -120,7 +120,7 @@ __device__ inline List<uint64_t> hashed_by_rows(Str s, char separator, const Pla
   return List<uint64_t>{at + before, n};
 }
 
-// A thread a part, where the block's texts, between `low` and `high`, fit into shared memory.
+// One thread for each part, if the texts of the block, between `low` and `high`, fit into shared memory.
 template <class Place>
 __device__ inline List<uint64_t> hashed_by_parts(const char* low, const char* high, Str s, char separator,
                                                  const Place& place) {
@@ -143,7 +143,7 @@ __device__ inline List<uint64_t> hashed_by_parts(const char* low, const char* hi
   return n ? List<uint64_t>{at + before, n} : List<uint64_t>{nullptr, 0};
 }
 
-// The least and the greatest place of the block's texts; equal where all are empty.
+// The lowest and the highest address of the texts of the block; equal if all texts are empty.
 #if defined(CB_HOST_BLOCKS)
 inline void bounds_of(Str s, const char** low, const char** high) {
   *low = s.p;

@@ -167,7 +167,7 @@ CB_BODY int big_compare(const Big& a, const Big& b) {
 }
 
 // The number against (2·below + 1) · 2^(power − 1), the boundary between below·2^power and its upper
-// neighbour. A boundary has at most 767 digits: of a longer number it is enough to know that something
+// neighbor. A boundary has at most 767 digits: of a longer number it is enough to know that something
 // follows.
 CB_BODY int compare_with_boundary(const Decimal& d, uint64_t below, int64_t power) {
   const int kDigits = 768;

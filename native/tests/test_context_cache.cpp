@@ -1,5 +1,5 @@
-// The cache of contexts: what it keeps and counts, and that many threads may use it while values are destroyed that
-// wait for another lock.
+// Tests the context cache: what it keeps and counts, and that many threads may use it while values are destroyed whose
+// destructors wait for another lock.
 #include "core/request/context_cache.h"
 
 #include <atomic>
@@ -26,8 +26,8 @@ void keeps_what_was_used_last() {
   CHECK(number_of(cache.get("0")) == 0);
   cache.put("4", value_of(4), 1);
   CHECK(number_of(cache.get("1")) == -1 && cache.counts().evictions == 1);
-  CHECK(number_of(cache.met("1")) == -1 && cache.counts().misses == 1);  // left to `missed`
-  cache.put("4", value_of(5), 2049 - kEntry);                            // too large: what was there before goes, too
+  CHECK(number_of(cache.met("1")) == -1 && cache.counts().misses == 1);  // counted only by `missed`
+  cache.put("4", value_of(5), 2049 - kEntry);                            // too large: the old value is removed, too
   CHECK(number_of(cache.get("4")) == -1 && cache.size() == 3);
   cache.put("2", value_of(7), 3);
   CHECK(number_of(cache.get("2")) == 7 && cache.bytes() == 2 * 2048 + 3 + kEntry);
@@ -38,7 +38,7 @@ void keeps_what_was_used_last() {
   CHECK(none.size() == 0);
 }
 
-// Values as those of Python: whoever destroys one needs a lock that threads hold while they ask the cache.
+// Values like Python objects: destroying one needs a lock that threads hold while they call the cache.
 void values_may_wait_for_a_lock_when_they_are_destroyed() {
   std::mutex outside;
   std::atomic<int> made{0}, destroyed{0};

@@ -1,4 +1,4 @@
-// Holes of the heap are filled, so that blocks that come later lie behind it.
+// Tests that the holes of the heap are filled, so that blocks that are allocated later lie behind its old end.
 #include "core/system/heap.h"
 
 #include <cstdint>

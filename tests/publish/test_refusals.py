@@ -184,7 +184,7 @@ def test_a_missing_file_of_the_newest_version_is_told(folder: Published) -> None
 def test_features_that_are_none_are_told(folder: Published) -> None:
     path = folder.folder / "FEATURES"
     path.write_bytes(sealed_line("", {"features": "user"})[0])
-    assert folder.verify() == [f"{path} does not list the features"]
+    assert folder.verify() == [f"{path} does not list the features of the plan"]
     path.unlink()
     path.mkdir()
     assert folder.verify() == [f"cannot read {path}: Is a directory"]

@@ -48,7 +48,7 @@ class Divided {
     };
     std::vector<Block> blocks((in.rows + kBlock - 1) / kBlock);
     parallel_for(threads, blocks.size(), [&](size_t b) {
-      std::array<size_t, kPastShards> counts{};  // not in the block itself: its neighbours belong to other threads
+      std::array<size_t, kPastShards> counts{};  // not in the block itself: its neighbors belong to other threads
       size_t asks_here = 0;
       for (size_t row = b * kBlock; row < std::min(in.rows, (b + 1) * kBlock); ++row) {
         asks_here += asks(in, row);

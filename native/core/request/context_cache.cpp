@@ -9,7 +9,7 @@ namespace cb {
 
 namespace {
 
-// Gives free pages of the allocator back to the system, where it can do that.
+// Returns free pages of the allocator to the operating system, if the allocator can do that.
 void give_back() {
 #ifdef __GLIBC__
   malloc_trim(0);
@@ -40,7 +40,7 @@ void ContextCache::missed() {
 
 void ContextCache::put(std::string_view key, Value value, uint64_t bytes) {
   bytes += kEntry;
-  Entries made, gone;  // destroyed without the lock
+  Entries made, gone;  // both are destroyed after the lock is released
   made.push_back({std::string(key), std::move(value), bytes});
   bool trims = false;
   {

@@ -7,7 +7,7 @@ namespace cb {
 
 namespace {
 
-// The rows of the sources of a program: those of a frame, of merged views none.
+// The input of a program: the rows of a frame, and no rows of merged views.
 Piece piece_of(const std::shared_ptr<Frame>& frame, size_t merged, int64_t rows) {
   Piece piece;
   piece.rows = rows;
@@ -61,7 +61,7 @@ std::vector<T> together(const std::vector<T>& a, const std::vector<T>& b) {
   return out;
 }
 
-// Calls what the model does with a part of a request; what it refuses becomes a BadPart.
+// Calls a function of the model on a part of a request, and turns an error into a BadPart.
 template <class F>
 void of_part(bool context, F call) {
   try {

@@ -4,12 +4,12 @@
 //                      │                  └─► shared ───► frame of 1 row ─┐                │
 //                      └─► candidate frame ─► filter ─► each ◄────────────┘ ─► batch ──────┴─► scores
 //
-// Two callers. libctrbox: `read`, then `score`; what is wrong with a request is said in words here. The server:
-// `answer`, which keeps contexts in a cache and takes only requests that are plain (request_rows.h). All others, and
-// the words for what is wrong, are left to Python (ctrbox/serve/served.py), whose slower path runs the same programs,
-// readers and engine one after the other; tests compare the scores of both paths, bit by bit.
+// There are two callers. libctrbox calls `read` and then `score`, whose errors have messages. The server calls
+// `answer`, which keeps contexts in a cache and takes only requests that the native reader can read (request_rows.h).
+// Python handles all other requests and writes the messages (ctrbox/serve/served.py): its slower path runs the same
+// programs, readers and engine one after the other. Tests compare the scores of both paths, bit by bit.
 //
-// Threads: everything is constant after it was made; any number may score at once.
+// Threads: a scorer does not change after it is constructed, so any number of threads may use it at once.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -36,7 +36,7 @@ struct BadPart : std::runtime_error {
   BadPart(bool of_context_, int64_t row_, const std::string& what)
       : std::runtime_error(what), of_context(of_context_), row(row_) {}
   bool of_context;
-  int64_t row;  // of the context (0), or the candidate's number; -1: the message says what there is to say
+  int64_t row;  // 0 for the context, or the number of the candidate; -1 if the message names the place itself
 };
 
 // A score is not finite. position: its place among the candidates that no filter dropped.
@@ -45,11 +45,11 @@ struct BadScore : std::runtime_error {
   size_t position;
 };
 
-// What was worked out from the context of a request for all its candidates.
+// What was computed from the context of a request for all its candidates.
 struct RequestContext {
-  std::shared_ptr<Frame> frame;           // what candidates read of the context; nullptr: nothing
-  FfmContext prepared;                    // if the model works out a context once
-  std::shared_ptr<const Batch> features;  // of the context; nullptr if the model works out a context once
+  std::shared_ptr<Frame> frame;           // columns that candidates read of the context; nullptr: none
+  FfmContext prepared;                    // set if the model computes a context once
+  std::shared_ptr<const Batch> features;  // of the context; nullptr if the model computes a context once
 
   uint64_t bytes() const { return sizeof *this + prepared.bytes() + (frame ? frame->bytes() : 0); }
 };
@@ -65,15 +65,15 @@ class RequestScorer {
     std::shared_ptr<Frame> context, candidates;
     size_t rows = 0;
   };
-  // Reads the JSON of a request, as POST /v1/score takes it. BadRequest.
+  // Reads the JSON of a request, as POST /v1/score takes it. Throws BadRequest.
   Request read(std::string_view body) const;
-  // Writes a probability for each candidate, NaN where a filter of the plan drops it. BadRequest, BadScore.
+  // Writes a probability for each candidate, NaN if a filter of the plan drops it. Throws BadRequest, BadScore.
   void score(const Request& request, float* scores) const;
 
-  // Reads and scores a request with a model that works out a context once (`shares`). Its context is kept in the cache
-  // under `versions`, which stands before the bytes of the context, and hits and misses are counted. Nothing: the
-  // request is left to the slow path, and nothing was counted or kept. BadPart, BadScore; SpilledViewError of a joined
-  // view on a disk.
+  // Reads and scores a request with a model that computes a context once (`shares`), and counts a hit or a miss. The
+  // cache keeps the context under a key of `versions` followed by the bytes of the context. Returns no scores if the
+  // slow path must take the request; then nothing was counted or kept. Throws BadPart, BadScore, and SpilledViewError
+  // for a joined view on a disk.
   std::optional<std::vector<float>> answer(std::string_view body, std::string_view versions, ContextCache& cache) const;
 
   bool shares() const { return shares_; }
@@ -81,16 +81,16 @@ class RequestScorer {
   std::shared_ptr<const RequestPlan> shared_plan() const { return plan_; }
 
  private:
-  // BadPart.
+  // Throws BadPart.
   RequestContext prepared(const std::shared_ptr<Frame>& context) const;
-  // BadPart, BadScore. rows: at least one.
+  // `rows` is at least one. Throws BadPart, BadScore.
   void score(const RequestContext& context, const std::shared_ptr<Frame>& candidates, size_t rows, float* scores) const;
   void score_parts(const RequestContext& context, const Batch& candidates, float* scores,
                    const std::vector<int32_t>* index) const;
 
   std::shared_ptr<const RequestPlan> plan_;
   std::shared_ptr<const DeepFfm> model_;
-  bool shares_ = false;  // whether the model works out a context once: its context fields are those of the plan
+  bool shares_ = false;  // the model computes a context once, because its context fields are those of the plan
   ModelFields once_, each_, joined_;
 };
 

@@ -274,8 +274,8 @@ def export(
 ) -> None:
     """Export a trained model for other programs.
 
-    Write the network, the rows of its tables, a description of its inputs and a reader into a new folder. The scores of the
-    export are those of `ctrbox predict` up to rounding.
+    Write the network, the rows of its tables, a description of its inputs and reader.py, a Python module that loads and scores
+    them without CTRBox, into a new folder. Its scores equal those of `ctrbox predict` up to rounding.
     """
     loaded = load_run(run, job, view=view, allow_views=allow_views, ram=ram)
     started = time.perf_counter()

@@ -136,7 +136,8 @@ def online(
         str,
         typer.Option(
             metavar="SIZE",
-            help="Maximum memory for impressions that wait for their clicks, such as 500MB; units are powers of 1024.",
+            help="Maximum memory for impressions and clicks that wait for each other, such as 500MB; units are powers of 1024. "
+            "The command ends with an error if they need more.",
         ),
     ] = "2GB",
     ahead: Annotated[

@@ -34,7 +34,14 @@ JobFile = Annotated[
     Path,
     typer.Argument(metavar="JOB.PY", help="Job file: a Python file that defines `plan` and `model`."),
 ]
-Threads = Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of worker threads. Default: all cores.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Number of worker threads in each process. Default: all cores, divided evenly among the processes of --ranks.",
+    ),
+]
 Limit = Annotated[
     int | None,
     typer.Option(
@@ -275,7 +282,7 @@ def train(
         typer.Option(
             metavar="auto|nccl|gloo",
             help="How several processes on GPUs exchange tensors: 'nccl' directly between GPUs, which needs one process per GPU; "
-            "'gloo' through main memory; 'auto' is nccl where it is possible.",
+            "'gloo' through main memory; 'auto' chooses nccl if every process has a GPU of its own, otherwise gloo.",
         ),
     ] = "auto",
     rank_timeout: Annotated[

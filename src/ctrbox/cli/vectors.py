@@ -76,7 +76,14 @@ def encode(
         str | None, typer.Option(metavar="COLUMN", help="Column of the images in a Parquet file. Default: image.")
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(metavar="N", min=1, max=65_536, help="Number of images that are encoded at a time.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=65_536,
+            help="Number of images per batch. A GPU encodes a batch at a time; a CPU encodes single images, and the command "
+            "writes a batch at a time.",
+        ),
     ] = 32,
     threads: Annotated[
         int | None,

@@ -1,9 +1,9 @@
 """Waits for threads in such a way that Ctrl-C always ends the wait.
 
 Python runs the handler of a signal in the main thread, between two steps of its code. A signal that comes just before the main
-thread begins to wait for a lock without a limit of time does not end that wait: the handler runs when the lock is free, which may
-be after a minute of work by other threads. Code that runs in the main thread and waits for work of any length therefore waits in
-turns of `TURN_S` seconds; the handler runs between two turns.
+thread begins to wait for a lock without a limit of time does not end that wait: the handler runs only when the lock is free,
+perhaps after a minute of work by other threads. Code that runs in the main thread and waits for work of any length therefore
+waits in turns of `TURN_S` seconds; the handler runs between two turns.
 """
 
 from __future__ import annotations

@@ -107,7 +107,9 @@ class Published:
         trust: Trust | None = None,
     ) -> None:
         if keep < 2:
-            raise PlanError(f"keep= must be at least 2, got {keep}")
+            raise PlanError(
+                f"keep= must be at least 2, got {keep}; it is the number of versions whose weight files are kept"
+            )
         if not isinstance(folder, StoredVersions) and (url := readable_url(folder, WHAT)) is not None:
             folder = StoredVersions.open(url, signed=trust is not None)
         self.stored = folder if isinstance(folder, StoredVersions) else None
@@ -173,7 +175,7 @@ class Published:
         return self._fetched(self._version(number), patch=True)
 
     def update(self, file: str | os.PathLike[str]) -> Version:
-        """Bring a copy of some version up to date by the patches since; a file that is none becomes the current version whole.
+        """Bring a copy of a version up to date with the patches since; any other file is replaced by the whole current version.
 
         Each step is whole or not at all, and so is the file at any moment.
         """
@@ -211,7 +213,7 @@ class Published:
                 made = read_facts(patch).result_sha256
                 if made != v.sha256:
                     raise DataError(
-                        f"{what} makes another file: its checksum is {made[:12]}…, expected {v.sha256[:12]}…"
+                        f"{what} would give a file with the checksum {made[:12]}…, expected {v.sha256[:12]}…"
                     )
                 apply(place, patch, place)
         finally:
@@ -344,7 +346,7 @@ class Published:
         except OSError as error:
             raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
         if not isinstance(found, list):
-            raise DataError(f"{path} does not list the features")
+            raise DataError(f"{path} does not list the features of the plan")
         return found
 
     def _check_fields(self, place: Path) -> None:
@@ -408,15 +410,13 @@ class Published:
         signed the version.
         """
         if self.key is None:
-            raise PlanError(
-                f"{self.shown} can be signed with a private key only; give it: --sign-with KEY, or sign_with="
-            )
+            raise PlanError(f"signing {self.shown} needs the private key; give it: --sign-with KEY, or sign_with=")
         with self._locked():
             log = self._log(unsigned=True)
             if not log.versions:
                 raise SourceError(f"{self.shown} holds no published version")
             for wrong in self.verify(unsigned=True):
-                raise DataError(f"{self.shown} is not signed, because it is damaged: {wrong}")
+                raise DataError(f"{self.shown} cannot be signed, because it is damaged: {wrong}")
             self._point(log.versions[-1].number, log.bytes, log.seal, log.statement)
             if self.stored is not None:
                 self.stored.push()
@@ -466,7 +466,9 @@ class Published:
             if self.trust is not None and not (unsigned and signed is None):
                 statement = self.trust.accept(signed, self.shown)
                 if (statement.version, statement.log_bytes, statement.log_seal) != tuple(map(facts.get, POINTED)):
-                    raise SignatureError(f"{self.shown} is signed for another version than the one in CURRENT")
+                    raise SignatureError(
+                        f"the signature of {self.shown} is for another version than the one that CURRENT names"
+                    )
             with open_regular(self.folder / "log.jsonl") as file:
                 size = os.fstat(file.fileno()).st_size
                 if set(facts) != set(POINTED) or not isinstance(facts["log_bytes"], int):
@@ -533,7 +535,7 @@ def _copied(source: Path, place: Path, version: Version, what: str, *, patch: bo
         if (met, digest.hexdigest()) != (size, sha256):
             raise DataError(
                 f"{what} is damaged: it has {'more than ' if met > size else ''}{min(met, size):,} bytes, expected {size:,} bytes"
-                + (", and another checksum" if met == size else "")
+                + (", but its checksum differs" if met == size else "")
             )
 
 
@@ -552,7 +554,14 @@ def _wrong(path: Path, size: int, sha256: str) -> list[str]:
     return (
         []
         if met == (size, sha256)
-        else [f"{path} is damaged: {met[0]:,} bytes, expected {size:,} and another checksum"]
+        else [
+            f"{path} is damaged: "
+            + (
+                f"it has {met[0]:,} bytes, expected {size:,}"
+                if met[0] != size
+                else "its checksum differs from that in the log"
+            )
+        ]
     )
 
 

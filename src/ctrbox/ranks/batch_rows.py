@@ -3,9 +3,9 @@
     pulled rows ─► BatchRows ─► `Reading` pools them, as it pools the rows of a GPU table ─► model ─► loss
                                      gradients by key ◄── summed by the kernels of a GPU table ◄── backward
 
-So the ranks pool with the same kernels and add up the gradients of a batch in the same order as one process does. The sum comes
-from the step of SGD with a learning rate of -1 on rows of zeros: 0 - (-1)·gradient is the gradient, bit for bit. The owners of
-the rows run the optimizer.
+So the ranks pool with the same kernels and add up the gradients of a batch in the same order as one process does. The sum is
+computed by a step of SGD with a learning rate of -1 on rows of zeros: 0 - (-1)·gradient is the gradient, bit for bit. The owners
+of the rows run the optimizer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ctrbox.embed.optimizers import SGD, spec_of
 from ctrbox.engines.cuda.runtime import Runtime
 
 ADDS = spec_of(SGD(lr=1.0))  # its steps have the factor -1
-BUDGET = 1 << 40  # bytes; a batch needs what it needs
+BUDGET = 1 << 40  # bytes, so in effect no limit: a batch takes the memory that its rows need
 
 
 class BatchRows(Store):

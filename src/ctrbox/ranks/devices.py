@@ -24,12 +24,12 @@ def check_gpus(gpus: int, present: int) -> None:
         last = f"cuda:0 to cuda:{present - 1}" if present > 1 else "cuda:0"
         raise DeviceError(
             f"--gpus {gpus} needs {_gpus(gpus)}, but this machine has {_gpus(present)} ({last}); use --gpus {present}, and "
-            "--ranks if several processes shall share a GPU"
+            "--ranks if several processes should share a GPU"
         )
 
 
 def gpu_of_rank(local_rank: int, gpus: int | None, present: int) -> int | None:
-    """Return the number of the GPU of a rank, from its number on its machine; None where there is no GPU.
+    """Return the number of the GPU that a rank uses, from the rank's number on its machine; None if there is no GPU.
 
     ``gpus``: number of GPUs that --gpus asked for; ``present``: number of GPUs of this machine.
     """
@@ -41,7 +41,7 @@ def gpu_of_rank(local_rank: int, gpus: int | None, present: int) -> int | None:
 
 
 def place_of(device: torch.device) -> str:
-    """Return what tells the GPU of this rank from those of all other ranks."""
+    """Return a text that identifies the GPU of this rank among all machines; empty for a CPU."""
     if device.type != "cuda":
         return ""
     return f"{device} of {socket.gethostname()} ({torch.cuda.get_device_properties(device).uuid})"
@@ -50,7 +50,7 @@ def place_of(device: torch.device) -> str:
 def chosen_exchange(asked: str, places: Sequence[str], nccl: bool) -> str:
     """Return "nccl" or "gloo" for ranks on these GPUs; ``nccl``: whether this torch has NCCL.
 
-    ``places``: of each rank, as ``place_of`` names it; empty for ranks on CPUs.
+    ``places``: for each rank, the text that ``place_of`` returns.
     """
     if asked == "gloo":
         return "gloo"

@@ -43,16 +43,16 @@ from ctrbox.ranks.table import EVALUATED, RankTable
 
 @dataclass(frozen=True, eq=False)
 class GpuRoute:
-    """Who asks whom for which keys. All tensors are on the GPU of this rank."""
+    """The keys of a batch by the rank that owns them. All tensors are on the GPU of this rank."""
 
     given: Any  # the keys or references of the batch, in which a key may occur often
-    keys: torch.Tensor  # each of them once, ascending
-    inverse: torch.Tensor  # of each that was given, its place in keys
-    order: torch.Tensor  # places of the keys, by owner
-    mine: list[int]  # of them, for each owner
-    theirs: list[int]  # keys that each rank asks this one for
-    union: torch.Tensor | None = None  # these, each once, ascending; None until they have been sent
-    back: torch.Tensor | None = None  # of each key that was asked for, its place in union
+    keys: torch.Tensor  # the unique keys of the batch, ascending
+    inverse: torch.Tensor  # for each given key, its position in `keys`
+    order: torch.Tensor  # positions in `keys`, sorted by owner
+    mine: list[int]  # for each owner, the number of keys that this rank asks it for
+    theirs: list[int]  # for each rank, the number of keys that it asks this one for
+    union: torch.Tensor | None = None  # unique keys that ranks ask this one for; None until they have arrived
+    back: torch.Tensor | None = None  # for each key that a rank asks for, its position in `union`
 
     def elsewhere(self, part: int) -> tuple[int, int]:
         """Return how many of the keys other ranks own, and how many rows this rank returns to others; ``part``: this rank."""
@@ -60,7 +60,7 @@ class GpuRoute:
 
 
 class GpuRankTable(RankTable):
-    """One table of a training, as a rank with a GPU sees it. Traits are those of a GPU table, so models pool with its kernels."""
+    """The embedder of a table for a rank with a GPU. It has the traits of a GPU table, so models pool with the kernels of one."""
 
     def __init__(self, group: Group, spec: Spec, runtime: Runtime, ahead: Group | None = None) -> None:
         super().__init__(group, spec, 0.0, ahead)
@@ -79,7 +79,7 @@ class GpuRankTable(RankTable):
         return rows if isinstance(keys, torch.Tensor) else rows.cpu().numpy()
 
     def push(self, keys: Keys, gradients: Any, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
-        """Push gradients of keys that differ from each other; ``shows`` and ``clicks`` are ignored, as no table counts."""
+        """Push the gradients of unique keys; ``shows`` and ``clicks`` are ignored, because no table on GPUs counts."""
         route: Any = self.route
         if route is None or not same(keys, route.given):
             raise TrainError("a push must follow the pull of the same keys")
@@ -102,12 +102,12 @@ class GpuRankTable(RankTable):
         into: tuple[torch.Tensor, torch.Tensor | None] | None = None,
         bf16: bool = False,
     ) -> Reading:
-        """Return the pooled vectors and the sequences of a batch; every rank makes a call of ``read`` or of ``pull``."""
+        """Return the pooled vectors and the sequences of a batch; every rank must call ``read`` or ``pull``."""
         how: dict[str, Any] = {"longest": longest, "train": train, "into": into, "bf16": bf16}
         return Reading(self, references, pooled, pooling, sequences, **how)
 
     def reach(self, references: References, train: bool) -> tuple[Store, torch.Tensor]:
-        """Return the rows of a batch in memory of their own, and for each reference its row there."""
+        """Return a store that holds only the rows of a batch, and for each reference the number of its row in this store."""
         rows, route = self._rows(references.keys, train)
         store = self.batch.beside(rows)
         self.now = store if train else None
@@ -121,24 +121,24 @@ class GpuRankTable(RankTable):
         self._give(now.summed)
 
     def expect(self, references: References, ready: Any = None) -> None:
-        """Do nothing: ``ask`` sends the keys ahead."""
+        """Do nothing, because ``ask`` has sent the keys ahead."""
 
     def told(self) -> int:
-        """Return the first reference of the last steps whose gradient was not finite, or -1, as far as it is known."""
+        """Return the first reference whose gradient was not finite in the steps checked so far, or -1; see ``wait``."""
         return self.batch.bad()
 
     def wait(self) -> None:
-        """Wait until ``told`` knows of everything launched so far."""
+        """Wait until ``told`` covers all steps that were launched."""
         self.batch.tell()
         self.batch.wait()
 
     def ordered(self) -> contextlib.AbstractContextManager[None]:
-        """Do nothing: one thread calls, on the default stream."""
+        """Do nothing, because one thread makes all calls, on the default stream."""
         return contextlib.nullcontext()
 
     @functools.cached_property
     def anchor(self) -> torch.Tensor:
-        """What autograd takes for the table: an input that wants a gradient and never gets one."""
+        """Input that stands for the table in autograd: it requires a gradient and never gets one."""
         return torch.zeros((), device=self.device, requires_grad=True)
 
     @functools.cached_property

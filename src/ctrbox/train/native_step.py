@@ -1,7 +1,7 @@
 """Runs the training step of LR, FM, EmbeddingMLP, WideDeep and DeepFM in native code on the CPU: forward, loss and backward.
 
-`predict/native_network.py` says which models this is for, and what takes over for others; ``native/core/tower/step.h`` has the
-computation. The dense weights are then moved by `adam_step.py` or by torch.
+`predict/native_network.py` decides which models take this step, and torch runs the step of all others;
+``native/core/tower/step.h`` has the computation. Then `adam_step.py` or torch updates the dense weights.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def native_step(
     threads: int,
     together: bool = False,
 ) -> tuple[float, Floats]:
-    """Return the mean loss and the gradients of ``rows``; those of the model's weights become their ``grad``.
+    """Return the mean loss and the gradients of ``rows``, and store the gradients of the model's weights in their ``grad``.
 
-    ``together``: the rows are a part of a batch, and the moments of its dense columns are taken by all workers together.
+    ``together``: the rows are a part of a batch, and all workers together compute the mean and variance of its dense columns.
     """
     network.follow()
     if together:

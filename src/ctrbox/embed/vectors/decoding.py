@@ -1,4 +1,4 @@
-"""Decodes images in several processes, for a GPU that takes them faster than the threads of one Python process can decode them.
+"""Decodes images in several processes, for a GPU that encodes images faster than the threads of one Python process decode them.
 
     caller                                             process k of n
     group g of 16 images ──► standard input of g % n ──► reads the files, hashes, decodes, resizes and crops
@@ -6,12 +6,12 @@
     hashes and refusals  ◄── standard output of g % n, one line of JSON per group
 
 Groups are dealt to the processes in turn and taken back in the same order, so the images come in the order of the items. Each
-process has two places for groups: it works on one while the caller takes the other. A group is sent only when the images of its
-place were taken, so memory is bounded. Answers are shorter than the buffer of a pipe, so a process never waits for the caller
-while the caller waits for it.
+process has two places in the shared memory: it fills one while the caller takes the images of the other. The caller sends a group
+only when it has taken all images of the group's place, so memory is bounded. Answers are shorter than the buffer of a pipe, so a
+process never waits for the caller while the caller waits for it.
 
-The processes import neither torch nor NumPy and start in a fraction of a second. They end when their standard input ends, also
-because the caller was killed. The shared memory has no name, so that nothing of it stays behind.
+The processes import neither torch nor NumPy and start in a fraction of a second. They end when their standard input ends,
+which also happens if the caller is killed. The shared memory has no name, so it is freed with the last process.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from ctrbox.embed.vectors.pictures import Refused, bounded, cropped, decode, rea
 from ctrbox.errors import SourceError
 
 GROUP = 16  # images
-PLACES = 2  # groups of a process that are on their way
-PIPE = 1 << 20  # bytes; the most that Linux gives without privileges
-MOST_DETAIL = 200  # characters of a refusal
+PLACES = 2  # groups that a process may have at a time
+PIPE = 1 << 20  # bytes of a pipe's buffer; the largest that Linux allows without privileges
+MOST_DETAIL = 200  # characters of the reason for which an image is refused
 DIGEST = 32
 STAGES = ("reading", "decoding", "transform")
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Picture:
-    """An image as a process returned it: its SHA-256 and its pixels, or why it has none.
+    """An image as a process returned it: its SHA-256 and its pixels, or the reason for which it was refused.
 
     ``pixels`` is None for an image that is known already. It is a part of the shared memory and is valid until the next image is
     taken.
@@ -66,9 +66,9 @@ class DecodingProcesses(Generic[T]):
     def __init__(
         self, number: int, *, size: int, resize: int, most_bytes: int, most_pixels: int, known: Iterable[bytes] = ()
     ) -> None:
-        self.seconds = dict.fromkeys(STAGES, 0.0)  # of all processes
+        self.seconds = dict.fromkeys(STAGES, 0.0)  # summed over all processes
         self.slot = size * size * 3
-        self._sent: deque[tuple[int, list[tuple[T, Path | bytes | Refused]]]] = deque()  # places, groups on their way
+        self._sent: deque[tuple[int, list[tuple[T, Path | bytes | Refused]]]] = deque()  # places, sent groups
         self._processes: list[subprocess.Popen[bytes]] = []
         with contextlib.ExitStack() as stack:
             memory = stack.enter_context(_shared(number * PLACES * GROUP * self.slot))
@@ -182,7 +182,7 @@ class DecodingProcesses(Generic[T]):
 
     def _ended(self, place: int) -> SourceError:
         process = self._of(place)
-        process.kill()  # it closed its streams and can do no more
+        process.kill()  # it has closed its streams, so it is of no further use
         code = process.wait()
         why = f"with exit code {code}"
         if code < 0:
@@ -192,14 +192,14 @@ class DecodingProcesses(Generic[T]):
 
 
 def _head(item: Path | bytes | Refused) -> str | int | None:
-    """Return what a process is told of an item: its path, the number of its bytes, or null if there is nothing to decode."""
+    """Return how an item is described to a process: its path, the number of its bytes, or None if there is nothing to decode."""
     if isinstance(item, Refused):
         return None
     return str(item) if isinstance(item, Path) else len(item)
 
 
 def _shared(size: int, content: bytes = b"") -> IO[bytes]:
-    """Return memory that this process and those that it starts share, as a file without a name."""
+    """Return memory that this process shares with the processes that it starts, as a file without a name."""
     file = os.fdopen(os.memfd_create("ctrbox-images"), "wb+")
     file.truncate(max(size, 1))
     file.write(content)
@@ -258,7 +258,7 @@ def work(told: dict[str, Any]) -> None:
 def _image(
     item: bytes | Path, told: dict[str, Any], known: _Known, memory: mmap.mmap, begin: int, seconds: list[float]
 ) -> str:
-    """Write the pixels of an image and return its hash; behind "=" if it is known and has no pixels."""
+    """Write the pixels of an image and return its hash. If the image is known, write nothing and return "=" and the hash."""
     began = time.perf_counter()
     data = bounded(read_bytes(item, told["bounds"][0]) if isinstance(item, Path) else item, told["bounds"][0])
     digest = hashlib.sha256(data).digest()

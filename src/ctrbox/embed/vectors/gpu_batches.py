@@ -26,12 +26,12 @@ import torch
 from ctrbox.embed.vectors.encoders import Encoder
 from ctrbox.errors import DataError
 
-BATCHES = 4  # one is filled, one is copied, one is computed, one is kept
+BATCHES = 4  # while one is filled, others are copied, computed and kept
 
 
 @dataclass
 class _Batch:
-    """Memory of a batch. ``inputs`` and ``vectors`` are made when their shapes are known."""
+    """Memory of a batch. ``inputs`` and ``vectors`` are allocated when their shapes are known."""
 
     hashes: list[bytes] = field(default_factory=list)
     inputs: torch.Tensor | None = None
@@ -42,8 +42,9 @@ class _Batch:
 
 
 def _bytes(image: torch.Tensor) -> np.ndarray:
-    """Return the bytes of an image. NumPy copies them with one thread; torch would divide each image among all its threads, which
-    then wait for work on the cores that decode.
+    """Return the bytes of an image as a NumPy array.
+
+    NumPy copies them with one thread. torch would divide each copy among all its threads, which would take cores from decoding.
     """
     return image.contiguous().view(-1).view(torch.uint8).numpy()
 
@@ -51,7 +52,7 @@ def _bytes(image: torch.Tensor) -> np.ndarray:
 class GpuBatches:
     """Collects images into batches and passes their vectors to ``keep`` in the order in which the images came.
 
-    ``finish`` makes the network's input of a batch on the GPU; by default the images are the input.
+    ``finish`` computes the input of the network from the images of a batch, on the GPU. By default, the images are the input.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class GpuBatches:
         finish: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self.encoder, self.batch_size, self.keep, self.finish = encoder, batch_size, keep, finish
-        self.seconds = 0.0  # that the network ran
+        self.seconds = 0.0  # seconds that the network ran
         self.cuda = encoder.device.type == "cuda"
         self._streams = [torch.cuda.Stream(encoder.device) for _ in range(2)] if self.cuda else []
         self._free: queue.SimpleQueue[_Batch] = queue.SimpleQueue()
@@ -133,7 +134,7 @@ class GpuBatches:
         found.record_stream(returning)
         with torch.cuda.stream(returning):
             self._returning(batch, found)
-            batch.returned = torch.cuda.Event(blocking=True)  # its thread sleeps and leaves the core to others
+            batch.returned = torch.cuda.Event(blocking=True)  # a thread that waits for it sleeps
             batch.returned.record()
 
     def _vectors(self, inputs: torch.Tensor, rows: int) -> torch.Tensor:
