@@ -145,9 +145,9 @@ def test_long_runs_record_about_so_many_points(
     assert [line["step"] for line in records(tmp_path / "run", "train")] == sorted({*steps, 9, 18})
 
 
-def test_the_identity_of_a_run_names_its_device(world: World) -> None:
+def test_the_identity_of_a_run_names_its_job_and_not_its_device(world: World) -> None:
     identity = read_sealed(world.folder / "config.json", "run folder")["identity"]
-    assert identity["device"] == "cpu"
+    assert "device" not in identity  # a run may go on on another device
     assert identity["common"] == []
     assert identity["warm up"] == ["none"]
 
