@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 from collections.abc import Generator, Iterator
 
@@ -13,6 +14,10 @@ import pytest
 # four such threads, and half of the processor time of a small training was spent on this waiting. The variable must be set before
 # torch is imported; processes that tests start inherit it. The number of threads stays what it is.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A shell starts commands in the background with Ctrl-C ignored, and the processes that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MOST_LETTERS = 48  # of one parameter in the id of a test
 
