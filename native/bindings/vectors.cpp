@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
@@ -5,6 +6,7 @@
 #include <string>
 
 #include "bindings/bindings.h"
+#include "core/parquet/crc32.h"
 #include "core/vectors/best_products.h"
 
 using namespace cb;
@@ -46,6 +48,30 @@ nb::tuple best(Rows rows, Vector vector, std::optional<Places> places, size_t k,
                         shared_array(products.get(), {found}, products));
 }
 
+using ByteRows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;
+
+nb::object row_checksums(ByteRows rows) {
+  const size_t n = rows.shape(0), width = rows.shape(1);
+  const int64_t apart = rows.stride(0);
+  if (width > 1 && rows.stride(1) != 1) throw nb::value_error("the bytes of a row must lie side by side");
+  auto sums = std::shared_ptr<uint32_t[]>(new uint32_t[n]);
+  {
+    nb::gil_scoped_release release;
+    for (size_t k = 0; k < n; ++k) sums[k] = parquet::crc32(rows.data() + static_cast<int64_t>(k) * apart, width);
+  }
+  return shared_array(sums.get(), {n}, sums);
+}
+
+void begin_writeback(int file) {
+  nb::gil_scoped_release release;
+#ifdef __linux__
+  // Only a hint: what goes wrong is told by the fsync at the end.
+  (void)sync_file_range(file, 0, 0, SYNC_FILE_RANGE_WRITE);
+#else
+  (void)file;
+#endif
+}
+
 }  // namespace
 
 void bind_vectors(nb::module_& m) {
@@ -56,4 +82,10 @@ void bind_vectors(nb::module_& m) {
                 "tuple[NDArray[numpy.int64], NDArray[numpy.float32]]"),
         "Return the positions of the best k rows by inner product, best first and equal ones in their order, and the "
         "products; simd asks for scalar, wide, avx2 or avx512.");
+  m.def("row_checksums", &row_checksums, nb::arg("rows"),
+        nb::sig("def row_checksums(rows: NDArray[numpy.uint8]) -> NDArray[numpy.uint32]"),
+        "Return the CRC-32 of each row of bytes, as zlib.crc32 does. Rows may lie apart, such as parts of records.");
+  m.def("begin_writeback", &begin_writeback, nb::arg("file"),
+        "Let the system begin to write what an open file holds to the disk, and do not wait; an fsync later takes less "
+        "time.");
 }

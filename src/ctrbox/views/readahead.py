@@ -12,7 +12,7 @@ the cores itself is not disturbed by readers that are ahead anyway: with 4 reade
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Generic, TypeVar
 
 from ctrbox.files.waiting import TURN_S
@@ -22,7 +22,9 @@ T = TypeVar("T")
 PATIENCE_S = 0.05  # that the consumer waits for a result before one more thread is started
 
 
-def readahead(tasks: Iterator[Callable[[], T]], *, threads: int, ahead: int, eager: bool = False) -> Iterator[T]:
+def readahead(
+    tasks: Iterator[Callable[[], T]], *, threads: int, ahead: int, eager: bool = False
+) -> Generator[T, None, None]:
     """Yield the results of `tasks` in order, computed by at most `threads` threads (0: by the caller).
 
     ``eager``: all threads begin at once, for tasks that wait for something else than a core.

@@ -45,22 +45,24 @@ def images() -> list[bytes]:
 def test_files_and_bytes_give_what_a_plain_loop_gives(
     tmp_path: Path, processes: DecodingProcesses[int], number: int
 ) -> None:
-    given: list[tuple[int, Path | bytes | Refused]] = []
+    given: list[tuple[int, str | bytes | Refused]] = []
     expected: list[object] = []
     for k, data in enumerate((images() * 2)[:number]):
         path = tmp_path / f"a\n{k}"
         path.write_bytes(data)
-        given += [(3 * k, path), (3 * k + 1, data), (3 * k + 2, Refused("null", "is null"))]
+        given += [(3 * k, str(path)), (3 * k + 1, data), (3 * k + 2, Refused("null", "is null"))]
         expected += [plain(data), plain(data), ("null", "is null")]
     found: list[object] = []
-    for tag, one in processes.decode(given):
-        assert tag == len(found)
-        if one.refused is not None:
-            found.append((one.refused.cause, str(one.refused)))
-        else:
-            assert one.hash is not None
-            assert one.pixels is not None
-            found.append((one.hash, bytes(one.pixels)))
+    slot = 8 * 8 * 3
+    for group in processes.decode(given):
+        assert group.tags == list(range(len(found), len(found) + len(group.tags)))
+        for k, digest in enumerate(group.hashes):
+            assert group.decoded[k] == (digest is not None) == (k not in group.refused)
+            begin = (group.slot + k) * slot
+            refused = group.refused.get(k)
+            found.append(
+                (digest, processes.memory[begin : begin + slot]) if refused is None else (refused.cause, str(refused))
+            )
     assert found == expected
 
 
@@ -68,12 +70,10 @@ def test_a_missing_file_is_refused_and_a_known_image_is_not_decoded(tmp_path: Pa
     data = [saved(picture(k)) for k in range(4)]
     known = [hashlib.sha256(data[k]).digest() for k in (0, 2)]
     with DecodingProcesses[int](1, size=8, resize=8, most_bytes=1 << 20, most_pixels=1 << 20, known=known) as processes:
-        items = [*enumerate(data), (4, tmp_path / "none.png")]
-        found = [one for _, one in processes.decode(items)]
-        assert [one.pixels is None for one in found] == [True, False, True, False, True]
-        assert [one.hash for one in found[:4]] == [hashlib.sha256(one).digest() for one in data]
-        assert found[4].refused is not None
-        assert found[4].refused.cause == "unreadable"
+        (found,) = processes.decode([*enumerate(data), (4, str(tmp_path / "none.png"))])
+        assert found.decoded == [False, True, False, True, False]
+        assert found.hashes == [*(hashlib.sha256(one).digest() for one in data), None]
+        assert {k: refused.cause for k, refused in found.refused.items()} == {4: "unreadable"}
 
 
 def test_a_process_that_was_killed_is_an_error_and_none_stays_behind() -> None:

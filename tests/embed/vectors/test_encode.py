@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import nn
 
 import ctrbox as cb
 from ctrbox import col
+from ctrbox.embed.vectors import encode as encoding
 from ctrbox.embed.vectors import encoders, pictures
 from ctrbox.embed.vectors.encoders import Crop, load_weights
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
@@ -261,6 +263,43 @@ def test_two_encodings_into_one_file_at_a_time_are_refused(tmp_path: Path) -> No
         EncodedSoFar(tmp_path / "work", dict, 4)
     first.close(remove=True)
     assert not (tmp_path / "work").exists()
+
+
+def test_vectors_are_kept_while_the_identity_is_still_computed(tmp_path: Path) -> None:
+    from ctrbox.embed.vectors.encoded_so_far import EncodedSoFar
+
+    known = threading.Event()
+
+    def identity() -> dict[str, Any]:
+        known.wait(30)
+        return {"encoder": "tiny"}
+
+    vectors = np.arange(8, dtype=np.float32).reshape(2, 4)
+    first = EncodedSoFar(tmp_path / "work", identity, 2, patient=False)
+    first.add([b"a" * 32, b"b" * 32], vectors)
+    first.add([b"c" * 32, b"d" * 32], vectors + 1)
+    assert np.array_equal(first.vectors(np.array([3, 0])), [vectors[1] + 1, vectors[0]])
+    assert not (tmp_path / "work" / "state.json").exists()
+    known.set()
+    first.close(remove=False)
+    second = EncodedSoFar(tmp_path / "work", identity, 2)
+    assert list(second.places) == [letter * 32 for letter in (b"a", b"b", b"c", b"d")]
+    assert np.array_equal(second.vectors(np.array([3, 0])), [vectors[1] + 1, vectors[0]])
+    second.close(remove=True)
+
+
+def test_files_are_those_that_a_walk_finds_and_names_lose_their_ending(tmp_path: Path) -> None:
+    for name in ("a.jpg", "b.", "c..", "d.tar.gz", "e", "in.ner/f.png", "in.ner/.g.png", "_h/i.png", "j k.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "link.png").symlink_to(tmp_path / "a.jpg")
+    (tmp_path / "folder.png").symlink_to(tmp_path / "in.ner")
+    (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere")
+    found = {str(item.data): item.facts for item in encoding._of_folder(tmp_path)}
+    expected = ["a.jpg", "b.", "c..", "d.tar.gz", "e", "in.ner/f.png", "j k.png", "link.png"]
+    paths = {below: tmp_path / below for below in expected}
+    assert found == {str(path): {"name": path.stem, "path": below} for below, path in paths.items()}
 
 
 def test_width_that_differs_is_refused(tmp_path: Path) -> None:

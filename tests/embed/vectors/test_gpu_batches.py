@@ -24,15 +24,18 @@ def whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders.Encoder, "whole_batches", property(lambda encoder: encoder.kind == "image"))
 
 
-def test_vectors_come_in_order_batch_by_batch() -> None:
+@pytest.mark.parametrize("together", [1, 3, 4, 11])
+def test_vectors_come_in_order_batch_by_batch(together: int) -> None:
     encoder = tiny()
     given = torch.rand(4 * (BATCHES + 2) + 3, 3, 8, 8)
     kept: list[tuple[list[bytes], np.ndarray]] = []
     batches = GpuBatches(encoder, 4, lambda hashes, vectors: kept.append((list(hashes), vectors.copy())))
-    for k, image in enumerate(given):
-        batches.add(bytes([k]), image)
+    names = [bytes([k]) for k in range(len(given))]
+    for k in range(0, len(given), together):
+        batches.add([], given[:0])
+        batches.add(names[k : k + together], given[k : k + together])
     batches.end()
-    assert [one for hashes, _ in kept for one in hashes] == [bytes([k]) for k in range(len(given))]
+    assert [one for hashes, _ in kept for one in hashes] == names
     with torch.inference_mode():
         expected = [encoder.module(part).numpy() for part in given.split(4)]
     for (_, found), wanted in zip(kept, expected, strict=True):
@@ -44,19 +47,19 @@ def test_an_error_while_vectors_are_kept_is_raised_and_nothing_hangs() -> None:
         raise OSError("the disk is full")
 
     batches = GpuBatches(tiny(), 1, keep)
-    image = torch.zeros(3, 8, 8)
+    image = torch.zeros(1, 3, 8, 8)
     with pytest.raises(OSError, match="the disk is full"):
-        all(batches.add(bytes([k]), image) is None for k in range(256))
+        all(batches.add([bytes([k])], image) is None for k in range(256))
     batches.close()
     assert not any(thread.name == "ctrbox-vectors" for thread in threading.enumerate())
 
 
 def test_images_of_another_shape_or_type_are_refused() -> None:
     batches = GpuBatches(tiny(), 4, lambda hashes, vectors: None)
-    batches.add(b"a", torch.zeros(3, 8, 8))
-    for other in (torch.zeros(3, 8, 9), torch.zeros(3, 8, 8, dtype=torch.uint8)):
+    batches.add([b"a"], torch.zeros(1, 3, 8, 8))
+    for other in (torch.zeros(1, 3, 8, 9), torch.zeros(1, 3, 8, 8, dtype=torch.uint8)):
         with pytest.raises(DataError, match="prepare= gave tensors of different shapes or types"):
-            batches.add(b"b", other)
+            batches.add([b"b"], other)
     batches.close()
 
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ctrbox as cb
-from ctrbox import col
+from ctrbox import _native, col
 from ctrbox.embed.vectors import write as vector_write
 from ctrbox.embed.vectors.file import HEAD, ROWS_AT, _Shard, shard_of
 from ctrbox.errors import DataError, PlanError, SourceError
@@ -363,3 +363,13 @@ def test_shards_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match="holds no vector files"):
         cb.tables.VectorFile(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("width", [0, 1, 7, 15, 16, 63, 64, 65, 1000])
+def test_checksums_of_rows_are_those_of_zlib(width: int) -> None:
+    records = np.random.default_rng(width).integers(0, 256, (5, width + 4), np.uint8)
+    for rows in (records[:, :width], np.ascontiguousarray(records[:, :width]), records[:0, :width]):
+        assert _native.row_checksums(rows).tolist() == [zlib.crc32(row.tobytes()) for row in rows]
+    if width > 1:
+        with pytest.raises(ValueError, match="must lie side by side"):
+            _native.row_checksums(records[:, :width][:, ::-1])

@@ -1,14 +1,14 @@
 """Decodes images in several processes, for a GPU that encodes images faster than the threads of one Python process decode them.
 
-    caller                                             process k of n
+    caller                                             process k of n (`decoding_process`)
     group g of 16 images ──► standard input of g % n ──► reads the files, hashes, decodes, resizes and crops
-    takes the pixels     ◄── shared memory, one slot of size × size × 3 bytes per image
-    hashes and refusals  ◄── standard output of g % n, one line of JSON per group
+    takes the pixels     ◄── shared memory, one slot of size × size × 3 bytes per image; those of a group lie side by side
+    hashes and refusals  ◄── standard output of g % n, one answer per group
 
 Groups are dealt to the processes in turn and taken back in the same order, so the images come in the order of the items. Each
-process has two places in the shared memory: it fills one while the caller takes the images of the other. The caller sends a group
-only when it has taken all images of the group's place, so memory is bounded. Answers are shorter than the buffer of a pipe, so a
-process never waits for the caller while the caller waits for it.
+process has two places for groups: it works on one while the caller takes the other. A group is sent only when the images of its
+place were taken, so memory is bounded. Answers are shorter than the buffer of a pipe, so a process never waits for the caller
+while the caller waits for it. The caller does as little as it can per image, because it also feeds the GPU.
 
 The processes import neither torch nor NumPy and start in a fraction of a second. They end when their standard input ends,
 which also happens if the caller is killed. The shared memory has no name, so it is freed with the last process.
@@ -18,46 +18,43 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import mmap
 import os
 import signal
 import subprocess
 import sys
-import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Generic, TypeVar
 
-from ctrbox.embed.vectors.pictures import Refused, bounded, cropped, decode, read_bytes
+from ctrbox.embed.vectors.decoding_process import ANSWER, DECODED, DIGEST, GROUP, REFUSED
+from ctrbox.embed.vectors.pictures import Refused
 from ctrbox.errors import SourceError
 
-GROUP = 16  # images
-PLACES = 2  # groups that a process may have at a time
-PIPE = 1 << 20  # bytes of a pipe's buffer; the largest that Linux allows without privileges
-MOST_DETAIL = 200  # characters of the reason for which an image is refused
-DIGEST = 32
+PLACES = 2  # groups of a process that are on their way
+PIPE = 1 << 20  # bytes; the most that Linux gives without privileges
 STAGES = ("reading", "decoding", "transform")
 
 T = TypeVar("T")
+Data = str | bytes | Refused  # the path of a file, its bytes, or why there is nothing to decode
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An image as a process returned it: its SHA-256 and its pixels, or the reason for which it was refused.
+class Group(Generic[T]):
+    """Images as a process returned them: for each its tag, its SHA-256, or None if it is refused, and whether it has pixels.
 
-    ``pixels`` is None for an image that is known already. It is a part of the shared memory and is valid until the next image is
-    taken.
+    An image that is known already has none. The pixels of image k are in the slot ``slot`` + k of the shared memory and are valid
+    until the next group is taken. ``refused`` has the refusals by the number of the image in the group.
     """
 
-    hash: bytes | None = None
-    pixels: memoryview | None = None
-    refused: Refused | None = None
+    tags: list[T]
+    hashes: list[bytes | None]
+    decoded: list[bool]
+    slot: int
+    refused: dict[int, Refused]
 
 
 class DecodingProcesses(Generic[T]):
@@ -66,15 +63,14 @@ class DecodingProcesses(Generic[T]):
     def __init__(
         self, number: int, *, size: int, resize: int, most_bytes: int, most_pixels: int, known: Iterable[bytes] = ()
     ) -> None:
-        self.seconds = dict.fromkeys(STAGES, 0.0)  # summed over all processes
-        self.slot = size * size * 3
-        self._sent: deque[tuple[int, list[tuple[T, Path | bytes | Refused]]]] = deque()  # places, sent groups
+        self.seconds = dict.fromkeys(STAGES, 0.0)  # of all processes
+        slot = size * size * 3
+        self._sent: deque[tuple[int, list[tuple[T, Data]]]] = deque()  # places, groups on their way
         self._processes: list[subprocess.Popen[bytes]] = []
         with contextlib.ExitStack() as stack:
-            memory = stack.enter_context(_shared(number * PLACES * GROUP * self.slot))
+            memory = stack.enter_context(_shared(number * PLACES * GROUP * slot))
             hashes = stack.enter_context(_shared(0, b"".join(sorted(known))))
-            self._memory = mmap.mmap(memory.fileno(), 0)
-            self._pixels = memoryview(self._memory)
+            self.memory = mmap.mmap(memory.fileno(), 0)  # of the pixels of all slots
             told = {
                 "path": sys.path,
                 "memory": memory.fileno(),
@@ -84,7 +80,7 @@ class DecodingProcesses(Generic[T]):
                 "bounds": [most_bytes, most_pixels],
             }
             code = "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = told['path']; "
-            code += f"from {__name__} import work; work(told)"
+            code += "from ctrbox.embed.vectors.decoding_process import work; work(told)"
             try:
                 for _ in range(number):
                     self._processes.append(self._start(code, json.dumps(told), (memory.fileno(), hashes.fileno())))
@@ -127,23 +123,22 @@ class DecodingProcesses(Generic[T]):
                         stream.close()
         self._processes = []
 
-    def decode(self, items: Iterable[tuple[T, Path | bytes | Refused]]) -> Iterator[tuple[T, Picture]]:
-        """Yield each item's tag with its picture, in the order of the items. An item is a tag and a file, or a tag and bytes."""
+    def decode(self, items: Iterable[tuple[T, Data]]) -> Iterator[Group[T]]:
+        """Yield the items' tags with their images in groups, in the order of the items."""
         rest = iter(items)
         places = len(self._processes) * PLACES
         for place in range(places):
             self._send(place, rest)
         while self._sent:
             place, group = self._sent.popleft()
-            for k, ((tag, item), answer) in enumerate(zip(group, self._answers(place), strict=True)):
-                yield tag, Picture(refused=item) if isinstance(item, Refused) else self._picture(place, k, answer)
+            yield self._answer(place, group)
             self._send(place, rest)
 
-    def _send(self, place: int, items: Iterator[tuple[T, Path | bytes | Refused]]) -> None:
+    def _send(self, place: int, items: Iterator[tuple[T, Data]]) -> None:
         group = list(islice(items, GROUP))
         if not group:
             return
-        head = [_head(item) for _, item in group]
+        head = [item if isinstance(item, str) else len(item) if isinstance(item, bytes) else None for _, item in group]
         body = b"".join(item for _, item in group if isinstance(item, bytes))
         stream = self._of(place).stdin
         assert stream is not None
@@ -157,28 +152,33 @@ class DecodingProcesses(Generic[T]):
     def _of(self, place: int) -> subprocess.Popen[bytes]:
         return self._processes[place % len(self._processes)]
 
-    def _answers(self, place: int) -> list[Any]:
+    def _answer(self, place: int, group: list[tuple[T, Data]]) -> Group[T]:
         stream = self._of(place).stdout
         assert stream is not None
-        line = stream.readline()
-        if not line.endswith(b"\n"):
+        answer = stream.read(ANSWER.size)
+        if len(answer) < ANSWER.size:
             raise self._ended(place)
-        answer = json.loads(line)
-        if "failed" in answer:
-            raise SourceError(f"a process that decodes images failed: {answer['failed']}")
-        for stage, seconds in zip(STAGES, answer["seconds"], strict=True):
-            self.seconds[stage] += seconds
-        found: list[Any] = answer["images"]
-        return found
-
-    def _picture(self, place: int, k: int, answer: list[str]) -> Picture:
-        if len(answer) == 2:
-            return Picture(refused=Refused(answer[0], answer[1]))
-        digest = bytes.fromhex(answer[0].removeprefix("="))
-        if answer[0].startswith("="):
-            return Picture(digest)
-        begin = (place * GROUP + k) * self.slot
-        return Picture(digest, self._pixels[begin : begin + self.slot])
+        *seconds, length, states, digests = ANSWER.unpack(answer)
+        for stage, spent in zip(STAGES, seconds, strict=True):
+            self.seconds[stage] += spent
+        hashes: list[bytes | None] = [digests[k * DIGEST : (k + 1) * DIGEST] for k in range(len(group))]
+        refused: dict[int, Refused] = {}
+        if length:
+            text = stream.read(length)
+            if len(text) < length:
+                raise self._ended(place)
+            told = json.loads(text)
+            if "failed" in told:
+                raise SourceError(f"a process that decodes images failed: {told['failed']}")
+            refused = {int(k): Refused(cause, detail) for k, (cause, detail) in told.items()}
+        if REFUSED in states:
+            for k, (_, item) in enumerate(group):
+                if states[k] == REFUSED:
+                    hashes[k] = None
+                    if isinstance(item, Refused):
+                        refused[k] = item
+        decoded = [state == DECODED for state in states[: len(group)]]
+        return Group([tag for tag, _ in group], hashes, decoded, place * GROUP, refused)
 
     def _ended(self, place: int) -> SourceError:
         process = self._of(place)
@@ -191,13 +191,6 @@ class DecodingProcesses(Generic[T]):
         return SourceError(f"a process that decodes images was ended {why}; encode again to continue")
 
 
-def _head(item: Path | bytes | Refused) -> str | int | None:
-    """Return how an item is described to a process: its path, the number of its bytes, or None if there is nothing to decode."""
-    if isinstance(item, Refused):
-        return None
-    return str(item) if isinstance(item, Path) else len(item)
-
-
 def _shared(size: int, content: bytes = b"") -> IO[bytes]:
     """Return memory that this process shares with the processes that it starts, as a file without a name."""
     file = os.fdopen(os.memfd_create("ctrbox-images"), "wb+")
@@ -205,71 +198,3 @@ def _shared(size: int, content: bytes = b"") -> IO[bytes]:
     file.write(content)
     file.flush()
     return file
-
-
-# ---- in a process that decodes ----
-
-
-class _Known:
-    """The sorted hashes of the images that need no decoding."""
-
-    def __init__(self, handle: int) -> None:
-        self.memory = mmap.mmap(handle, 0)
-
-    def __len__(self) -> int:
-        return len(self.memory) // DIGEST
-
-    def __getitem__(self, place: int) -> bytes:
-        return self.memory[place * DIGEST : (place + 1) * DIGEST]
-
-    def __contains__(self, digest: bytes) -> bool:
-        place = bisect_left(self, digest)  # type: ignore[type-var, arg-type]
-        return place < len(self) and self[place] == digest
-
-
-def work(told: dict[str, Any]) -> None:
-    """Decode groups of images until standard input ends."""
-    asked, answers = sys.stdin.buffer, open(1, "wb", buffering=0, closefd=False)  # noqa: SIM115
-    memory = mmap.mmap(told["memory"], 0)
-    known = _Known(told["known"])
-    slot = told["size"] ** 2 * 3
-    with contextlib.suppress(BrokenPipeError):
-        while line := asked.readline():
-            place, items = json.loads(line)
-            seconds = [0.0, 0.0, 0.0]
-            images: list[list[str]] = []
-            try:
-                for k, item in enumerate(items):
-                    try:
-                        if item is None:
-                            images.append([])
-                            continue
-                        data = asked.read(item) if isinstance(item, int) else Path(item)
-                        begin = (place * GROUP + k) * slot
-                        images.append([_image(data, told, known, memory, begin, seconds)])
-                    except Refused as refused:
-                        images.append([refused.cause, str(refused)[:MOST_DETAIL]])
-                answer: dict[str, Any] = {"images": images, "seconds": seconds}
-            except Exception as error:
-                answer = {"failed": f"{type(error).__name__} {error}"[:MOST_DETAIL]}
-            answers.write(json.dumps(answer).encode() + b"\n")
-
-
-def _image(
-    item: bytes | Path, told: dict[str, Any], known: _Known, memory: mmap.mmap, begin: int, seconds: list[float]
-) -> str:
-    """Write the pixels of an image and return its hash. If the image is known, write nothing and return "=" and the hash."""
-    began = time.perf_counter()
-    data = bounded(read_bytes(item, told["bounds"][0]) if isinstance(item, Path) else item, told["bounds"][0])
-    digest = hashlib.sha256(data).digest()
-    read = time.perf_counter()
-    seconds[0] += read - began
-    if digest in known:
-        return "=" + digest.hex()
-    image = decode(data, *told["bounds"])
-    decoded = time.perf_counter()
-    seconds[1] += decoded - read
-    pixels = cropped(image, told["size"], told["resize"]).tobytes()
-    memory[begin : begin + len(pixels)] = pixels
-    seconds[2] += time.perf_counter() - decoded
-    return digest.hex()

@@ -19,12 +19,12 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -50,7 +50,8 @@ from ctrbox.plan.language.expr import Expr
 from ctrbox.views.readahead import readahead
 from ctrbox.views.view import View
 
-CHUNK = 1024  # rows of keys at a time
+CHUNK = 1024  # rows of a view at a time
+WRITTEN = 512  # rows of the vector file at a time
 
 
 @dataclass(frozen=True)
@@ -70,20 +71,19 @@ class Encoded:
     seconds: dict[str, float]
 
 
-@dataclass(frozen=True)
-class _Item:
-    """An item before it is encoded: a file, its bytes, or the reason why there is neither. ``facts`` are the columns that its
-    key is computed from.
+class _Item(NamedTuple):
+    """An item before it is encoded: the path of its file, its bytes, or the reason why there is neither. ``facts`` are the
+    columns that its key is computed from.
     """
 
     shown: str
     facts: dict[str, Any]
-    data: Path | bytes | Refused
+    data: str | bytes | Refused
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """An item that was read. ``input`` is None if the item is refused, or if its vector is known already."""
+    """An item that a thread read. ``input`` is None if the item is refused, or if its vector is known already."""
 
     item: _Item
     hash: bytes | None = None
@@ -141,7 +141,8 @@ def encode(
     def identity() -> dict[str, Any]:
         return {"encoder": told.result().facts(), "batch": batch_size, "bounds": list(bounds)}
 
-    so_far = EncodedSoFar(place.with_name(f".{place.name}.encoding"), identity, batch_size)
+    patient = not encoder.whole_batches  # a GPU does not wait for the checksum
+    so_far = EncodedSoFar(place.with_name(f".{place.name}.encoding"), identity, batch_size, patient)
     try:
         job = _Job(encoder, so_far, batch_size, width, bounds)
         schema, items = _items(data, column, key)
@@ -167,6 +168,7 @@ class _Job:
         self, encoder: Encoder, so_far: EncodedSoFar, batch_size: int, width: int | None, bounds: tuple[int, int]
     ) -> None:
         self.encoder, self.so_far, self.batch_size, self.width, self.bounds = encoder, so_far, batch_size, width, bounds
+        self.processes = encoder.whole_batches and type(encoder.prepare) is Crop  # decode; else threads
         self.items = self.encoded = 0
         self.resumed = len(so_far.places)
         self.seconds = dict.fromkeys((*STAGES, "network", "writing"), 0.0)
@@ -211,8 +213,8 @@ class _Job:
                 pool = stack.enter_context(undivided(threads))
                 batches = _ItemByItem(self.encoder, self.batch_size, self._keep, pool)
             stack.callback(batches.close)
-            for one in stack.enter_context(contextlib.closing(self._prepared(items, threads))):
-                self._take(one, batches)
+            take = self._take_from_processes if self.processes else self._take_from_threads
+            for _ in stack.enter_context(contextlib.closing(take(items, threads, batches))):
                 if written.done():
                     written.result()  # the file cannot be written
                 if progress is not None:
@@ -220,25 +222,30 @@ class _Job:
             batches.end()
             self.seconds["network"] = batches.seconds
 
-    def _take(self, one: _Prepared, batches: GpuBatches | _ItemByItem) -> None:
-        self.items += 1
-        if one.hash is None:
-            assert one.refused is not None
-            self.refused.append({"item": one.item.shown, "cause": one.refused.cause, "detail": one.refused.detail})
-            return
-        self.facts.append(one.item.facts)
-        self.hashes.append(one.hash)
-        if one.hash not in self._taken:
-            self._taken.add(one.hash)
-            batches.add(one.hash, one.input)
+    def _take_from_threads(
+        self, items: Iterator[_Item], threads: int, batches: GpuBatches | _ItemByItem
+    ) -> Generator[None, None, None]:
+        """Read, hash and decode the items in threads, and add them to the batches in their order; yield after each."""
+        tasks = (partial(self._prepare, item) for item in items)
+        with contextlib.closing(readahead(tasks, threads=threads, ahead=2 * self.batch_size)) as found:
+            for one in found:
+                self.items += 1
+                if one.refused is not None:
+                    self._refuse(one.item, one.refused)
+                elif one.hash is not None and self._is_new(one.item, one.hash):
+                    batches.add([one.hash], [one.input] if isinstance(batches, _ItemByItem) else one.input[None])
+                yield
 
-    def _prepared(self, items: Iterator[_Item], threads: int) -> Generator[_Prepared, None, None]:
-        """Read, hash and decode the items, in their order."""
+    def _take_from_processes(
+        self, items: Iterator[_Item], threads: int, batches: GpuBatches | _ItemByItem
+    ) -> Generator[None, None, None]:
+        """Read, hash and decode the items in processes, and add them to the batches in their order; yield after each group.
+
+        This thread has time for few lines per image, because it also feeds the GPU. New images that follow each other in a group
+        are copied at once.
+        """
         prepare = self.encoder.prepare
-        if not (self.encoder.whole_batches and type(prepare) is Crop):
-            tasks = (partial(self._prepare, item) for item in items)
-            yield from readahead(tasks, threads=threads, ahead=2 * self.batch_size)
-            return
+        assert isinstance(prepare, Crop)
         pillow()  # its absence is told here and not by a process
         most_bytes, most_pixels = self.bounds
         with DecodingProcesses[_Item](
@@ -249,11 +256,34 @@ class _Job:
             most_pixels=most_pixels,
             known=self._taken,
         ) as processes:
-            shape = (prepare.size, prepare.size, 3)
-            for item, found in processes.decode((item, item.data) for item in items):
-                pixels = None if found.pixels is None else torch.frombuffer(found.pixels, dtype=torch.uint8).view(shape)
-                yield _Prepared(item, found.hash, pixels, found.refused)
+            pixels = torch.frombuffer(processes.memory, dtype=torch.uint8).view(-1, prepare.size, prepare.size, 3)
+            for group in processes.decode((item, item.data) for item in items):
+                self.items += len(group.tags)
+                new: list[bytes] = []  # hashes of the new images before image k that follow each other
+                for k, (item, digest) in enumerate(zip(group.tags, group.hashes, strict=True)):
+                    if digest is None:
+                        self._refuse(item, group.refused[k])
+                    elif self._is_new(item, digest):
+                        new.append(digest)
+                        continue
+                    batches.add(new, pixels[group.slot + k - len(new) : group.slot + k])
+                    new = []
+                end = group.slot + len(group.tags)
+                batches.add(new, pixels[end - len(new) : end])
+                yield
             self.seconds.update(processes.seconds)
+
+    def _refuse(self, item: _Item, refused: Refused) -> None:
+        self.refused.append({"item": item.shown, "cause": refused.cause, "detail": refused.detail})
+
+    def _is_new(self, item: _Item, digest: bytes) -> bool:
+        """Keep the facts of an item that has a vector; return whether its vector is still to be computed."""
+        self.facts.append(item.facts)
+        self.hashes.append(digest)
+        if digest in self._taken:
+            return False
+        self._taken.add(digest)
+        return True
 
     def _prepare(self, item: _Item) -> _Prepared:
         """Read, hash and decode an item; runs in a thread."""
@@ -261,7 +291,7 @@ class _Job:
         try:
             if isinstance(item.data, Refused):
                 raise item.data
-            data = read_bytes(item.data, self.bounds[0]) if isinstance(item.data, Path) else item.data
+            data = read_bytes(Path(item.data), self.bounds[0]) if isinstance(item.data, str) else item.data
             found = hashlib.sha256(bounded(data, self.bounds[0])).digest()
             self._count("reading", began)
             if found in self.so_far.places:
@@ -306,7 +336,7 @@ class _Job:
 
         def batches() -> Iterator[pa.RecordBatch]:
             begin = 0
-            while rows := self._wait(begin, CHUNK):
+            while rows := self._wait(begin, WRITTEN):
                 began = time.perf_counter()
                 part = slice(begin, begin + rows)
                 keys = _keys(key, self.facts[part], facts)
@@ -349,10 +379,11 @@ class _ItemByItem:
         self.seconds = 0.0
         self._waiting: dict[bytes, Any] = {}
 
-    def add(self, digest: bytes, prepared: Any) -> None:
-        self._waiting[digest] = prepared
-        if len(self._waiting) == self.batch_size:
-            self.end()
+    def add(self, digests: list[bytes], inputs: Sequence[Any]) -> None:
+        for digest, prepared in zip(digests, inputs, strict=True):
+            self._waiting[digest] = prepared
+            if len(self._waiting) == self.batch_size:
+                self.end()
 
     def end(self) -> None:
         if self._waiting:
@@ -405,22 +436,39 @@ def _of_folder(folder: Path) -> Iterator[_Item]:
     if not files:
         raise SourceError(f"{folder} holds no files")
     for below in files:
-        shown, path = printable(below), folder / below
+        shown = printable(below)
         if shown != below:
             yield _Item(shown, {}, Refused("name", "has a name that is not UTF-8, so it has no key; rename it"))
         else:
-            yield _Item(shown, {"name": path.stem, "path": below}, path)
+            yield _Item(shown, {"name": _stem(below), "path": below}, f"{folder}/{below}")
+
+
+def _stem(path: str) -> str:
+    """Return the file's name without its ending, as `Path.stem` does, which takes several times as long."""
+    name = path.rpartition("/")[2]
+    dot = name.rfind(".")
+    return name[:dot] if 0 < dot < len(name) - 1 else name
 
 
 def _files_below(folder: Path) -> Iterator[str]:
     """Return the paths of all files below a folder, without those whose name or folder begins with "." or "_"."""
-    for root, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
-        below = "" if Path(root) == folder else os.path.relpath(root, folder) + "/"
-        for name in names:
-            # Path objects take several times as long, which shows when a GPU encodes thousands of images per second.
-            if not name.startswith((".", "_")) and os.path.isfile(f"{root}/{name}"):  # noqa: PTH113
-                yield below + name
+    # A directory entry knows whether it is a file, without a question to the disk. Path objects take several times as long, which
+    # shows when a GPU encodes thousands of images per second.
+    folders = [""]
+    while folders:
+        below = folders.pop()
+        try:
+            entries = os.scandir(f"{folder}/{below}")
+        except OSError:
+            continue
+        with entries:
+            for entry in entries:
+                if entry.name.startswith((".", "_")):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{below}{entry.name}/")
+                elif entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path):  # noqa: PTH113 - a link to a file
+                    yield below + entry.name
 
 
 def _of_view(view: View, column: str, names: list[str]) -> Iterator[_Item]:

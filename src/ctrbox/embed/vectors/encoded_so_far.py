@@ -7,6 +7,9 @@ The folder beside the result holds two files:
 
 Records are written a batch at a time. After a crash the sound records that make whole batches are kept, so that the
 batches that follow hold the same items as they would have without the crash: the result is the same bit for bit.
+
+A thread writes `state.json`, since its identity may have to wait for a checksum of many weights. Vectors without a state are
+deleted by the next call, so a process that is killed before that keeps none.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ctrbox import _native
 from ctrbox.embed.vectors.file import MOST_WIDTH
 from ctrbox.errors import CtrboxError, DataError, WriteError
 from ctrbox.files.atomic import written_aside
@@ -33,14 +38,18 @@ class EncodedSoFar:
     """The vectors of an encoding, by the hash of their items. One process at a time uses the folder.
 
     ``identity`` is called when a state is read or written, so that a new encoding can begin while the checksum of the weights is
-    still being computed.
+    still being computed. ``patient``: whether `add` waits until the state is written.
     """
 
-    def __init__(self, folder: Path, identity: Callable[[], Mapping[str, Any]], batch: int) -> None:
+    def __init__(
+        self, folder: Path, identity: Callable[[], Mapping[str, Any]], batch: int, patient: bool = True
+    ) -> None:
+        self.patient = patient
         self.folder, self.identity, self.batch = folder, identity, batch
         self.width: int | None = None
         self.places: dict[bytes, int] = {}
         self._file: Any = None
+        self._state: Future[None] | None = None
         self._rows = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -107,14 +116,17 @@ class EncodedSoFar:
         try:
             if self.width is None:
                 self.width = int(vectors.shape[1])
-                with written_aside(self.folder / "state.json") as aside:
-                    aside.write_text(sealed({"identity": dict(self.identity()), "width": self.width}))
+                beside = ThreadPoolExecutor(1, "ctrbox-state")
+                self._state = beside.submit(self._write_state, self.width)
+                beside.shutdown(wait=False)
+            if self._state is not None and (self.patient or self._state.done()):
+                self._state.result()
             if self._file is None:
                 self._file = (self.folder / "vectors").open("ab")
             records = np.empty(len(hashes), self._records())
             records["hash"], records["vector"] = hashes, vectors
             bodies = records.view(np.uint8).reshape(len(hashes), -1)
-            records["crc"] = [zlib.crc32(body[:-4].data) for body in bodies]
+            records["crc"] = _native.row_checksums(bodies[:, :-4])
             self._file.write(records)
             self._file.flush()
         except OSError as error:
@@ -122,6 +134,10 @@ class EncodedSoFar:
         for key in hashes:
             self.places[key] = self._rows
             self._rows += 1
+
+    def _write_state(self, width: int) -> None:
+        with written_aside(self.folder / "state.json") as aside:
+            aside.write_text(sealed({"identity": dict(self.identity()), "width": width}))
 
     def vectors(self, places: np.ndarray) -> np.ndarray:
         """Return the vectors at these places."""
@@ -131,6 +147,8 @@ class EncodedSoFar:
 
     def close(self, *, remove: bool) -> None:
         """Close the files; remove the folder when the result is complete."""
+        if self._state is not None:
+            wait([self._state])
         if self._file is not None:
             if not remove:
                 os.fsync(self._file.fileno())

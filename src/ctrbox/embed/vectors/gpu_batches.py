@@ -1,6 +1,6 @@
 """Runs an encoder on whole batches on a GPU while the next batches are filled and the vectors of earlier ones are kept.
 
-    caller            fills the rows of a page-locked batch, one image at a time
+    caller            fills the rows of a page-locked batch, many images at a time where they lie side by side
     copying stream    copies it to the GPU while the network runs on the batch before
     current stream    normalizes the pixels and runs the network
     returning stream  copies the vectors into page-locked memory
@@ -16,7 +16,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,12 +41,11 @@ class _Batch:
     returned: Any = None
 
 
-def _bytes(image: torch.Tensor) -> np.ndarray:
-    """Return the bytes of an image as a NumPy array.
-
-    NumPy copies them with one thread. torch would divide each copy among all its threads, which would take cores from decoding.
+def _bytes(images: torch.Tensor) -> np.ndarray:
+    """Return the bytes of images. NumPy copies them with one thread; torch would divide them among all its threads, which then
+    wait for work on the cores that decode.
     """
-    return image.contiguous().view(-1).view(torch.uint8).numpy()
+    return images.contiguous().view(-1).view(torch.uint8).numpy()
 
 
 class GpuBatches:
@@ -75,19 +74,28 @@ class GpuBatches:
         self._thread = threading.Thread(target=self._keep_vectors, name="ctrbox-vectors", daemon=True)
         self._thread.start()
 
-    def add(self, digest: bytes, image: torch.Tensor) -> None:
-        """Copy an image into the batch that is being filled; a full batch goes to the GPU."""
-        batch = self._filling
-        if batch.inputs is None:
-            batch.inputs = torch.empty((self.batch_size, *image.shape), dtype=image.dtype, pin_memory=self.cuda)
-        if image.shape != batch.inputs.shape[1:] or image.dtype != batch.inputs.dtype:
-            shapes = sorted({tuple(batch.inputs.shape[1:]), tuple(image.shape)})
-            told = shapes if len(shapes) > 1 else sorted({str(batch.inputs.dtype), str(image.dtype)})
-            raise DataError(f"prepare= gave tensors of different shapes or types: {told}; expected one shape and type")
-        np.copyto(_bytes(batch.inputs[len(batch.hashes)]), _bytes(image))
-        batch.hashes.append(digest)
-        if len(batch.hashes) == self.batch_size:
-            self._send()
+    def add(self, digests: Sequence[bytes], images: torch.Tensor) -> None:
+        """Copy images, (number, ...), into the batch that is being filled; a full batch goes to the GPU."""
+        begin = 0
+        while begin < len(digests):
+            batch = self._filling
+            if batch.inputs is None:
+                batch.inputs = torch.empty(
+                    (self.batch_size, *images.shape[1:]), dtype=images.dtype, pin_memory=self.cuda
+                )
+            if images.shape[1:] != batch.inputs.shape[1:] or images.dtype != batch.inputs.dtype:
+                shapes = sorted({tuple(batch.inputs.shape[1:]), tuple(images.shape[1:])})
+                told = shapes if len(shapes) > 1 else sorted({str(batch.inputs.dtype), str(images.dtype)})
+                raise DataError(
+                    f"prepare= gave tensors of different shapes or types: {told}; expected one shape and type"
+                )
+            filled = len(batch.hashes)
+            taken = min(self.batch_size - filled, len(digests) - begin)
+            np.copyto(_bytes(batch.inputs[filled : filled + taken]), _bytes(images[begin : begin + taken]))
+            batch.hashes += digests[begin : begin + taken]
+            begin += taken
+            if len(batch.hashes) == self.batch_size:
+                self._send()
 
     def end(self) -> None:
         """Send the last batch, and wait until all vectors are kept."""

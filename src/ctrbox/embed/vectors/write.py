@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from ctrbox import _native
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.encoded_by import EncodedBy
@@ -320,7 +321,7 @@ def _rows(keys: Keys, lists: Lists, first: int, kind: int, width: int | None, ch
         raise refuse(0, f"has {width} numbers; expected 1 to {MOST_WIDTH:,}")
     given = values.reshape(len(lengths), width)
     with np.errstate(over="ignore"):
-        rows = given.astype(KINDS[kind])
+        rows = given.astype(KINDS[kind], copy=False)
     wrong = np.flatnonzero(~np.isfinite(rows).all(1))
     if len(wrong):
         row = int(wrong[0])
@@ -340,6 +341,7 @@ class _Writer:
         self.keys: list[Keys] = []
         self.given: list[npt.NDArray[np.int64]] = []  # row of the source, for messages
         self.sums: list[npt.NDArray[np.uint32]] = []
+        self.waiting = 0  # bytes that the system was not yet told to write to the disk
         self.file.write(bytes(ROWS_AT))
 
     def __enter__(self) -> _Writer:
@@ -351,9 +353,13 @@ class _Writer:
     def add(self, keys: Keys, rows: Data, given: npt.NDArray[np.int64]) -> None:
         rows = np.ascontiguousarray(rows)
         self.file.write(rows.data)
+        self.waiting += rows.nbytes
+        if self.waiting >= CHUNK // 2:
+            _native.begin_writeback(self.file.fileno())
+            self.waiting = 0
         self.keys.append(keys)
         self.given.append(given)
-        self.sums.append(np.array([zlib.crc32(row) for row in rows], np.uint32))
+        self.sums.append(_native.row_checksums(rows.view(np.uint8)))
 
     def end(self, encoder: EncodedBy | None = None) -> None:
         keys, given = np.concatenate(self.keys), np.concatenate(self.given)
