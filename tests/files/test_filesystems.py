@@ -6,10 +6,20 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ctrbox.errors import SourceError
 from ctrbox.files import filesystems
-from ctrbox.files.filesystems import RETRY_PAUSES_S, RETRY_TOTAL_S, Store, natural, open_store, path_of_uri
+from ctrbox.files.filesystems import (
+    RETRY_PAUSES_S,
+    RETRY_TOTAL_S,
+    Store,
+    natural,
+    naturally_sorted,
+    open_store,
+    path_of_uri,
+)
 
 HASH = "ab" * 32
 
@@ -166,3 +176,12 @@ def test_writers_own_files_and_folders_are_hidden(tmp_path: Path) -> None:
     ):
         with pytest.raises(SourceError, match=message):
             found(pattern)
+
+
+@given(st.text("0a9/٣.\udc80²", max_size=8), st.lists(st.text("0123456789٣x", min_size=1, max_size=8), max_size=12))
+def test_paths_that_differ_in_digits_alone_have_their_natural_order(shape: str, digits: list[str]) -> None:
+    for names in (
+        digits,
+        ["".join(few[:1] if c == "0" else few[-1:] if c == "9" else c for c in shape) for few in digits],
+    ):
+        assert naturally_sorted(names) == sorted(names, key=natural)

@@ -41,6 +41,7 @@ _HDFS_DEFAULTS = {
     "dfs.client.socket-timeout": "10000",
 }
 
+_DIGITS_ALIKE = str.maketrans("123456789", "000000000")
 _WILD = re.compile(r"[*?\[]")
 _S3_OPTIONS = {
     "access_key": "access_key",
@@ -363,6 +364,14 @@ def natural(path: str) -> list[tuple[int, int, str]]:
     """A sort key that reads digits as numbers."""
     parts = re.split(r"(\d+)", path)
     return [(1, int(part), part) if part.isdecimal() else (0, 0, part) for part in parts if part]
+
+
+def naturally_sorted(paths: list[str]) -> list[str]:
+    """Sort paths by `natural`. Paths that differ in digits alone, such as ad0001.jpg and ad0002.jpg, have that order as plain
+    text too, which is found in a fraction of the time.
+    """
+    alike = len({path.translate(_DIGITS_ALIKE) for path in paths}) <= 1
+    return sorted(paths, key=None if alike else natural)
 
 
 def _glob(store: Store, pattern: str) -> list[File]:

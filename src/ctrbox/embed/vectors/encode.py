@@ -44,7 +44,7 @@ from ctrbox.embed.vectors.write import FLOATS, check_place, write_encoded
 from ctrbox.engines.computing import compute
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
-from ctrbox.files.filesystems import natural, printable
+from ctrbox.files.filesystems import naturally_sorted, printable
 from ctrbox.files.urls import local_path
 from ctrbox.plan.language.expr import Expr
 from ctrbox.views.readahead import readahead
@@ -432,7 +432,7 @@ def _columns_of(key: Expr) -> set[str]:
 def _of_folder(folder: Path) -> Iterator[_Item]:
     if not folder.is_dir():
         raise SourceError(f"{folder} is not a folder of images")
-    files = sorted(_files_below(folder), key=natural)
+    files = naturally_sorted(list(_files_below(folder)))
     if not files:
         raise SourceError(f"{folder} holds no files")
     for below in files:
