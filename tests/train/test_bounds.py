@@ -132,6 +132,13 @@ def test_without_gpu_tables_the_device_is_the_one_asked_for(plan: cb.Plan, monke
     assert device_for("auto", memory, on_gpu) == cpu  # type: ignore[arg-type]
 
 
+def test_a_run_of_before_says_its_precision_with_its_device() -> None:
+    same_run("run", {"device": "cpu"}, {"precision": "float32"})
+    same_run("run", {"device": "cuda, bf16"}, {"precision": "bfloat16"})
+    with pytest.raises(DataError, match="differs in precision: it has 'bfloat16', but this training has 'float32'"):
+        same_run("run", {"device": "cuda, bf16"}, {"precision": "float32"})
+
+
 def test_the_first_difference_between_two_runs_is_named() -> None:
     same_run("run", {"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 2}})
     for kept, mine, message in (

@@ -239,6 +239,8 @@ def same_run(folder: Any, kept: Any, mine: dict[str, Any]) -> None:
         raise DataError(f"{folder} has a damaged config.json: its identity is missing")
     for name, value in mine.items():
         there = kept.get(name)
+        if name == "precision" and there is None and "device" in kept:  # a run of 0.2 names both in one text
+            there = "bfloat16" if "bf16" in str(kept["device"]) else "float32"
         if there == value:
             continue
         if isinstance(value, dict) and isinstance(there, dict):
