@@ -1,4 +1,4 @@
-"""What do features of the past add to a click model, from raw logs to a trained model? Does pandas compute the same features?
+"""How much AUC do features of the past add to a click model, and does pandas compute the same features?
 
     python -m benchmarks.attribution [--sets criteo,adlog] [--rows 1000000] [--seeds 3] [--tools ours,pandas,lightgbm]
 

@@ -63,7 +63,6 @@ CANDIDATES: dict[str, dict[str, Options]] = {
         "hold 20, dim 16": {"hold": 20, **FINAL, "dim": 16},
         "hold 20, dropout 0.5": {"hold": 20, **FINAL, "dropout": 0.5},
         "hold 20, dim 16, dropout 0.5": {"hold": 20, **FINAL, "dim": 16, "dropout": 0.5},
-        "hold 25, dim 16, dropout 0.5": {"hold": 25, **FINAL, "dim": 16, "dropout": 0.5},
         "hold 25, dim 20, dropout 0.5": {"hold": 25, **FINAL, "dim": 20, "dropout": 0.5},
         "hold 20, l2 0.02": {"hold": 20, **FINAL, "l2": 0.02},
         "hold 20, 400 and 400": {"hold": 20, **FINAL, "second_hidden": (400,)},
@@ -143,10 +142,10 @@ def one(
 
 
 def cell(model: str, name: str, seed: int, quick: bool, device: str = "cpu") -> dict[str, Any]:
-    elsewhere: Options = {"quick": True} if quick else {}
+    unusual: Options = {"quick": True} if quick else {}  # so that lines of earlier logs keep their names
     if device != "cpu":
-        elsewhere["device"] = device
-    return {"model": model, "candidate": name, "seed": seed, **elsewhere}
+        unusual["device"] = device
+    return {"model": model, "candidate": name, "seed": seed, **unusual}
 
 
 def mean(values: list[float]) -> str:

@@ -360,7 +360,7 @@ class Compared:
         return max(abs(a / b - 1.0) for a, b in zip(self.losses, other.losses, strict=True))
 
     def from_exact(self, exact: dict[str, torch.Tensor]) -> dict[str, float]:
-        """By name, the relative distance of a gradient from the one in float32."""
+        """Return, by the name of a weight, the relative distance of its gradient from the gradient in float32."""
         pairs = [(name, self.gradients[name].float(), exact[name].float()) for name in exact]
         return {name: float((a - b).norm() / b.norm().clamp_min(1e-30)) for name, a, b in pairs}
 

@@ -152,7 +152,7 @@ def held_share(table: pa.Table) -> float:
 
 
 class Sampler:
-    """What nvidia-smi says of the GPU's utilization, every 100 ms while it is entered."""
+    """Collects the GPU's utilization that nvidia-smi shows, every 100 ms while the context is entered."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[float, float]] = []  # moment, percent

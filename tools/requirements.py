@@ -14,15 +14,16 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 BUILD_TOOLS = ("cmake", "ninja")  # scikit-build-core asks for them itself where builds are isolated; ours are not
 
 
-def requirements(extras: list[str], project: dict[str, object]) -> Iterator[str]:
+def requirements(extras: list[str], project: dict[str, Any]) -> Iterator[str]:
     """Yield the requirements of the package and of these extras, including the extras that an extra names."""
-    known: dict[str, list[str]] = project["optional-dependencies"]  # type: ignore[assignment]
-    yield from project["dependencies"]  # type: ignore[misc]
+    known: dict[str, list[str]] = project["optional-dependencies"]
+    yield from project["dependencies"]
     waiting, seen = list(extras), set()
     while waiting:
         extra = waiting.pop(0)
@@ -42,9 +43,8 @@ def requirements(extras: list[str], project: dict[str, object]) -> Iterator[str]
 def main(arguments: list[str]) -> None:
     content = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
     if arguments == ["--build"]:
-        tools = [
-            r for r in content["project"]["optional-dependencies"]["dev"] if re.match(r"[\w-]+", r)[0] in BUILD_TOOLS
-        ]  # type: ignore[index]
+        dev = content["project"]["optional-dependencies"]["dev"]
+        tools = [requirement for requirement in dev if requirement.startswith(BUILD_TOOLS)]
         print("\n".join([*content["build-system"]["requires"], *tools]))
     else:
         print("\n".join(dict.fromkeys(requirements(arguments, content["project"]))))

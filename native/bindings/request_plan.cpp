@@ -61,8 +61,8 @@ nb::tuple scores_of(const RequestScorer& scorer, nb::bytes body) {
   return nb::make_tuple(shared_array(out->data(), {out->size()}, out), wrong);
 }
 
-// What is wrong with a part of a request travels to Python as BadPart(message, of_context, row), a score that is not
-// finite as BadScore(position).
+// Errors reach Python as BadPart(message, of_context, row) for a part of a request, and as BadScore(position) for a
+// score that is not finite.
 nb::object bad_part_type, bad_score_type;
 
 std::shared_ptr<const RequestPlan> plan_from(const RequestRows& context, const RequestRows& candidates, uint32_t merged,

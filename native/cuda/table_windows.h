@@ -55,7 +55,7 @@ __device__ inline uint32_t first_of(uint32_t lanes) { return (uint32_t)__ffsll((
 __device__ inline uint32_t run_of(uint32_t lanes) { return (uint32_t)__ffsll((long long)~(uint64_t)lanes) - 1; }
 #endif
 
-// What a lane knows of its place in a window.
+// The place of a lane in its window.
 struct Window {
   uint64_t first;  // the place of lane 0
   int32_t row;     // kNoRow behind the last place

@@ -307,7 +307,7 @@ void answers_with_a_cache_have_the_bits_of_those_without() {
     CHECK(budget == 24u << 10 ? counts.evictions > 0 : counts.evictions == 0);
   }
   ContextCache cache(1 << 20);
-  // What is left to the slow path is neither counted nor kept.
+  // A request that is left to the slow path is neither counted nor kept in the cache.
   for (const std::string body :
        {std::string(), kBody + "x",
         std::string(R"({"context": {"user": 1}, "candidates": [)") + kBody.substr(kBody.find(R"({"ad": 1)"))})

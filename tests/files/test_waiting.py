@@ -16,7 +16,7 @@ from ctrbox.files.waiting import TURN_S, join, result_of
 
 
 class Pressed(Exception):
-    """What the handler of the signal raises."""
+    """The exception that the signal's handler raises."""
 
 
 @pytest.fixture

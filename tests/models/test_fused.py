@@ -100,7 +100,7 @@ def test_slabs_depend_on_the_rows_alone() -> None:
 
 
 def gradients(model: nn.Module, x: torch.Tensor, upstream: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """What the model makes of x under autocast, and the gradients of x and of all weights."""
+    """Return the model's output for x under autocast, and the gradients of x and of all weights."""
     model.zero_grad(set_to_none=True)
     x = x.detach().clone().requires_grad_()
     with torch.autocast(x.device.type, BF16):
@@ -176,7 +176,7 @@ def test_a_last_layer_without_bias_and_an_input_without_gradient(kernels: fused.
 @pytest.mark.parametrize(
     "model",
     [MLP(6, (8, 1), dropout=0.5), MLP(6, (8, 1), batch_norm=True), MLP(6, (8, 1), activation="tanh")],
-    ids=["dropout", "normalisation", "tanh"],
+    ids=["dropout", "normalization", "tanh"],
 )
 def test_other_towers_are_left_to_torch(kernels: fused.DenseKernels, model: MLP) -> None:
     with torch.autocast("cpu", BF16):

@@ -51,7 +51,7 @@ class StagedPages {
  public:
   static constexpr size_t kSlack = 64;  // unused bytes behind each decompressed page and behind every buffer
 
-  // What became of a column; places count from the address of `held` that write() was given, which is added.
+  // A decoded column. Its addresses begin at the address of `held` that write() was given.
   struct Column {
     uint32_t failed;  // 0, or the largest PageResult::failed of its pages
     uint64_t rows, nulls, values, text, bits;
@@ -85,7 +85,8 @@ class StagedPages {
   // Writes the table for buffers at these addresses.
   void write(uint8_t* to, uint64_t stored, uint64_t held, uint64_t between) const;
 
-  // What the kernels' results, one for each page, say of each column; nothing where it was left out.
+  // Returns the outcome of each column from the kernels' results, one for each page; nothing for a column that was left
+  // out.
   std::vector<std::optional<Column>> outcome(std::span<const StagedResult> results, uint64_t held) const;
 
  private:

@@ -91,7 +91,8 @@ class Divided {
     return (!in.valid || in.valid[row]) && (asks(in, row) || in.feeds[row]);
   }
 
-  // By word; empty for words that are not texts. Numbers are given in the order of the rows, so by one thread.
+  // Numbers of texts, by word; empty for words that are not texts. One thread gives the numbers, in the order of the
+  // rows.
   static std::vector<std::vector<uint64_t>> numbers_of_texts(PastState& state, const PastRows& in) {
     std::vector<std::vector<uint64_t>> numbers(in.columns.size());
     for (size_t w = 0; w < in.columns.size(); ++w) {

@@ -158,7 +158,7 @@ class PastShard {
   void append_stored(const uint64_t* stored);  // to the key that was added last
 
  private:
-  // What a slot holds for the key at `place`, which is counted from 1.
+  // The entry of a slot for the key at `place`, which is counted from 1.
   uint32_t slot_of(uint64_t hash, size_t place) const {
     return static_cast<uint32_t>(place) |
            (static_cast<uint32_t>(hash >> 28) & ~static_cast<uint32_t>(slots_.size() - 1));

@@ -45,7 +45,7 @@ struct BadScore : std::runtime_error {
   size_t position;
 };
 
-// What was computed from the context of a request for all its candidates.
+// The part of a request's scores that depends on its context alone, computed once for all candidates.
 struct RequestContext {
   std::shared_ptr<Frame> frame;           // columns that candidates read of the context; nullptr: none
   FfmContext prepared;                    // set if the model computes a context once

@@ -118,19 +118,24 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.mm(a, b).float()
 
 
+def crossed_layers(x0: torch.Tensor, weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return the result of all layers of a low-rank cross, and the tensors that its backward pass needs."""
+    kept, x = [x0], x0
+    for down, up, bias in zip(weights[::3], weights[1::3], weights[2::3], strict=True):
+        low = x @ down
+        crossed = torch.addmm(bias, low, up)
+        kept += [x, low, crossed]
+        x = torch.addcmul(x, x0, crossed)
+    return x, kept
+
+
 class CrossLayers(torch.autograd.Function):
     """x ← x₀ ∘ (U Vᵀ x + b) + x. Takes x₀ in bfloat16 and, of each layer, V, U and b as floats."""
 
     @staticmethod
     def forward(ctx: Any, x0: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        x0 = x0.contiguous()
         rounded = halves(weights)
-        kept, x = [x0], x0
-        for down, up, bias in zip(rounded[::3], rounded[1::3], rounded[2::3], strict=True):
-            low = x @ down
-            crossed = torch.addmm(bias, low, up)
-            kept += [x, low, crossed]
-            x = torch.addcmul(x, x0, crossed)
+        x, kept = crossed_layers(x0.contiguous(), rounded)
         ctx.save_for_backward(*kept, *rounded)
         return x
 
@@ -219,9 +224,7 @@ class Tower(torch.autograd.Function):
 
 def tower(layers: nn.ModuleList, between: nn.ModuleList, parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Return what the layers of mlp.py make of one input, with all that stands between and behind them; None where torch's
-    operators have to: several inputs, other activations, normalisation, dropout, another precision."""
-    if not FUSED:
-        return None
+    operators have to: several inputs, other activations, normalization, dropout, another precision."""
     read = [part for part in parts if part.shape[1]]
     if len(read) != 1 or not usable(read[0]) or not _in_bfloat16(read[0]):
         return None

@@ -119,12 +119,7 @@ class _LowRank(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x0: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        kept, x = [x0], x0
-        for down, up, bias in zip(weights[::3], weights[1::3], weights[2::3], strict=True):
-            low = x @ down
-            crossed = torch.addmm(bias, low, up)
-            kept += [x, low, crossed]
-            x = torch.addcmul(x, x0, crossed)
+        x, kept = fused.crossed_layers(x0, weights)
         ctx.save_for_backward(*kept, *weights)
         return x
 

@@ -130,7 +130,7 @@ class Live:
 
 @dataclass(frozen=True)
 class CachedContext:
-    """What the cache keeps of a context if the engine does not compute it once; otherwise it keeps a `_native.RequestContext`."""
+    """The cache's entry for a context that the engine does not compute once; otherwise it is a `_native.RequestContext`."""
 
     frame: Any  # what candidates read of the context; None where they read nothing
     part: ContextPart  # the features of the context

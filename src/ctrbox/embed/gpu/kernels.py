@@ -30,7 +30,7 @@ NAMES = (
     "table_groups",
     "table_step",
 )
-# Of shapes stepped in windows (native/cuda/table_windows.h): these do the work of table_chunks and table_step.
+# Kernels that replace table_chunks and table_step for shapes that are stepped in windows (native/cuda/table_windows.h).
 IN_WINDOWS = ("table_chunk_windows", "table_windows")
 MOST_LANES = 32  # of a warp
 MOST_BLOCKS = 1 << 20  # of a launch; loops take the rest
@@ -38,7 +38,7 @@ CHUNK, GROUP = 64, 64 * 64  # references summed together, kChunk and kGroup of t
 
 
 def source_of(row: Row, weight: Spec, vector: Spec, lanes: int, threads: int = 256) -> str:
-    """``threads``: of a block, at most."""
+    """Return the CUDA source of a table's kernels. ``threads``: largest number of threads in a block."""
     shape = {"DIM": row.dim, "LINEAR": int(row.linear), "WEIGHT": weight[0], "VECTOR": vector[0], "LANES": lanes}
     shape |= {"THREADS": threads}
     defined = "".join(f"#define CB_{name} {value}\n" for name, value in shape.items())

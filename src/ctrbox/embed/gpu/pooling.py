@@ -33,7 +33,7 @@ Sequenced = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 class Pools(Protocol):
-    """What a `Reading` asks of a table: `GpuTable`, or one of a training by several ranks."""
+    """The methods of a table that a `Reading` calls: a `GpuTable`, or the table of a rank on a GPU."""
 
     factor: float  # of the learning rates
 

@@ -133,7 +133,7 @@ class MergeCursor:
         if first_id is not None and not _begins_at(view, on, first_id):
             prune = pc.field(on) >= pc.scalar(first_id)
         scan = view.source.scan(columns, prune=prune, rows=rows, threads=threads, **aside(elsewhere))
-        # What is decoded elsewhere is asked for at once: it would come too late if it were asked for with the first ids.
+        # Columns that a GPU decodes are requested at once: with the first ids, the request would come too late.
         self._early = None if elsewhere is None else EarlyScan(scan, 0)
         self.stream: Iterator[Morsel] = scan if self._early is None else self._early.morsels()
         self.held: list[tuple[pa.RecordBatch, np.ndarray]] = []

@@ -75,7 +75,7 @@ def check_result(op: UserOperator, types: Any, found: Any) -> None:
 
 
 def brief(error: Exception) -> str:
-    """What numba says, without its advice and its colors, which it has where colorama is installed."""
+    """Return numba's message without its advice and without colors, which it has if colorama is installed."""
     said = COLORS.sub("", str(error))
     lines = [line for line in said.splitlines() if line.strip() and not line.startswith("Failed in ")]
     return "\n".join(lines[:SHOWN_LINES])

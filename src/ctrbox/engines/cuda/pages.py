@@ -298,7 +298,7 @@ class _Marks:
 
 @dataclass(frozen=True)
 class _Told:
-    """What a call learned from the GPU: a result for each page, in page-locked memory that the call has to itself."""
+    """The results of a call, one for each page, in page-locked memory that no other call uses."""
 
     results: np.ndarray
     queued: float  # when the last launch was queued

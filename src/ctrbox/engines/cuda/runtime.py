@@ -26,8 +26,9 @@ NONE: Mapping[str, UserOperator] = MappingProxyType({})
 
 
 # The GPU takes kernels from so many queues, 8 by default and 32 at most. Kernels of different streams in one queue wait for
-# each other, and a plan with a dozen threads that decode Parquet pages has more streams than 8. CUDA reads this when it starts.
-QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+# each other, and a plan with a dozen threads that decode Parquet pages has more streams than 8. CUDA reads this when it starts,
+# so it is set before anything here can start CUDA.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 ON_THE_CPU = "use the CPU: device='cpu', cb.MemoryTable"
 
@@ -177,7 +178,6 @@ def gpu_of_process() -> torch.device:
 
 def why_not() -> str:
     """Why this machine cannot run kernels, with what to do about it; empty where it can."""
-    os.environ.setdefault(*QUEUES)
     if not torch.cuda.is_available() and not gpu_here():
         return f"this machine shows no NVIDIA GPU; {ON_THE_CPU}"
     if not torch.backends.cuda.is_built():
