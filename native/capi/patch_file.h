@@ -1,4 +1,4 @@
-// Applies patches without Python. docs/publish.md describes the format; publish/patch.py is the Python twin.
+// Applies patches without Python. docs/patch_files.md describes the format; publish/patch.py is the Python twin.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -1,4 +1,4 @@
-"""The tables of docs/views.md that say what a text field becomes, checked row by row."""
+"""The tables of docs/text_files.md that say what a text field becomes, checked row by row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import ctrbox as cb
 from ctrbox.views.fields import name_of_type
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "views.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "text_files.md"
 CELL = re.compile(r"`([^`]*)`|\*(nothing)\*")
 KINDS = {"list<item: int64>": "list of int"}
 
@@ -30,7 +30,7 @@ def table(title: str) -> list[tuple[list[str | None], str, list[str]]]:
 
 
 DELIMITED = table("What a text field becomes:")
-LINES = table("And what a field of JSON lines becomes")
+LINES = table("What a field of JSON lines becomes:")
 
 
 def check(path: Path, kind: str, values: list[str]) -> None:
