@@ -1,4 +1,4 @@
-"""The tables of settings in docs/training.md name what the code takes, with its defaults."""
+"""The tables in docs/training_settings.md and docs/classifier.md name what the code takes, with its defaults."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from ctrbox.cli.job import FROM_THE_COMMAND_LINE, OF_THE_JOB
 from ctrbox.sklearn.frames import FEW, QUANTILES, REACH
 from ctrbox.train.settings import LEAST_BATCH, MOST_BATCH, STEPS, Settings, with_batch_size
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+SETTINGS = (DOCS / "training_settings.md").read_text(encoding="utf-8")
+CLASSIFIER = (DOCS / "classifier.md").read_text(encoding="utf-8")
 
 
-def table(head: str) -> dict[str, str]:
-    """Names and defaults of the table of the page that begins with a head."""
-    lines = PAGE.split(f"\n| {head} | default | meaning |\n", 1)[1].split("\n\n", 1)[0].splitlines()[1:]
+def table(page: str, head: str) -> dict[str, str]:
+    """Names and defaults of the table of a page that begins with a head."""
+    lines = page.split(f"\n| {head} | default | meaning |\n", 1)[1].split("\n\n", 1)[0].splitlines()[1:]
     found = [re.match(r"\| `(\w+)` \| `([^`]+)` \| \S", line) for line in lines]
     assert all(found), lines
     return {met[1]: met[2] for met in found if met is not None}
@@ -29,7 +31,7 @@ def test_the_table_of_settings_has_all_that_a_job_may_set() -> None:
     for name, parameter in inspect.signature(cb.Trainer.fit).parameters.items():
         if name not in elsewhere:
             expected[name] = repr(parameter.default)
-    assert table("setting") == expected
+    assert table(SETTINGS, "setting") == expected
 
 
 def test_fit_has_the_settings_with_their_defaults() -> None:
@@ -40,14 +42,14 @@ def test_fit_has_the_settings_with_their_defaults() -> None:
 
 
 def test_the_rule_of_the_batch_size_is_the_one_that_is_written() -> None:
-    assert f"power of two from {LEAST_BATCH} to {MOST_BATCH:,} with which an epoch has at most {STEPS} steps" in PAGE
-    assert f"beyond {MOST_BATCH * STEPS:,} training rows it stays {MOST_BATCH:,}" in PAGE
+    assert f"power of two from {LEAST_BATCH} to {MOST_BATCH:,} with which an epoch has at most {STEPS} steps" in SETTINGS
+    assert f"beyond {MOST_BATCH * STEPS:,} training rows it stays {MOST_BATCH:,}" in SETTINGS
     for rows, size in ((1, 64), (16_000, 64), (16_001, 128), (100_000, 512), (4_096_001, 16_384)):
         assert with_batch_size(Settings(), rows).batch_size == size
 
 
 def test_the_table_of_the_classifier_has_all_its_parameters() -> None:
     parameters = inspect.signature(cb.Classifier).parameters
-    assert table("parameter") == {name: repr(p.default) for name, p in parameters.items()}
-    assert f"at most {FEW} distinct values | keys" in PAGE
-    assert f"cut at ±{REACH:.0f} standard deviations, plus the key of one of its {QUANTILES} quantiles" in PAGE
+    assert table(CLASSIFIER, "parameter") == {name: repr(p.default) for name, p in parameters.items()}
+    assert f"at most {FEW} distinct values | keys" in CLASSIFIER
+    assert f"cut at ±{REACH:.0f} standard deviations, plus the key of one of its {QUANTILES} quantiles" in CLASSIFIER

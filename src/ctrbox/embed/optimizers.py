@@ -11,7 +11,7 @@
 ``l2·w`` is added to the gradient, once for each batch; in `FTRL` it is part of the closed form. Trainers give a table the
 gradient of the *summed* loss of a batch: ``l2`` is there the ``weight_decay`` of a torch optimizer on the mean loss times the
 rows of a batch, and only rows of the batch decay. A dense optimizer gets the gradient of the *mean* loss, as torch's do: its
-``l2`` and ``weight_decay`` mean the same for a batch of any size (docs/training.md).
+``l2`` and ``weight_decay`` mean the same for a batch of any size (docs/optimizers.md).
 
 Native code does the work (``native/core/table/row_optimizers.h``, ``dense_adam.h``); ``tests/twins/optimizers.py`` says the same
 in NumPy, bit for bit.
