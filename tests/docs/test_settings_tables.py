@@ -42,7 +42,9 @@ def test_fit_has_the_settings_with_their_defaults() -> None:
 
 
 def test_the_rule_of_the_batch_size_is_the_one_that_is_written() -> None:
-    assert f"power of two from {LEAST_BATCH} to {MOST_BATCH:,} with which an epoch has at most {STEPS} steps" in SETTINGS
+    assert (
+        f"power of two from {LEAST_BATCH} to {MOST_BATCH:,} with which an epoch has at most {STEPS} steps" in SETTINGS
+    )
     assert f"beyond {MOST_BATCH * STEPS:,} training rows it stays {MOST_BATCH:,}" in SETTINGS
     for rows, size in ((1, 64), (16_000, 64), (16_001, 128), (100_000, 512), (4_096_001, 16_384)):
         assert with_batch_size(Settings(), rows).batch_size == size

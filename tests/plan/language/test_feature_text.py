@@ -50,7 +50,7 @@ from ctrbox.plan.language.feature_text import parse_feature
             "feature 'a' calls 'open', which is not a function; there are col, lit, cross, overlap, concat, when",
         ),
         ("a=(3).hour()", "feature 'a' calls .hour of 3, which is not a column"),
-        ("a=x.op()", "feature 'a' calls .op, which is not an operator; docs/operators.md has them all"),
+        ("a=x.op()", "feature 'a' calls .op, which is not an operator; docs/operators.md lists them all"),
         ("a=when(x).otherwise(1)", "feature 'a' calls .otherwise, which is not an operator; expected .then(…)"),
         ("a=when(x).then(1).then(2)", "feature 'a' calls .then, which is not an operator; expected .otherwise(…)"),
         ("a=col(x.lower())", "col needs the name of a column, got col('x').lower()"),

@@ -1,7 +1,7 @@
-"""Generates the table of operators in docs/operators.md: syntax, types and behavior.
+"""Generates the tables of operators in docs/operators_*.md: syntax, kinds and behavior.
 
 Behavior is told by the ``catalogue_<family>`` modules, kinds by the native catalogue. What is added here is
-how each row is written (``WRITTEN``). ``tools/make_operator_docs.py`` puts ``markdown()`` into the page.
+how each row is written (``WRITTEN``). ``tools/make_operator_docs.py`` puts the table of each family into its page.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from ctrbox import _native
 from ctrbox.columns.kind import NAMES
 from ctrbox.plan.language import catalogue_keys, catalogue_lists, catalogue_numbers, catalogue_strings
+from ctrbox.plan.language.catalogue_phrases import GENERAL, NULL
 
 # Anything that a key can be made of: hashed on the way in.
 HASHABLE = "H"
 ORDER = [*NAMES, HASHABLE]
 FAMILIES = {
-    "keys": ("Sources, keys, tables", catalogue_keys.ROWS),
-    "numbers": ("Numbers, nulls, times, JSON", catalogue_numbers.ROWS),
-    "strings": ("Strings", catalogue_strings.ROWS),
-    "lists": ("Lists", catalogue_lists.ROWS),
+    "keys": catalogue_keys.ROWS,
+    "numbers": catalogue_numbers.ROWS,
+    "strings": catalogue_strings.ROWS,
+    "lists": catalogue_lists.ROWS,
 }
 
 
@@ -207,7 +208,7 @@ WRITTEN = {"keys": KEYS, "numbers": NUMBERS, "strings": STRINGS, "lists": LISTS}
 
 # Every operator, family by family, in the order of the page.
 ROWS: tuple[Row, ...] = tuple(
-    Row(family, name, WRITTEN[family][name], *texts) for family, (_, rows) in FAMILIES.items() for name, *texts in rows
+    Row(family, name, WRITTEN[family][name], *texts) for family, rows in FAMILIES.items() for name, *texts in rows
 )
 
 
@@ -260,23 +261,25 @@ def shown(kind: str) -> str:
     return f"list[{name}]" if kind.startswith("*") else name
 
 
-# ---- the page ----------------------------------------------------------------------------------------------
+# ---- the pages ---------------------------------------------------------------------------------------------
 
-COLUMNS = ("written", "takes → gives", "what it does", "null", "empty", "Unicode", "overflow")
+COLUMNS = ("example", "kinds", "what it does", "special cases")
 
 
-def markdown() -> str:
-    """The table of docs/operators.md; a line of its own opens each family."""
+def markdown(family: str) -> str:
+    """The table of a family, in docs/operators_FAMILY.md."""
     lines = [line_of(COLUMNS), line_of(["---"] * len(COLUMNS))]
-    family = ""
     for row in ROWS:
-        if row.family != family:
-            family = row.family
-            lines.append(line_of([f"**{FAMILIES[family][0]}**", *[""] * (len(COLUMNS) - 1)]))
-        written = "<br>".join(f"`{example}`" for example in row.written.examples)
-        texts = (row.what, row.null, row.empty, row.unicode, row.overflow)
-        lines.append(line_of([written, f"`{row.kinds}`".replace("; ", "`<br>`"), *texts]))
+        if row.family == family:
+            written = "<br>".join(f"`{example}`" for example in row.written.examples)
+            lines.append(line_of([written, f"`{row.kinds}`".replace("; ", "`<br>`"), row.what, special_cases(row)]))
     return "\n".join(lines) + "\n"
+
+
+def special_cases(row: Row) -> str:
+    """What a row says of nulls, empty values, Unicode and large numbers, without what holds for every operator."""
+    texts = (row.null.removeprefix(NULL).strip(), row.empty, row.unicode, row.overflow)
+    return " ".join(text for text in texts if text and text not in GENERAL)
 
 
 def line_of(cells: Iterable[str]) -> str:

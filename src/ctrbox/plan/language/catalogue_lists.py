@@ -1,53 +1,91 @@
-"""Rows of the operator table in docs/operators.md: name, what it does, null, empty, Unicode, overflow.
+"""Rows of the table in docs/operators_lists.md: name, what it does, null, empty, Unicode, overflow.
 
 Lists hold no nulls: null elements are dropped when they are read.
 """
 
-from ctrbox.plan.language.catalogue_phrases import EITHER, NO, NONE, NULL
+from ctrbox.plan.language.catalogue_phrases import BYTES, EITHER, KEPT, NO, NONE, NULL
 
-_SAME = "bytes as they are"
+EMPTY = "An empty list gives an empty list."
+ABSENT = "An empty list gives a null."
+_PART = "A negative n is refused."
+_NAN = "The result is NaN if any element is NaN."
 
 ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
-    ("length", "number of elements", NULL, "0", NO, NONE),
+    ("length", "Returns the number of elements.", NULL, "An empty list gives 0.", NO, NONE),
+    ("first", "Returns the first n elements, or all elements if there are fewer.", NULL, EMPTY, NO, _PART),
+    ("last", "Returns the last n elements, or all elements if there are fewer.", NULL, EMPTY, NO, _PART),
     (
-        "first",
-        "the first n elements",
+        "get",
+        "Returns the element at a position, counted from 0. A negative position counts from the end of the list.",
         NULL,
-        "empty list",
+        ABSENT,
         NO,
-        "n beyond the end: the whole list; below zero: refused",
+        "A position outside the list gives a null.",
     ),
     (
-        "last",
-        "the last n elements",
+        "join",
+        "Joins the strings of a list, with a separator between them.",
         NULL,
-        "empty list",
-        NO,
-        "n beyond the beginning: the whole list; below zero: refused",
+        "An empty list gives an empty string.",
+        KEPT,
+        "A result ends before 4 GiB; the rest is left out, and the row is counted in `plan.warnings`.",
     ),
-    ("get", "one element; a negative index counts from the end", NULL, "null", NO, "out of range: null"),
-    ("join", "strings joined by a separator", NULL, '""', _SAME, "ends before 4 GiB, row counted in warnings"),
     (
         "distinct",
-        "without repetitions, the first of equal elements kept, in order",
+        "Returns the list without repetitions. Of equal elements, the first one stays. The order does not change.",
         NULL,
-        "empty list",
-        "strings are equal when their bytes are",
-        "2^31 − 1 elements of a row, the rest cut and counted",
+        EMPTY,
+        BYTES,
+        "At most 2^31 − 1 elements of a row are read; the rest is left out, and the row is counted in `plan.warnings`.",
     ),
-    ("ngrams", "hash of each n consecutive hashes", NULL, "shorter than n: empty list", NO, "64-bit hashes"),
-    ("overlap_count", "number of distinct values in both lists", EITHER, "0", _SAME, NONE),
     (
-        "overlap_jaccard",
-        "distinct values in both lists ÷ distinct values in either",
+        "ngrams",
+        "Returns one key for each n consecutive elements of a list: the hash of their hashes.",
+        NULL,
+        "A list with fewer than n elements gives an empty list.",
+        NO,
+        "Two different sequences have the same hash with a probability of about 2^−64.",
+    ),
+    (
+        "overlap_count",
+        "Returns the number of distinct values that occur in both lists.",
         EITHER,
-        "both empty: 0.0",
-        _SAME,
+        "An empty list gives 0.",
+        BYTES,
         NONE,
     ),
-    ("contains", "is the value in the list", EITHER, "false", _SAME, NONE),
-    ("sum", "sum, left to right", NULL, "0", NO, "int wraps around; float gives ±inf"),
-    ("mean", "sum ÷ number of elements", NULL, "null", NO, "float gives ±inf"),
-    ("max", "largest element; NaN if any is", NULL, "null", NO, NONE),
-    ("min", "smallest element; NaN if any is", NULL, "null", NO, NONE),
+    (
+        "overlap_jaccard",
+        "Returns the number of distinct values in both lists, divided by the number of distinct values in at least one of them.",
+        EITHER,
+        "Two empty lists give 0.",
+        BYTES,
+        NONE,
+    ),
+    (
+        "contains",
+        "Returns whether the value is in the list.",
+        EITHER,
+        "An empty list contains no value, so the result is false.",
+        BYTES,
+        NONE,
+    ),
+    (
+        "sum",
+        "Returns the sum of the elements, added from left to right.",
+        NULL,
+        "An empty list gives 0.",
+        NO,
+        "Ints wrap around at 64 bits. A sum of floats that is too large gives infinity or −infinity.",
+    ),
+    (
+        "mean",
+        "Returns the mean of the elements.",
+        NULL,
+        ABSENT,
+        NO,
+        "If the sum of the elements is too large for a float, the result is infinity or −infinity.",
+    ),
+    ("max", "Returns the largest element.", NULL, ABSENT, NO, _NAN),
+    ("min", "Returns the smallest element.", NULL, ABSENT, NO, _NAN),
 )

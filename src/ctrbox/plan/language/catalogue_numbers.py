@@ -1,86 +1,142 @@
-"""Rows of the operator table in docs/operators.md: name, what it does, null, empty, Unicode, overflow."""
+"""Rows of the table in docs/operators_numbers.md: name, what it does, null, empty, Unicode, overflow."""
 
-from ctrbox.plan.language.catalogue_phrases import NO, NONE, NULL
+from ctrbox.plan.language.catalogue_phrases import BYTES, EITHER, NO, NONE, NULL
 
-_WRAP = "int wraps around (two's complement); float follows IEEE 754"
-_IEEE = "IEEE 754"
-_ASCII = "ASCII digits only; any other byte, white space around the number too: null (.strip() first)"
-_OFFSET = "every int64 is right; a local time past its ends wraps"
+_WRAP = "Ints wrap around at 64 bits (two's complement). Floats follow IEEE 754."
+_IEEE = "Floats follow IEEE 754."
+_LARGEST = "The result for −2^63 is −2^63, because 2^63 does not fit into an int."
+_ASCII = (
+    "Only ASCII digits are read. Any other byte gives a null, also white space before or after the number; use `.strip()` "
+    "first to remove white space."
+)
+_OFFSET = "The result is right for every 64-bit time. If the offset moves a time out of the range of 64 bits, it wraps around."
+_MINUTES = "`offset_minutes=` is the difference of the local time from UTC in minutes (default: 0)."
+_COMPARED = "The arguments are both bools, ints, floats, times or keys."
+_ORDERED = "The arguments are both bools, ints, floats or times."
+_FALSE = "The result is false if an argument is NaN."
+_TIE = "The result is NaN if either argument is NaN. If both are equal, it is the first one."
 
 ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     # ---- arithmetic
-    ("add", "a + b of two ints or two floats", NULL, NO, NO, _WRAP),
-    ("sub", "a − b of two ints or two floats; of two times the microseconds between", NULL, NO, NO, _WRAP),
-    ("mul", "a × b of two ints or two floats", NULL, NO, NO, _WRAP),
-    ("div", "a / b as floats; by zero ±inf or NaN", NULL, NO, NO, _IEEE),
+    ("add", "Returns a + b.", NULL, NO, NO, _WRAP),
+    ("sub", "Returns a − b. The difference of two times is a number of microseconds.", NULL, NO, NO, _WRAP),
+    ("mul", "Returns a × b.", NULL, NO, NO, _WRAP),
+    ("div", "Returns a / b as a float. Division by zero gives infinity, −infinity or NaN.", NULL, NO, NO, _IEEE),
     (
         "floordiv",
-        "a // b: ints round down as in Python, floats give floor(a / b)",
-        "null in, null out; int by zero gives null",
+        "Returns a / b, rounded down. The result of two ints is an int, as in Python. The result of two floats is floor(a / b).",
+        f"{NULL} Division of an int by zero gives a null.",
         NO,
         NO,
-        "−2^63 // −1 wraps to −2^63; float by zero ±inf or NaN",
+        "−2^63 // −1 wraps around to −2^63. Division of a float by zero gives infinity, −infinity or NaN.",
     ),
-    ("mod", "a % b of ints, with the sign of b", "null in, null out; by zero gives null", NO, NO, NONE),
-    ("neg", "−a", NULL, NO, NO, "−(−2^63) wraps to −2^63"),
-    ("abs", "magnitude", NULL, NO, NO, "of −2^63 wraps to −2^63"),
-    ("sqrt", "square root, correctly rounded; below zero NaN", NULL, NO, NO, NONE),
-    ("log1p", "log(1 + x) within 1 ulp, the same bits everywhere; at −1 −inf, below NaN", NULL, NO, NO, NONE),
-    ("round", "half to even at 0 to 15 digits: round(x · 10^d) / 10^d", NULL, NO, NO, "where x · 10^d overflows: x"),
-    ("floor", "largest whole number not above", NULL, NO, NO, NONE),
-    ("ceil", "smallest whole number not below", NULL, NO, NO, NONE),
-    ("standardise", "(x − mean) / deviation, both fitted on the log", NULL, NO, NO, _IEEE),
-    ("min", "smaller of two ints, floats or times; NaN if either is; on a tie the first", NULL, NO, NO, NONE),
-    ("max", "larger of two ints, floats or times; NaN if either is; on a tie the first", NULL, NO, NO, NONE),
-    ("clip", "into [low, high]; NaN stays NaN", NULL, NO, NO, NONE),
+    (
+        "mod",
+        "Returns the remainder of a / b, with the sign of b, as in Python.",
+        f"{NULL} The remainder of a division by zero is null.",
+        NO,
+        NO,
+        NONE,
+    ),
+    ("neg", "Returns −a.", NULL, NO, NO, _LARGEST),
+    ("abs", "Returns the absolute value.", NULL, NO, NO, _LARGEST),
+    (
+        "sqrt",
+        "Returns the square root, rounded to the nearest float. A negative number gives NaN.",
+        NULL,
+        NO,
+        NO,
+        NONE,
+    ),
+    (
+        "log1p",
+        "Returns log(1 + x), with the same bits on every machine and an error of at most 1 ulp (the distance to the next "
+        "float). −1 gives −infinity, and a smaller number gives NaN.",
+        NULL,
+        NO,
+        NO,
+        NONE,
+    ),
+    (
+        "round",
+        "Rounds to d digits after the point, 0 to 15 (default: 0): round(x · 10^d) / 10^d. A number in the middle of two is "
+        "rounded to the even one.",
+        NULL,
+        NO,
+        NO,
+        "If x · 10^d is too large for a float, the result is x.",
+    ),
+    ("floor", "Returns the largest whole number that is not above x.", NULL, NO, NO, NONE),
+    ("ceil", "Returns the smallest whole number that is not below x.", NULL, NO, NO, NONE),
+    (
+        "standardise",
+        "Returns (x − mean) / standard deviation. Both are fitted on the log.",
+        NULL,
+        NO,
+        NO,
+        _IEEE,
+    ),
+    ("min", "Returns the smaller of two ints, floats or times.", NULL, NO, NO, _TIE),
+    ("max", "Returns the larger of two ints, floats or times.", NULL, NO, NO, _TIE),
+    (
+        "clip",
+        "Returns the low limit for a smaller value, the high limit for a larger one, and otherwise the value itself.",
+        NULL,
+        NO,
+        NO,
+        "NaN stays NaN.",
+    ),
     (
         "bucketize",
-        "number of boundaries ≤ x; NaN goes last",
+        "Returns the number of boundaries that are not above x. The boundaries are given as a list, or fitted on the log as "
+        "`quantiles=`.",
         NULL,
-        "0 without boundaries",
+        "Without boundaries, the result is 0.",
         NO,
-        "ints beyond 2^53 are compared as the nearest float",
+        "NaN is counted as larger than every boundary. Ints beyond 2^53 are compared as the nearest float.",
     ),
     # ---- comparison and logic
-    ("eq", "a = b of bools, ints, floats, times, keys", NULL, NO, NO, "NaN equals nothing"),
-    ("ne", "a ≠ b of bools, ints, floats, times, keys", NULL, NO, NO, "NaN differs from everything"),
-    ("lt", "a < b of bools, ints, floats, times", NULL, NO, NO, "false with NaN"),
-    ("le", "a ≤ b of bools, ints, floats, times", NULL, NO, NO, "false with NaN"),
-    ("gt", "a > b of bools, ints, floats, times", NULL, NO, NO, "false with NaN"),
-    ("ge", "a ≥ b of bools, ints, floats, times", NULL, NO, NO, "false with NaN"),
-    ("and", "both", "null if either is, even beside false", NO, NO, NONE),
-    ("or", "either", "null if either is, even beside true", NO, NO, NONE),
-    ("not", "the opposite", NULL, NO, NO, NONE),
-    ("is_nan", "is it NaN", NULL, NO, NO, NONE),
+    ("eq", f"Returns whether a = b. {_COMPARED}", NULL, NO, NO, "NaN is not equal to anything, itself included."),
+    ("ne", f"Returns whether a ≠ b. {_COMPARED}", NULL, NO, NO, "NaN differs from everything, itself included."),
+    ("lt", f"Returns whether a < b. {_ORDERED}", NULL, NO, NO, _FALSE),
+    ("le", f"Returns whether a ≤ b. {_ORDERED}", NULL, NO, NO, _FALSE),
+    ("gt", f"Returns whether a > b. {_ORDERED}", NULL, NO, NO, _FALSE),
+    ("ge", f"Returns whether a ≥ b. {_ORDERED}", NULL, NO, NO, _FALSE),
+    ("and", "Returns whether both are true.", f"{EITHER} This also holds for null & false.", NO, NO, NONE),
+    ("or", "Returns whether at least one is true.", f"{EITHER} This also holds for null | true.", NO, NO, NONE),
+    ("not", "Returns the opposite.", NULL, NO, NO, NONE),
+    ("is_nan", "Returns whether the value is NaN.", NULL, NO, NO, NONE),
     (
         "is_in",
-        "is it one of the given ints, floats, strs or times",
+        "Returns whether the value is one of the given ints, floats, strings or times.",
         NULL,
-        "false for an empty set; the empty string is a value",
-        "by bytes",
-        "NaN is in no set; 0.0 and −0.0 are one",
+        "With no given values, the result is false. An empty string can be one of the values.",
+        BYTES,
+        "NaN is never one of the values. 0.0 and −0.0 are the same value.",
     ),
     # ---- nulls
     (
         "fill",
-        "the value, or the other one where it is null; every kind",
-        "null where both are",
-        "empty is a value",
+        "Returns the value or, where it is null, the other value. It accepts every kind.",
+        "The result is null where both values are null.",
+        "An empty string or list is not a null and stays as it is.",
         NO,
         NONE,
     ),
     (
         "is_null",
-        "whether the value is null, or is not null; accepts every type",
-        "true or false, never null",
-        "not null",
+        "Returns whether the value is null, or is not null. It accepts every kind.",
+        "The result is never null.",
+        "An empty string or list is not a null.",
         NO,
-        "NaN is not null",
+        "NaN is not a null.",
     ),
     (
         "select",
-        "when(c).then(a).otherwise(b); every kind",
-        "a null condition takes b; else as the branch taken",
+        "Returns the value of `then` where the condition is true, and otherwise the value of `otherwise`. It accepts values of "
+        "every kind.",
+        "Where the condition is null, the value of `otherwise` is taken. The result is null where the value that is taken is "
+        "null.",
         NO,
         NO,
         NONE,
@@ -88,54 +144,84 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     # ---- casts
     (
         "cast_i",
-        "to int: float towards zero, bool 0/1, time in microseconds, str with an optional sign",
-        "null in, null out; what does not parse, NaN; elements of a list are dropped",
-        "null",
+        "Converts to an int. A float is rounded towards zero, a bool gives 0 or 1, a time gives microseconds since 1970 UTC, "
+        "and a string may have a sign.",
+        f"{NULL} NaN, and a string that is not a whole number, give a null. In a list, such elements are dropped.",
+        "An empty string gives a null.",
         _ASCII,
-        "null",
+        "A number that does not fit into 64 bits gives a null.",
     ),
     (
         "cast_f",
-        "to float: int, bool, or str as the nearest double, with inf, nan and exponents",
-        "null in, null out; what does not parse; elements of a list are dropped",
-        "null",
+        "Converts to a float. An int or a string gives the nearest float. A string may have an exponent, or be `inf` or `nan`.",
+        f"{NULL} A string that is not a number gives a null. In a list, such elements are dropped.",
+        "An empty string gives a null.",
         _ASCII,
-        "±inf; ints beyond 2^53 are rounded",
+        "A number that is too large gives infinity or −infinity. Ints beyond 2^53 are rounded.",
     ),
-    ("cast_s", "to str: int in decimal, bool as true/false, list of int", NULL, "empty list", NO, NONE),
-    ("cast_b", "to bool: not zero", NULL, NO, NO, "NaN is true"),
     (
-        "cast_t",
-        'to time: int counts "s", "ms", "us" or "ns" since 1970, as unit= says; '
-        "str as `YYYY-MM-DD[ T]hh:mm[:ss[.f]][Z|±hh:mm]` or a date",
-        "null in, null out; what does not parse or is not a date",
-        "null",
-        _ASCII,
-        "years 0001 to 9999, an int outside them is null; digits past microseconds are cut off, nanoseconds are rounded down",
+        "cast_s",
+        "Converts to a string. An int is written in decimal, and a bool as `true` or `false`. A list of ints becomes a list of "
+        "strings.",
+        NULL,
+        "An empty list gives an empty list.",
+        NO,
+        NONE,
     ),
-    # ---- times
-    ("hour", "0 to 23, at an offset from UTC in minutes", NULL, NO, NO, _OFFSET),
-    ("minute", "0 to 59, at an offset from UTC in minutes", NULL, NO, NO, _OFFSET),
-    ("weekday", "0 (Monday) to 6, at an offset from UTC in minutes", NULL, NO, NO, _OFFSET),
-    ("day", "day of the month, 1 to 31, at an offset from UTC in minutes", NULL, NO, NO, _OFFSET),
-    ("month", "1 to 12, at an offset from UTC in minutes", NULL, NO, NO, _OFFSET),
-    ("year", "Gregorian year, at an offset from UTC in minutes", NULL, NO, NO, _OFFSET),
-    ("epoch_day", "days since 1970-01-01, before it negative", NULL, NO, NO, _OFFSET),
     (
-        "age",
-        "time between two times as a float of a unit",
+        "cast_b",
+        "Converts a number to a bool: 0 gives false, and every other number gives true.",
         NULL,
         NO,
         NO,
-        "the difference wraps at 2^63 microseconds",
+        "NaN gives true.",
+    ),
+    (
+        "cast_t",
+        'Converts to a time. An int is a number of seconds ("s"), milliseconds ("ms"), microseconds ("us") or nanoseconds ("ns") '
+        "since 1970 UTC; `unit=` says which. A string is a date, or has the form `YYYY-MM-DD[ T]hh:mm[:ss[.f]][Z|±hh:mm]`.",
+        f"{NULL} A string that is not such a time gives a null.",
+        "An empty string gives a null.",
+        _ASCII,
+        "Times are in the years 0001 to 9999; an int outside them gives a null. Digits of a string after the microseconds are "
+        "cut off. Nanoseconds are rounded down to microseconds.",
+    ),
+    # ---- times
+    ("hour", f"Returns the hour, 0 to 23. {_MINUTES}", NULL, NO, NO, _OFFSET),
+    ("minute", f"Returns the minute, 0 to 59. {_MINUTES}", NULL, NO, NO, _OFFSET),
+    ("weekday", f"Returns the day of the week, 0 (Monday) to 6 (Sunday). {_MINUTES}", NULL, NO, NO, _OFFSET),
+    ("day", f"Returns the day of the month, 1 to 31. {_MINUTES}", NULL, NO, NO, _OFFSET),
+    ("month", f"Returns the month, 1 to 12. {_MINUTES}", NULL, NO, NO, _OFFSET),
+    ("year", f"Returns the year of the Gregorian calendar. {_MINUTES}", NULL, NO, NO, _OFFSET),
+    (
+        "epoch_day",
+        f"Returns the number of days since 1970-01-01, which is negative for earlier days. {_MINUTES}",
+        NULL,
+        NO,
+        NO,
+        _OFFSET,
+    ),
+    (
+        "age",
+        'Returns the time from the second time to the first one, as a float in "seconds" (the default), "minutes", "hours" or '
+        '"days".',
+        NULL,
+        NO,
+        NO,
+        "The difference wraps around at 2^63 microseconds.",
     ),
     # ---- JSON
     (
         "json",
-        "value at `$.a['b'][0]`: str (raw text of what is not a string), int (whole), float, bool, lists of them",
-        "null in, absent or JSON null: null; another type: null, elements of another type are dropped, both counted in casts",
-        "an empty document is malformed: null, counted in warnings",
-        "escapes become UTF-8, a lone surrogate U+FFFD; other bytes stay",
-        "int past 64 bits: null; float past 1.8e308: ±inf; deeper than 64 levels: malformed",
+        "Returns the value at a path such as `$.a['b'][0]` of a JSON document, converted to the given kind: str (the default), "
+        "int, float, bool, or a list of str, int or float. As a str, a value that is not a string gives its raw JSON text. As an "
+        "int, every number with a whole value is accepted, such as 1e2.",
+        f"{NULL} A path that does not exist and a JSON null give a null. A value of another kind gives a null, and elements of "
+        "another kind are dropped from a list; `plan.casts` counts both.",
+        "An empty document is malformed. A malformed document gives a null and is counted in `plan.warnings`; with "
+        "`strict=True`, it is an error.",
+        "Escapes become UTF-8. Half of a surrogate pair becomes U+FFFD. All other bytes stay as they are.",
+        "An int that does not fit into 64 bits gives a null. A float beyond 1.8e308 gives infinity or −infinity. A document with "
+        "more than 64 levels is malformed.",
     ),
 )

@@ -1,91 +1,131 @@
-"""Rows of the operator table in docs/operators.md: name, what it does, null, empty, Unicode, overflow."""
+"""Rows of the table in docs/operators_strings.md: name, what it does, null, empty, Unicode, overflow."""
 
-from ctrbox.plan.language.catalogue_phrases import NONE, NULL
+from ctrbox.plan.language.catalogue_phrases import BYTES, EITHER, KEPT, NONE, NULL, POINTS
 
-_POINTS = "counts code points; a byte that is not UTF-8 counts as one"
-_BYTES = "by bytes, which for UTF-8 is by code points"
-_CUT = "cut at 4 GiB, row counted in warnings"
+EMPTY = "An empty string gives an empty string."
+_CUT = "A result is cut at 4 GiB, and the row is counted in `plan.warnings`."
+_PART = "A negative n is refused."
+_FOUND = "If the text is empty, the result is true."
 
 ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
-    ("length", "number of code points", NULL, "0", _POINTS, NONE),
-    ("byte_length", "number of bytes", NULL, "0", "bytes as they are", NONE),
+    ("length", "Returns the number of characters.", NULL, "An empty string gives 0.", POINTS, NONE),
+    ("byte_length", "Returns the number of bytes.", NULL, "An empty string gives 0.", KEPT, NONE),
     (
         "lower",
-        "lower case",
+        "Converts to lower case.",
         NULL,
-        '""',
-        "Unicode 14.0, one code point to one: Σ gives σ everywhere, İ (U+0130) stays; other bytes stay",
-        "cut after 2.5 GiB, row counted in warnings",
+        EMPTY,
+        "The conversion follows Unicode 14.0 and replaces each code point by exactly one: Σ always becomes σ, and İ (U+0130) "
+        "stays. Bytes that are not valid UTF-8 stay.",
+        "A string is cut after 2.5 GiB, and the row is counted in `plan.warnings`.",
     ),
     (
         "strip",
-        "take white space, or the characters given, off both ends",
+        "Removes white space, or the given characters, from both ends.",
         NULL,
-        '""',
-        "white space as Python's str.strip; characters are code points",
+        EMPTY,
+        "White space is the same as for Python's `str.strip`.",
         NONE,
     ),
     (
         "prefix",
-        "the first n code points",
+        "Returns the first n characters, or the whole string if it is shorter.",
         NULL,
-        '""',
-        _POINTS,
-        "n beyond the end: the whole string; below zero: refused",
+        EMPTY,
+        POINTS,
+        _PART,
     ),
     (
         "suffix",
-        "the last n code points",
+        "Returns the last n characters, or the whole string if it is shorter.",
         NULL,
-        '""',
-        _POINTS,
-        "n beyond the beginning: the whole string; below zero: refused",
+        EMPTY,
+        POINTS,
+        _PART,
     ),
     (
         "substring",
-        "`s[start:][:length]`; a negative start counts from the end, length −1 goes to the end",
+        "Returns `s[start:][:length]`. A negative start counts from the end of the string. A length of −1 means “up to the "
+        "end”.",
         NULL,
-        '""',
-        _POINTS,
-        "out of range: the part that exists",
+        EMPTY,
+        POINTS,
+        "If the range is not entirely inside the string, the part that exists is returned.",
     ),
-    ("contains", "does the text occur", NULL, "true for empty text", _BYTES, NONE),
-    ("starts_with", "does the string begin with the text", NULL, "true for empty text", _BYTES, NONE),
-    ("ends_with", "does the string end with the text", NULL, "true for empty text", _BYTES, NONE),
+    ("contains", "Returns whether the text occurs in the string.", NULL, _FOUND, BYTES, NONE),
+    (
+        "starts_with",
+        "Returns whether the string begins with the text.",
+        NULL,
+        _FOUND,
+        BYTES,
+        NONE,
+    ),
+    (
+        "ends_with",
+        "Returns whether the string ends with the text.",
+        NULL,
+        _FOUND,
+        BYTES,
+        NONE,
+    ),
     (
         "replace",
-        "old by new, from the left, wherever they do not overlap",
+        "Replaces every occurrence of the first text by the second one, from left to right. Occurrences that overlap an "
+        "earlier one are not replaced.",
         NULL,
-        '""; an empty old changes nothing',
-        _BYTES,
+        f"{EMPTY} If the first text is empty, nothing is replaced.",
+        BYTES,
         _CUT,
     ),
-    ("concat", "two strings with a separator between", "null if any is", "the separator", "bytes as they are", _CUT),
+    (
+        "concat",
+        "Joins two strings with a separator between them.",
+        EITHER,
+        "Two empty strings give the separator.",
+        KEPT,
+        _CUT,
+    ),
     (
         "split",
-        "parts between separators; empty parts are kept",
+        "Divides a string at a separator. Empty parts are kept.",
         NULL,
-        "empty string: empty list; empty separator refused",
-        _BYTES,
+        "An empty string gives an empty list. An empty separator is refused.",
+        BYTES,
         NONE,
     ),
     (
         "words",
-        "runs of letters, numbers, marks and '_'",
+        "Returns the words of a string. A word is a sequence of letters, numbers, marks and `_`.",
         NULL,
-        "empty list",
-        "Unicode 14.0; Han, Hiragana and Katakana: each character a word; a mark begins no word; "
-        "bytes that are not UTF-8 end a word",
+        "An empty string gives an empty list.",
+        "Letters, numbers and marks are those of Unicode 14.0. Each Han, Hiragana and Katakana character is a word of its own. "
+        "A word does not begin with a mark. Bytes that are not valid UTF-8 end a word.",
         NONE,
     ),
-    ("ngrams", "every run of n code points", NULL, "shorter than n: empty list", _POINTS, NONE),
+    (
+        "ngrams",
+        "Returns all sequences of n consecutive characters.",
+        NULL,
+        "A string with fewer than n characters gives an empty list.",
+        POINTS,
+        NONE,
+    ),
     (
         "edit_distance",
-        "Levenshtein distance up to a limit of at most 64; limit + 1 where it is larger",
-        "null if any is",
-        "length of the other",
-        _POINTS,
-        "limit + 1",
+        "Returns the Levenshtein distance of two strings, up to a limit of 0 to 64 (default: 8). A larger distance gives "
+        "limit + 1.",
+        EITHER,
+        "The distance to an empty string is the length of the other string.",
+        POINTS,
+        NONE,
     ),
-    ("eq ne lt le gt ge", "comparison of two strings", "null if any is", '"" comes first', "order of bytes", NONE),
+    (
+        "eq ne lt le gt ge",
+        "Compares two strings.",
+        EITHER,
+        "An empty string is smaller than every other string.",
+        "Strings are ordered by their bytes.",
+        NONE,
+    ),
 )

@@ -227,7 +227,7 @@ class _Reader:
         if name not in known:
             raise PlanError(
                 f"feature {self.feature!r} calls .{name}, which is not an operator{nearest(name, known)}; "
-                + (f"expected .{known[0]}(…)" if len(known) == 1 else "docs/operators.md has them all")
+                + (f"expected .{known[0]}(…)" if len(known) == 1 else "docs/operators.md lists them all")
             )
         found: Callable[..., Any] = getattr(owner, name)
         return found
