@@ -4,10 +4,10 @@ from ctrbox.plan.language.catalogue_phrases import BYTES, EITHER, NO, NONE, NULL
 
 _WRAP = "Ints wrap around at 64 bits (two's complement). Floats follow IEEE 754."
 _IEEE = "Floats follow IEEE 754."
-_LARGEST = "The result for −2^63 is −2^63, because 2^63 does not fit into an int."
+_LARGEST = "For the int −2^63, the result is −2^63, because 2^63 does not fit into 64 bits."
 _ASCII = (
-    "Only ASCII digits are read. Any other byte gives a null, also white space before or after the number; use `.strip()` "
-    "first to remove white space."
+    "Digits must be ASCII digits. A string with any other character before, in or after the value gives a null, white space "
+    "included; `.strip()` removes white space."
 )
 _OFFSET = "The result is right for every 64-bit time. If the offset moves a time out of the range of 64 bits, it wraps around."
 _MINUTES = "`offset_minutes=` is the difference of the local time from UTC in minutes (default: 0)."
