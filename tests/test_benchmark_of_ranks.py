@@ -111,7 +111,7 @@ def test_the_expected_number_of_different_ids_is_that_of_draws(size: int) -> Non
 
 def test_the_projection_in_the_documentation_is_what_the_script_prints(capsys: pytest.CaptureFixture[str]) -> None:
     projection.main([])
-    written = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    written = (ROOT / "docs" / "results" / "processes.md").read_text(encoding="utf-8")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.split("  ")[0].replace(",", "").isdecimal()]
     assert len(lines) == 9
     for line in lines:

@@ -144,13 +144,14 @@ def api_pages() -> dict[str, str]:
 def site_markdown(text: str, path: str) -> str:
     """Return the text of a page with links as the site needs them; `path` is the page's path in the repository."""
 
+    folder = posixpath.dirname(path).removeprefix("docs").removeprefix("/") or "."
+
     def followed(found: re.Match[str]) -> str:
         shown, target, anchor = found[1], found[2], found[3] or ""
         in_repository = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-        if in_repository in AT_THE_ROOT:
-            return f"[{shown}]({AT_THE_ROOT[in_repository]}{anchor})"
-        if in_repository.startswith("docs/"):
-            return f"[{shown}]({in_repository.removeprefix('docs/')}{anchor})"
+        in_site = AT_THE_ROOT.get(in_repository) or in_repository.removeprefix("docs/")
+        if in_repository in AT_THE_ROOT or in_repository.startswith("docs/"):
+            return f"[{shown}]({posixpath.relpath(in_site, folder)}{anchor})"
         return shown
 
     # MkDocs knows no fence with a second word; "no-run" is for the tests of the snippets.

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]*))?\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -58,6 +58,19 @@ def test_the_map_of_the_readme_names_every_folder_of_the_native_core() -> None:
 def test_the_index_lists_every_page() -> None:
     listed = set(re.findall(r"\]\((\w+\.md)\)", (DOCS / "index.md").read_text(encoding="utf-8")))
     assert listed == {page.name for page in DOCS.glob("*.md")} - {"index.md"}
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in DOCS.iterdir() if path.is_dir()))
+def test_the_page_of_a_folder_lists_every_page_inside(folder: str) -> None:
+    listed = set(re.findall(rf"\]\({folder}/(\w+\.md)", (DOCS / f"{folder}.md").read_text(encoding="utf-8")))
+    assert listed == {page.name for page in (DOCS / folder).glob("*.md")}
+
+
+def test_the_page_of_what_was_tried_lists_every_entry_once_newest_first() -> None:
+    listed = re.findall(r"^\| (\d+) \|", (DOCS / "tried.md").read_text(encoding="utf-8"), re.MULTILINE)
+    pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "tried").glob("*.md"))
+    written = sorted(map(int, re.findall(r"^## (\d+)\.", pages, re.MULTILINE)), reverse=True)
+    assert list(map(int, listed)) == written
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

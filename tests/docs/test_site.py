@@ -27,14 +27,16 @@ def pages_of(part: Any) -> list[str]:
 
 def test_the_navigation_has_every_page_once() -> None:
     listed = pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
-    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    docs = ROOT / "docs"
+    assert sorted(listed) == sorted(path.relative_to(docs).as_posix() for path in docs.rglob("*.md"))
 
 
 def test_the_index_groups_pages_as_the_navigation_does() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
     parts = re.split(r"^## ", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     shown = {part.split(":")[0]: re.findall(r"^\| \[\w+\.md\]\((\w+\.md)\)", part, re.MULTILINE) for part in parts[1:]}
-    assert shown == {name: pages_of(pages) for part in nav[1:] for name, pages in part.items()}
+    listed = {name: pages_of(pages) for part in nav[1:] for name, pages in part.items()}
+    assert shown == {name: [path for path in pages if "/" not in path] for name, pages in listed.items()}
 
 
 def test_every_command_has_a_page_with_its_help() -> None:
@@ -85,6 +87,9 @@ def test_every_public_name_says_in_a_sentence_what_it_is() -> None:
         ("[a](../benchmarks/ffm.py)", "docs/index.md", "a"),
         ("[a](examples)", "README.md", "a"),
         ("[a](https://example.org/x)", "README.md", "[a](https://example.org/x)"),
+        ("[a](../gpu.md#x)", "docs/results/gpu.md", "[a](../gpu.md#x)"),
+        ("[a](results/gpu.md)", "docs/results.md", "[a](results/gpu.md)"),
+        ("[a](../../README.md)", "docs/tried/gpu.md", "[a](../readme.md)"),
         ("```python no-run\nx\n```", "docs/gpu.md", "```python\nx\n```"),
     ],
 )
