@@ -6,7 +6,8 @@ python -m benchmarks.ffm [--quick] [--vw PYTHON] [--all-peers]
 parsed cache, and the time holds reading, checking and progressive validation; Vowpal Wabbit reads its own cache. Both predict
 from their caches with the model loaded; Vowpal Wabbit's time with loading, parsing and writing predictions is printed below
 the table. Vowpal Wabbit runs in the interpreter given, which needs its package; without one its lines are left out. --all-
-peers adds its factorization (--lrqfa), minutes. libffm and xLearn are in no package index and are not run: docs/results.md.
+peers adds its factorization (--lrqfa), minutes. libffm and xLearn are in no package index and are not run:
+docs/results/deep_ffm.md.
 Then one and two threads in turns, the best of three each, and sparse updates by the number of hidden layers, whose weights
 must be the same bits.
 
