@@ -139,6 +139,10 @@ def start(
     left_out = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # ranks train on CPUs
+    if environment.pop(
+        "PYTHONDONTWRITEBYTECODE", ""
+    ):  # every process would compile torch's Python code again, for 10 s
+        environment["PYTHONPYCACHEPREFIX"] = str(data / "pycache")
     return subprocess.Popen(
         command,
         env=environment,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import ranks_equal, ranks_job
+from benchmarks import ranks_crash, ranks_equal, ranks_job
 from benchmarks import ranks_projection as projection
 from tests.ranks.threads import in_ranks
 
@@ -117,3 +118,31 @@ def test_the_projection_in_the_documentation_is_what_the_script_prints(capsys: p
     for line in lines:
         cells = [cell.strip() for cell in line.split("  ") if cell.strip()]
         assert f"| {' | '.join(cells)} |" in written
+
+
+SETTINGS = {"code": "0123", "steps": 60, "seed": 0}
+
+
+def test_rounds_of_kills_are_kept_in_a_file_and_not_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    log = ranks_crash.Log(path, SETTINGS)
+    done = ranks_crash.Round("demo-sparse", 3, 0.75, 1e-5, 1, [(3, 2)], [0.5])
+    log.add(done)
+    with path.open("a") as file:
+        file.write('{"settings": {"code": "01')  # the benchmark was killed here
+    again = ranks_crash.Log(path, SETTINGS)
+    assert again.rounds == {("demo-sparse", 3): replace(done, met=[[3, 2]])}
+    kills = ranks_crash.Kills(tmp_path / "no data", "demo-sparse", again, 0)
+    kills.make(3)  # would fail without data
+    assert kills.line() == ["demo-sparse", 1, 1, 1, "0.7500", "1.0e-05", "0.5"]
+    again.add(ranks_crash.Round("demo-sparse", 4, 0.75))
+    assert list(ranks_crash.Log(path, SETTINGS).rounds) == [("demo-sparse", 3), ("demo-sparse", 4)]
+
+
+def test_rounds_of_other_code_are_not_mixed_with_new_ones(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    ranks_crash.Log(path, SETTINGS).add(ranks_crash.Round("demo-sparse", 3, 0.75))
+    with pytest.raises(
+        SystemExit, match=r"rounds\.jsonl has rounds of .*'0123'.*, expected .*'4567'.*choose another --log"
+    ):
+        ranks_crash.Log(path, SETTINGS | {"code": "4567"})
