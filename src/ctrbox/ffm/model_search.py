@@ -34,6 +34,7 @@ from ctrbox.ffm.examples import ExampleCache, ExampleText
 from ctrbox.ffm.progress import auc
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.urls import local_path
+from ctrbox.files.waiting import results_of
 from ctrbox.show.charts import Line, line_chart, text
 from ctrbox.show.page import page
 
@@ -247,7 +248,7 @@ def learn_all(found: list[Found], source: Any, threads: int, tick: Callable[[int
         for block in reader._examples(reader._read_for(source)):
             examples += block.rows
             live = [(f, f.model._renumbered(block, reader.fields, "the search")) for f in found if not f.failed]
-            for _ in pool.map(learn, live):
+            for _ in results_of(pool, learn, live):
                 pass
             tick(examples)
             if not live:

@@ -24,7 +24,7 @@ from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.errors import PlanError
 from ctrbox.files.data_fingerprint import content_checksums
 from ctrbox.files.filesystems import File, find_files
-from ctrbox.files.waiting import TURN_S
+from ctrbox.files.waiting import TURN_S, join
 from ctrbox.views.morsel import Morsel
 from ctrbox.views.source import open_files
 
@@ -101,7 +101,7 @@ class Ahead(Generic[T]):
             self._moved.notify_all()
         for thread in self._crew:
             if thread is not threading.current_thread():
-                thread.join()
+                join(thread)
 
     def _work(self) -> None:
         while (drawn := self._draw()) is not None:

@@ -50,6 +50,7 @@ from ctrbox.files.manifest import (
 from ctrbox.files.sealed import MOST_BYTES
 from ctrbox.files.temporary_folder import OwnFolder
 from ctrbox.files.urls import WEB, readable_url
+from ctrbox.files.waiting import results_of
 
 T = TypeVar("T")
 
@@ -172,7 +173,7 @@ class StoredFolder:
                 "another disk"
             ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with ThreadPoolExecutor(THREADS, thread_name_prefix="ctrbox-download") as pool:
-            fetched = dict(zip(first, pool.map(self._fetch, first.values()), strict=True))
+            fetched = dict(zip(first, results_of(pool, self._fetch, first.values()), strict=True))
         for name in names:
             held, place = self.files[name], self.path / name
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -311,7 +312,7 @@ class StoredFolder:
 
     def _commit(self, files: dict[str, StoredFile], new: list[tuple[StoredFile, Path]]) -> None:
         with ThreadPoolExecutor(THREADS, thread_name_prefix="ctrbox-upload") as pool:
-            for _ in pool.map(lambda one: self._upload(*one), new):
+            for _ in results_of(pool, lambda one: self._upload(*one), new):
                 pass
         if self._read_manifest() != self._text:
             raise WriteError(

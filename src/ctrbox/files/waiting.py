@@ -8,12 +8,18 @@ waits in turns of `TURN_S` seconds; the handler runs between two turns.
 
 from __future__ import annotations
 
+import queue
+import subprocess
 import threading
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
+from concurrent.futures import wait as wait_for_futures
 from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 TURN_S = 0.2
 
@@ -29,7 +35,44 @@ def result_of(future: Future[T]) -> T:
         del future  # the traceback of its error would keep it alive, and it the error
 
 
+def results_of(pool: Executor, work: Callable[[Item], T], items: Iterable[Item]) -> Iterator[T]:
+    """Yield the result for each item in order. After an error or Ctrl-C, the pool begins no further item."""
+    futures = deque([pool.submit(work, item) for item in items])
+    try:
+        while futures:
+            yield result_of(futures.popleft())  # which nothing keeps alive but the caller
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def wait_until_done(future: Future[T]) -> None:
+    """Wait until the future has a result or an error."""
+    while not future.done():
+        wait_for_futures([future], TURN_S)
+
+
 def join(thread: threading.Thread) -> None:
     """Wait until the thread has ended."""
     while thread.is_alive():
         thread.join(TURN_S)
+
+
+def wait_for(event: threading.Event) -> None:
+    """Wait until the event is set."""
+    while not event.wait(TURN_S):
+        pass
+
+
+def taken_from(items: queue.SimpleQueue[T]) -> T:
+    """Wait for the next item of the queue, and remove it from the queue."""
+    while True:
+        with suppress(queue.Empty):
+            return items.get(timeout=TURN_S)
+
+
+def exit_code_of(process: subprocess.Popen[T]) -> int:
+    """Return the exit code of the process once it has ended."""
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(TURN_S)

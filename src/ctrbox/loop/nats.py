@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.files.nats_address import nats_address
 from ctrbox.files.nats_connection import nats_connection
+from ctrbox.files.waiting import join
 from ctrbox.loop.chunk_decoder import pieces
 from ctrbox.loop.events import Layout, Piece
 from ctrbox.loop.stream import Position
@@ -137,7 +138,7 @@ class NatsStream:
             with contextlib.suppress(Exception):
                 self._call(self._shut(), ANSWER_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+            join(self._thread)
             self._loop.close()
 
     # ---- in the client's thread

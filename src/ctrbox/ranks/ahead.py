@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from ctrbox.files.waiting import result_of
+from ctrbox.files.waiting import result_of, wait_until_done
 
 
 @dataclass(frozen=True)
@@ -70,5 +70,5 @@ def asked_ahead(
                 coming = thread.submit(prepare)
                 yield Asked(prepared.item, prepared.answer, max(0.0, prepared.done - max(began, prepared.read)))
         finally:
-            wait([coming])
+            wait_until_done(coming)
             source.close()

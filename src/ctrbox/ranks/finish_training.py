@@ -20,6 +20,7 @@ from pathlib import Path
 from ctrbox.embed.embedder import FixedShape, Floats, Keys, NextUse
 from ctrbox.embed.traits import Traits
 from ctrbox.errors import PlanError
+from ctrbox.files.waiting import join
 from ctrbox.ranks.group import Group, RankLost
 from ctrbox.ranks.table import NO_KEYS, RankTable
 from ctrbox.train.learner import Learner
@@ -49,7 +50,7 @@ class Caller:
     def stop(self) -> None:
         """Call nobody any more."""
         self.ended.set()
-        self.thread.join()
+        join(self.thread)
 
     def _say_that_it_is_there(self) -> None:
         each = self.group.seconds * SILENT

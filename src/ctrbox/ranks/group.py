@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 from ctrbox.errors import DeviceError, TrainError
+from ctrbox.files.waiting import join
 from ctrbox.ranks.world import World
 from ctrbox.train.gradient_sums import Gang
 
@@ -246,7 +247,7 @@ class Group(Gang):
         for other in self.others:
             other.leave()
         self.ended.set()
-        self.publisher.join()
+        join(self.publisher)
         self.nccl = None
         super().leave()
 

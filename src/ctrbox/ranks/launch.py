@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
+from ctrbox.files.waiting import exit_code_of
 from ctrbox.ranks.world import GPUS, LAUNCHED
 
 LOST = 75  # exit code of a rank that ended because another one did
@@ -68,7 +69,7 @@ class Rank:
 
     def why(self) -> str:
         """Return in words how this rank ended, from its exit code and its last lines."""
-        code = self.process.wait()
+        code = exit_code_of(self.process)
         if self.listener is not None:
             self.listener.join(GRACE)
         if code < 0:
@@ -102,7 +103,7 @@ def launch(ranks: int, command: Sequence[str], tell: Callable[[str], None], gpus
             for rank in started:
                 rank.send(signal.SIGKILL)
             for rank in started:
-                rank.process.wait()
+                exit_code_of(rank.process)
 
 
 def environment_of(rank: int, ranks: int, port: int, gpus: int | None = None) -> dict[str, str]:
@@ -149,7 +150,7 @@ def watch(ranks: Sequence[Rank], noted: list[int], tell: Callable[[str], None]) 
     if noted:
         return 128 + noted[0]
     first = first or culprit(ranks)
-    code = first.process.wait()
+    code = exit_code_of(first.process)
     if first.number or code not in SPOKEN:
         tell(
             f"ctrbox: error: {first.why()}. All ranks have ended; run the same command again to continue from the last "

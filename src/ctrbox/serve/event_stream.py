@@ -27,6 +27,7 @@ from typing import Any
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.files.nats_address import nats_address
 from ctrbox.files.nats_connection import nats_connection
+from ctrbox.files.waiting import join
 from ctrbox.serve.past import ServedPast
 from ctrbox.serve.refused import Refused
 
@@ -94,7 +95,7 @@ class EventStream:
     def close(self) -> None:
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join()
+            join(self._thread)
 
     def told(self) -> dict[str, Any]:
         """Return the number of the last message that was fed, and what went wrong."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from ctrbox.files.waiting import join
+
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds until the next try after a passing fault
 
 
@@ -23,7 +25,7 @@ class Watcher:
     def close(self) -> None:
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join()
+            join(self._thread)
 
     def _watch(self) -> None:
         while not self._stop.wait(self.period):

@@ -202,7 +202,7 @@ def _end(threads: list[threading.Thread]) -> None:
     for thread in threads:
         while thread.ident is not None and thread.is_alive():
             try:
-                thread.join()
+                thread.join(TICK)
             except KeyboardInterrupt as met:
                 interrupted = met
     if interrupted is not None:

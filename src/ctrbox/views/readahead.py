@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Generic, TypeVar
 
-from ctrbox.files.waiting import TURN_S
+from ctrbox.files.waiting import TURN_S, join
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def readahead(
     finally:
         line.stop()
         for thread in line.crew:
-            thread.join()
+            join(thread)
         close = getattr(tasks, "close", None)
         if close is not None:
             close()

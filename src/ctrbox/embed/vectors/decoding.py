@@ -33,6 +33,7 @@ from typing import IO, Generic, TypeVar
 from ctrbox.embed.vectors.decoding_process import ANSWER, DECODED, DIGEST, GROUP, REFUSED
 from ctrbox.embed.vectors.pictures import Refused
 from ctrbox.errors import SourceError
+from ctrbox.files.waiting import exit_code_of
 
 PLACES = 2  # groups of a process that are on their way
 PIPE = 1 << 20  # bytes; the most that Linux gives without privileges
@@ -116,7 +117,7 @@ class DecodingProcesses(Generic[T]):
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.wait()
+            exit_code_of(process)
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
                     with contextlib.suppress(OSError):
@@ -183,7 +184,7 @@ class DecodingProcesses(Generic[T]):
     def _ended(self, place: int) -> SourceError:
         process = self._of(place)
         process.kill()  # it has closed its streams, so it is of no further use
-        code = process.wait()
+        code = exit_code_of(process)
         why = f"with exit code {code}"
         if code < 0:
             why = f"by {signal.Signals(-code).name}"

@@ -46,6 +46,7 @@ from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.filesystems import naturally_sorted, printable
 from ctrbox.files.urls import local_path
+from ctrbox.files.waiting import result_of
 from ctrbox.plan.language.expr import Expr
 from ctrbox.views.readahead import readahead
 from ctrbox.views.view import View
@@ -139,14 +140,14 @@ def encode(
     beside.shutdown(wait=False)
 
     def identity() -> dict[str, Any]:
-        return {"encoder": told.result().facts(), "batch": batch_size, "bounds": list(bounds)}
+        return {"encoder": result_of(told).facts(), "batch": batch_size, "bounds": list(bounds)}
 
     patient = not encoder.whole_batches  # a GPU does not wait for the checksum
     so_far = EncodedSoFar(place.with_name(f".{place.name}.encoding"), identity, batch_size, patient)
     try:
         job = _Job(encoder, so_far, batch_size, width, bounds)
         schema, items = _items(data, column, key)
-        file = job.run(items, threads, progress, lambda: job.write(place, key, schema, dtype, told.result))
+        file = job.run(items, threads, progress, lambda: job.write(place, key, schema, dtype, lambda: result_of(told)))
         report = place.with_name(place.name + ".skipped.jsonl")
         with written_aside(report) as aside:
             aside.write_text("".join(json.dumps(line) + "\n" for line in job.refused), encoding="utf-8")
@@ -200,7 +201,7 @@ class _Job:
                 with self._moved:
                     self._ended = ended
                     self._moved.notify()
-            return written.result()
+            return result_of(written)
 
     def _encode(
         self, items: Iterator[_Item], threads: int, progress: Callable[[int], None] | None, written: Future[VectorFile]
@@ -216,7 +217,7 @@ class _Job:
             take = self._take_from_processes if self.processes else self._take_from_threads
             for _ in stack.enter_context(contextlib.closing(take(items, threads, batches))):
                 if written.done():
-                    written.result()  # the file cannot be written
+                    result_of(written)  # the file cannot be written
                 if progress is not None:
                     progress(self.items)
             batches.end()

@@ -19,7 +19,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from ctrbox.embed.vectors.file import MOST_WIDTH
 from ctrbox.errors import CtrboxError, DataError, WriteError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.sealed import read_sealed, sealed
+from ctrbox.files.waiting import result_of, wait_until_done
 
 HASH = 32
 
@@ -120,7 +121,7 @@ class EncodedSoFar:
                 self._state = beside.submit(self._write_state, self.width)
                 beside.shutdown(wait=False)
             if self._state is not None and (self.patient or self._state.done()):
-                self._state.result()
+                result_of(self._state)
             if self._file is None:
                 self._file = (self.folder / "vectors").open("ab")
             records = np.empty(len(hashes), self._records())
@@ -148,7 +149,7 @@ class EncodedSoFar:
     def close(self, *, remove: bool) -> None:
         """Close the files; remove the folder when the result is complete."""
         if self._state is not None:
-            wait([self._state])
+            wait_until_done(self._state)
         if self._file is not None:
             if not remove:
                 os.fsync(self._file.fileno())

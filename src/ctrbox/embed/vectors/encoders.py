@@ -32,6 +32,7 @@ from ctrbox.columns.encoded_by import IMAGE, TEXT, EncodedBy
 from ctrbox.embed.vectors.encoded_items import EncodedItems
 from ctrbox.embed.vectors.pictures import MOST_BYTES, MOST_PIXELS, Refused, bounded, cropped, decode, pillow
 from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.files.waiting import result_of, results_of
 from ctrbox.plan.language.encode import EncodeOperator
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pictures
@@ -166,7 +167,11 @@ class Encoder:
             return self._vectors(inputs)
         if pool is None and torch.get_num_threads() > 1:
             pool = _pool_of_one()
-        rows = list((map if pool is None else pool.map)(lambda one: self._vectors([one]), inputs))
+
+        def vector(one: Any) -> np.ndarray:
+            return self._vectors([one])
+
+        rows = list(map(vector, inputs) if pool is None else results_of(pool, vector, inputs))
         if len(widths := sorted({row.shape[1] for row in rows})) > 1:
             raise DataError(
                 f"encoder {self.name!r} gave vectors of {widths[0]} and of {widths[1]} numbers; expected one width"
@@ -212,7 +217,7 @@ def undivided(threads: int) -> Executor:
     which is changed for these threads, is set again as soon as they run.
     """
     before = torch.get_num_threads()
-    all_run = threading.Barrier(threads + 1)
+    all_run = threading.Barrier(threads)
 
     def start() -> None:
         # A thread's first question for the number sets it to the one for all threads, and would undo the next line later.
@@ -223,9 +228,8 @@ def undivided(threads: int) -> Executor:
     with _starting:
         pool = ThreadPoolExecutor(threads, "ctrbox-encode")
         try:
-            for _ in range(threads):
-                pool.submit(start)
-            all_run.wait()
+            for started in [pool.submit(start) for _ in range(threads)]:
+                result_of(started)
         except BaseException:
             all_run.abort()  # the threads that did start must not wait for the others
             raise

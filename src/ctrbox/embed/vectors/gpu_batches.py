@@ -25,6 +25,7 @@ import torch
 
 from ctrbox.embed.vectors.encoders import Encoder
 from ctrbox.errors import DataError
+from ctrbox.files.waiting import join, taken_from
 
 BATCHES = 4  # while one is filled, others are copied, computed and kept
 
@@ -70,7 +71,7 @@ class GpuBatches:
         self._error: BaseException | None = None
         for _ in range(BATCHES):
             self._free.put(_Batch())
-        self._filling = self._free.get()
+        self._filling = taken_from(self._free)
         self._thread = threading.Thread(target=self._keep_vectors, name="ctrbox-vectors", daemon=True)
         self._thread.start()
 
@@ -108,7 +109,7 @@ class GpuBatches:
         """End the thread, after the batches that were sent."""
         if self._thread.is_alive():
             self._sent.put(None)
-            self._thread.join()
+            join(self._thread)
 
     def _send(self) -> None:
         self._raise()
@@ -116,7 +117,7 @@ class GpuBatches:
         with torch.inference_mode(), torch.cuda.device(self.encoder.device) if self.cuda else contextlib.nullcontext():
             self._run(batch)
         self._sent.put(batch)
-        self._filling = self._free.get()
+        self._filling = taken_from(self._free)
         self._raise()
 
     def _run(self, batch: _Batch) -> None:

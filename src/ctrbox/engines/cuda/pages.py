@@ -30,6 +30,7 @@ import torch
 
 from ctrbox import _native
 from ctrbox.engines.cuda.runtime import Kernel, Runtime
+from ctrbox.files.waiting import wait_for
 from ctrbox.views.parquet_chunks import Chunk
 
 SLACK = 64  # unused bytes behind the stored bytes
@@ -117,7 +118,7 @@ class Turns:
                 heapq.heappush(self._waiting, (order, self._arrived, mine))
         try:
             if mine is not None:
-                mine.wait()  # whoever leaves hands its place over
+                wait_for(mine)  # whoever leaves hands its place over
             yield
         finally:
             with self._lock:
