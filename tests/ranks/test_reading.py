@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.engines.stream import Position, window_order
-from ctrbox.ranks import reading
+from ctrbox.ranks import dealing
+from ctrbox.ranks.dealing import dealt
 from ctrbox.ranks.group import Group
-from ctrbox.ranks.reading import Batching, Held, blocks_of, can_share, packed, shared_parts, unpacked
+from ctrbox.ranks.reading import Batching, Held, can_share, no_rows, packed, shared_parts, unpacked
 from ctrbox.train.pipeline import Clock
 from ctrbox.views.indexed import IndexedFiles
 from ctrbox.views.recorded import opened
@@ -59,7 +61,7 @@ def kept(log: Path, what: str) -> cb.Plan:
 def test_parts_of_all_ranks_are_the_batches_of_one_process(
     log: Path, monkeypatch: pytest.MonkeyPatch, what: str, shuffle: int, start: int
 ) -> None:
-    monkeypatch.setattr(reading, "BLOCK_ROWS", 200)
+    monkeypatch.setattr(dealing, "BLOCK_ROWS", 200)
     options: dict[str, Any] = {"shuffle": shuffle, "seed": 5}
     walk = list(kept(log, what).batches(64, **options, stop=1130).positioned())
     position = walk[start - 1][1] if start else None
@@ -106,42 +108,118 @@ def test_plans_whose_rows_do_not_decide_alone_are_not_shared(log: Path) -> None:
     assert not can_share(cb.compile(merged, features(dense={"before": col("before")})))
 
 
+def uneven_log(path: Path, groups: int = 61) -> Path:
+    """A log whose row groups have other numbers of rows, and texts of other lengths, the further one reads."""
+    rng = np.random.default_rng(4)
+    writer, begin = None, 0
+    for k in range(groups):
+        rows = int(rng.integers(20, 40))
+        found = checkerboard(begin + rows).slice(begin)
+        texts = [rng.bytes(2 * k + 1).hex() for _ in range(rows)]
+        found = found.set_column(found.schema.get_field_index("device"), "device", pa.array(texts))
+        writer = writer or pq.ParquetWriter(path, found.schema)
+        writer.write_table(found)
+        begin += rows
+    assert writer is not None
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("rows", [None, 70])
+def test_each_rank_reads_its_share_of_the_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, rows: int | None
+) -> None:
+    """``rows``: of a block, so that there are several rounds. A training of two epochs and validations reads the log in parts."""
+    if rows is not None:
+        monkeypatch.setattr(dealing, "BLOCK_ROWS", rows)
+    path = uneven_log(tmp_path / "log.parquet")
+    sources: dict[int, Any] = {}
+
+    def plan() -> cb.Plan:
+        return cb.compile(cb.View(str(path), key="id").fill(tags=[]), features(), threads=1)
+
+    def work(group: Group | None, begin: int, end: int, read: cb.Plan) -> Any:
+        start = Position(begin)
+        if group is None:
+            return [rows_of(batch) for batch, _ in read.batches(64, start=start, stop=end).positioned()]
+        rounds = shared_parts(read, group, 64, shuffle=0, seed=0, start=start, stop=end, clock=Clock("extract"))
+        return [rows_of(batch) for parts in rounds for batch, _, _ in parts]
+
+    whole = plan()
+    total = opened(whole.log.source).rows
+    assert total is not None
+    reads = [(0, total * 9 // 10), (total * 9 // 10, total)] * 2
+
+    def one(joined: Any) -> Any:
+        mine = plan()
+        sources[joined.world.rank] = opened(mine.log.source)
+        group = joined.group = Group.join(joined.world, 60.0)
+        return [work(group, begin, end, mine) for begin, end in reads]
+
+    found = in_ranks(ranks, one)
+    assert not [each for each in found if isinstance(each, BaseException)], found
+    alone = [work(None, begin, end, whole) for begin, end in reads]
+    for k, batches in enumerate(alone):
+        for number, batch in enumerate(batches):  # same rows, in the same order
+            assert [row for rank in found for row in rank[k][number]] == batch
+    source = opened(whole.log.source)
+    assert isinstance(source, IndexedFiles)
+    shares = [sources[rank].bytes_read / source.bytes_read for rank in range(ranks)]
+    assert max(shares) < 1.1 / ranks, shares
+    assert min(shares) > 0.9 / ranks, shares
+
+
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.integers(0, 700_000), max_size=9), st.integers(0, 900_000), st.integers(0, 900_000), st.integers(1, 9)
+    st.lists(st.tuples(st.integers(0, 700_000), st.integers(0, 9_000)), max_size=9),
+    st.integers(0, 900_000),
+    st.integers(0, 900_000),
+    st.integers(1, 9),
+    st.lists(st.integers(0, 20_000), min_size=9, max_size=9),
 )
-def test_blocks_cover_every_row_once(groups: list[int], start: int, more: int, ranks: int) -> None:
-    blocks = blocks_of(groups, start, start + more, ranks)
+def test_blocks_cover_every_row_once_and_each_rank_reads_one_of_a_round(
+    log: list[tuple[int, int]], start: int, more: int, ranks: int, before: list[int]
+) -> None:
+    groups, sizes = [rows for rows, _ in log], [size for _, size in log]
+    blocks = dealt(groups, start, start + more, ranks, sizes, before[:ranks])
     stop = min(sum(groups), start + more)
-    assert [a for a, _ in blocks] == [start, *(b for _, b in blocks[:-1])][: len(blocks)]
-    assert [b for _, b in blocks[-1:]] == ([stop] if stop > start else [])
-    assert all(0 < b - a <= reading.MOST_ROWS for a, b in blocks)
-    cuts = {sum(groups[:k]) for k in range(len(groups) + 1)}
-    inside = [k for k in range(len(groups)) if sum(groups[: k + 1]) > start and sum(groups[:k]) < stop and groups[k]]
-    if (
-        len(inside) >= ranks and max(groups) <= reading.MOST_ROWS
-    ):  # cut are the last blocks alone, to give each rank a share
-        assert all(a in cuts or a == start for a, _ in blocks[: len(blocks) // ranks * ranks - ranks])
+    assert [block.begin for block in blocks] == [start, *(block.end for block in blocks[:-1])][: len(blocks)]
+    assert [block.end for block in blocks[-1:]] == ([stop] if stop > start else [])
+    assert all(0 < block.end - block.begin <= dealing.MOST_ROWS for block in blocks)
     assert len(blocks) >= min(ranks, max(0, stop - start), 2)
+    for k in range(0, len(blocks), ranks):
+        readers = [block.reader for block in blocks[k : k + ranks]]
+        assert len(set(readers)) == len(readers)
+        assert set(readers) <= set(range(ranks))
+    ends = list(itertools.accumulate(groups, initial=0))
+    for block in blocks:  # the slow twin of its size
+        inside = [k for k in range(len(groups)) if max(ends[k], block.begin) < min(ends[k + 1], block.end)]
+        assert block.size == sum(sizes[k] for k in inside)
 
 
 @pytest.mark.parametrize(
     ("groups", "ranks", "most"),
     [
-        (
-            [10_000] * 16,
-            2,
-            80_000,
-        ),  # blocks of 40,000 rows, where blocks of 60,000 would leave one rank 60,000 rows of 160,000
+        # Blocks of 40,000 rows: blocks of 60,000 would leave one rank 60,000 rows of 160,000.
+        ([10_000] * 16, 2, 80_000),
         ([65_536, 65_536, 28_928], 2, 80_000),  # the last group is shared by the two ranks
         ([65_536] * 5, 4, 65_536 + 16_384),
         ([1_000] * 160, 3, 54_000),
+        ([600_000], 8, 75_000),
+        ([10_000] * 5, 2, 25_000),
     ],
 )
 def test_ranks_extract_equal_shares(groups: list[int], ranks: int, most: int) -> None:
-    blocks = blocks_of(groups, 0, sum(groups), ranks)
-    mine = [sum(b - a for a, b in blocks[rank::ranks]) for rank in range(ranks)]
+    blocks = dealt(groups, 0, sum(groups), ranks)
+    mine = [sum(block.end - block.begin for block in blocks if block.reader == rank) for rank in range(ranks)]
     assert max(mine) <= most
+
+
+def test_a_rank_that_was_dealt_less_is_dealt_more() -> None:
+    blocks = dealt([100] * 3, 0, 300, 2, [10, 10, 10], [10, 0])
+    read = [sum(block.size for block in blocks if block.reader == rank) for rank in range(2)]
+    assert read == [10, 20]
 
 
 @settings(max_examples=60, deadline=None)
@@ -150,9 +228,10 @@ def test_ranks_extract_equal_shares(groups: list[int], ranks: int, most: int) ->
     st.integers(1, 20),
     st.integers(0, 3),
     st.integers(0, 2**40),
+    st.permutations(range(3)),
 )
 def test_every_stream_row_is_in_one_batch_and_has_one_reader(
-    rounds: list[list[int]], size: int, windows: int, seed: int
+    rounds: list[list[int]], size: int, windows: int, seed: int, order: list[int]
 ) -> None:
     """Three ranks, which hold what no batch has taken; the slow twin shuffles the windows of the whole stream at once."""
     total = sum(map(sum, rounds))
@@ -162,8 +241,9 @@ def test_every_stream_row_is_in_one_batch_and_has_one_reader(
     for k, counts in enumerate(rounds):
         for rank, one in enumerate(held):
             first = 10 * one.size
-            numbers = np.arange(first, first + counts[rank]) + sum(counts[:rank]) * 10
-            one.add(counts, rank, one.batch, numbers)
+            before = sum(counts[reader] for reader in order[: order.index(rank)])
+            numbers = np.arange(first, first + counts[rank]) + before * 10
+            one.add(order, counts, rank, one.batch, numbers)
         planned = batching.planned(held[0].size, k == len(rounds) - 1)
         rows = np.concatenate([np.empty(0, np.int64), *(p.rows for p in planned)])
         readers = held[0].readers_of(rows)
@@ -177,8 +257,8 @@ def test_every_stream_row_is_in_one_batch_and_has_one_reader(
     expected: list[list[int]] = []
     for number, begin in enumerate(range(0, total, window)):
         rows = np.arange(begin, min(total, begin + window))
-        order = rows if not windows else rows[window_order(seed, number, len(rows))]
-        expected += [order[k : k + size].tolist() for k in range(0, len(order), size)]
+        drawn = rows if not windows else rows[window_order(seed, number, len(rows))]
+        expected += [drawn[k : k + size].tolist() for k in range(0, len(drawn), size)]
     assert met == expected
 
 
@@ -189,6 +269,6 @@ def test_a_message_holds_the_rows_of_its_rank(log: Path) -> None:
     assert rows_of(found) == rows_of(batch)
     assert told == [(3, 2**40)]
     assert found.dense.flags.writeable  # torch takes no other
-    nothing, _ = unpacked(packed(reading.no_rows(plan.schema), []), plan.schema)
+    nothing, _ = unpacked(packed(no_rows(plan.schema), []), plan.schema)
     assert rows_of(nothing) == []
     assert rows_of(cb.Batch.concat([nothing, found])) == rows_of(batch)

@@ -74,6 +74,7 @@ class Group(Gang):
         self.ended = threading.Event()
         self.costs: defaultdict[str, Cost] = defaultdict(Cost)
         self.others: list[Group] = []  # made by ``beside``
+        self.dealt = [0] * world.size  # bytes of logs that each rank was dealt so far
         self.nccl: Any = None  # torch's process group for tensors on GPUs, where each rank has its own GPU
         host = "127.0.0.1" if world.local_size == world.size else ""
         address = f"{world.host}:{world.port}"
@@ -110,6 +111,7 @@ class Group(Gang):
     def beside(self, name: str) -> Group:
         """Return another group of the same ranks, for the calls of another thread; it is left together with this one."""
         made = Group(self.world, self.told_store, self.seconds, None, name)
+        made.dealt = self.dealt
         self.others.append(made)
         return made
 

@@ -1,6 +1,6 @@
 """Shares the reading of a log: each rank decodes and extracts its own row groups, and gives every rank its part of each batch.
 
-    log      │ block 0 │ block 1 │ …          whole row groups; block b is read by rank b mod W, which filters and extracts it
+    log      │ block 0 │ block 1 │ …          whole row groups; one rank reads, filters and extracts a block (dealing.py)
     round    │ blocks 0 … W-1 │               the ranks tell each other how many rows of each block remain
     stream   0 1 2 3 4 5 …                    the rows that remain, numbered in the order of the log
     batches  stream rows 0 … n-1, n … 2n-1    as in one process; with ``shuffle``, windows of the stream are permuted
@@ -22,7 +22,6 @@ copied to main memory, from where the ranks send them to each other.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -37,15 +36,14 @@ from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cuda.extract import CudaExtractor
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.stream import Position, window_order
+from ctrbox.ranks.dealing import BLOCK_ROWS, dealt
 from ctrbox.ranks.group import Group
 from ctrbox.train.batch_feed import BESIDE
 from ctrbox.train.pipeline import Clock, run_stages
 from ctrbox.views.indexed import IndexedFiles
 from ctrbox.views.recorded import opened
 
-BLOCK_ROWS = 65_536
 LOG = "log"  # kind of the exchanges of rows of the log
-MOST_ROWS = 4 * BLOCK_ROWS  # of a block; a row group of more rows is cut, and decoded by several ranks
 
 Ints = npt.NDArray[np.int64]
 Part = tuple[Batch, Position, int]  # of a batch: rows of this rank, where the log stands behind it, rows of all ranks
@@ -56,50 +54,6 @@ def can_share(plan: Plan) -> bool:
     extractor = plan.extractor()
     numbers = extractor.keeps_all_rows if isinstance(extractor, CudaExtractor) else type(extractor) is Extractor
     return numbers and not extractor.merged and isinstance(opened(plan.log.source), IndexedFiles)
-
-
-def blocks_of(groups: Sequence[int], start: int, stop: int, ranks: int) -> list[tuple[int, int]]:
-    """Cut rows ``start`` to ``stop`` of a log into blocks, (first row, row behind the last).
-
-    ``groups``: rows of each row group. A block is whole row groups of together about 65,536 rows, or of fewer where that makes
-    the shares of the ranks more even. Groups are cut where they are larger than 262,144 rows, or fewer than there are ranks. If
-    the last round has blocks for at most half of the ranks, these blocks are cut, so that more ranks have a share.
-    """
-    ends = np.cumsum([0, *groups])
-    parts = [(max(start, int(a)), min(stop, int(b))) for a, b in itertools.pairwise(ends)]
-    parts = [(a, b) for a, b in parts if a < b]
-    rows = sum(b - a for a, b in parts)
-    rounds = max(1, -(-rows // (ranks * BLOCK_ROWS)))
-    sizes = (min(BLOCK_ROWS, -(-rows // ranks)), -(-rows // (ranks * rounds)))
-    return min((joined(parts, max(1, size), ranks) for size in sizes), key=lambda blocks: most_rows(blocks, ranks))
-
-
-def joined(parts: Sequence[tuple[int, int]], each: int, ranks: int) -> list[tuple[int, int]]:
-    """Join row groups to blocks of up to ``each`` rows; cut those of a last round that has blocks for few ranks."""
-    most = each if len(parts) < ranks else MOST_ROWS
-    blocks: list[tuple[int, int]] = []
-    for begin, end in parts:
-        for a, b in even(begin, end, -(-(end - begin) // most)):
-            if blocks and b - blocks[-1][0] <= each:
-                blocks[-1] = blocks[-1][0], b
-            else:
-                blocks.append((a, b))
-    left = len(blocks) % ranks
-    if not left:
-        return blocks
-    cut = [even(a, b, min(ranks // left, b - a)) for a, b in blocks[-left:]]
-    return blocks[:-left] + list(itertools.chain.from_iterable(cut))
-
-
-def most_rows(blocks: Sequence[tuple[int, int]], ranks: int) -> int:
-    """Return the rows of the rank that reads most."""
-    return max(sum(b - a for a, b in blocks[rank::ranks]) for rank in range(ranks))
-
-
-def even(begin: int, end: int, pieces: int) -> list[tuple[int, int]]:
-    """Cut rows ``begin`` to ``end`` into pieces of as equal a size as whole rows allow."""
-    cuts = [begin + (end - begin) * k // pieces for k in range(pieces + 1)]
-    return list(itertools.pairwise(cuts))
 
 
 @dataclass(frozen=True)
@@ -155,10 +109,12 @@ class Held:
         self.places: Ints = np.empty(0, np.int64)  # of the rows of ``batch``: in the stream,
         self.numbers: Ints = np.empty(0, np.int64)  # and in the log
 
-    def add(self, counts: Sequence[int], rank: int, batch: Batch, numbers: Ints) -> None:
-        """Add the blocks of a round; ``counts``: rows of each rank's block, ``batch`` and ``numbers``: those of this rank."""
-        for reader, count in enumerate(counts):
-            if count:
+    def add(self, readers: Sequence[int], counts: Sequence[int], rank: int, batch: Batch, numbers: Ints) -> None:
+        """Add the blocks of a round, which have these ``readers``. ``counts``: rows of each rank's block, ``batch`` and
+        ``numbers``: those of this rank.
+        """
+        for reader in readers:
+            if count := counts[reader]:
                 self.starts.append(self.size)
                 self.readers.append(reader)
                 if reader == rank:
@@ -211,20 +167,25 @@ def shared_parts(
     first = start or Position(0, 0, 0, shuffle, seed if shuffle else 0)
     source, rank, of = opened(plan.log.source), group.part, group.of
     assert isinstance(source, IndexedFiles)
-    blocks = blocks_of(source.groups, first.row, stop, of)
+    sizes = source.sizes_of_groups(plan.extractor().columns[0])
+    blocks = dealt(source.groups, first.row, stop, of, sizes, group.dealt)
+    for block in blocks:
+        group.dealt[block.reader] += block.size
     rounds = -(-len(blocks) // of)
     batching, held, schema = Batching(first, batch_size, shuffle, seed), Held(plan.schema), plan.schema
     began = first.row  # row of the log at which the window begins
 
     def read() -> Generator[tuple[Batch, Ints], None, None]:
         """Yield the rows of this rank's block of each round, and their numbers in the log."""
-        for block in range(rank, rounds * of, of):
-            yield read_block(plan, *blocks[block]) if block < len(blocks) else (no_rows(schema), held.numbers[:0])
+        for k in range(0, rounds * of, of):
+            mine = [block for block in blocks[k : k + of] if block.reader == rank]
+            yield read_block(plan, mine[0].begin, mine[0].end) if mine else (no_rows(schema), held.numbers[:0])
 
     blocks_read = run_stages(read(), clock, [], ahead=1, overlap=overlap)
     try:
         for k, (batch, numbers) in enumerate(blocks_read):
-            held.add(group.counts([len(numbers)] * of, LOG), rank, batch, numbers)
+            readers = [block.reader for block in blocks[k * of : (k + 1) * of]]
+            held.add(readers, group.counts([len(numbers)] * of, LOG), rank, batch, numbers)
             planned = batching.planned(held.size, k == rounds - 1)
             shares = [share_of(planned, r, of) for r in range(of)]
             ends = np.array([p.last for p in planned if p.last >= 0], np.int64)

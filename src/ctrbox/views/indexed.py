@@ -179,6 +179,18 @@ class IndexedFiles(ColumnSource):
         """Rows of each row group or record batch, over all files in order."""
         return [rows for footer in self._footers() for rows in footer.rows]
 
+    def sizes_of_groups(self, columns: Sequence[str]) -> list[int]:
+        """Return the bytes that these columns of each row group take in the files, or its rows if a file does not say."""
+        leaves, found = self._columns.choose(columns, self.name), list[int]()
+        for file, footer in enumerate(self._footers()):
+            theirs = [self._agree(file, footer, leaf) for leaf in leaves if leaf.name not in self._partitions.columns]
+            for group in range(len(footer.rows)):
+                size = self._format.size(footer, Wanted([group], theirs, ()))
+                if size is None:
+                    return self.groups
+                found.append(size)
+        return found
+
     def nullable(self, column: str) -> bool:
         (leaf,) = self._columns.choose([column], self.name)
         if column in self._partitions.columns:
