@@ -156,6 +156,16 @@ def test_a_damaged_calibration_is_refused(change: dict[str, Any]) -> None:
         TaskCalibration.of({**STORED, **change}, TASKS, "it")
 
 
+def test_a_calibration_that_lacks_a_binary_label_is_refused() -> None:
+    """A training calibrates all of them, so the scores of one alone would be raw only in a forged or damaged file."""
+    tasks = (*TASKS, Task("convert", "binary"))
+    with pytest.raises(
+        DataError,
+        match=r"it is damaged: it has a calibration without the label 'convert'; expected .*: 'click', 'convert'",
+    ):
+        TaskCalibration.of(STORED, tasks, "it")
+
+
 def test_a_calibration_of_one_label_and_of_several_are_not_mixed_up() -> None:
     with pytest.raises(DataError, match="format 2; this version reads 1"):
         Calibration.of(STORED, "it")

@@ -72,5 +72,11 @@ class TaskCalibration:
                 )
             if not isinstance(part, Mapping) or part.get("kind") != kind or part.get("by") != by:
                 raise DataError(f"{where} is damaged: the calibrations of its labels contradict each other")
+        missing = [name for name in binary if name not in labels]
+        if missing:
+            raise DataError(
+                f"{where} is damaged: it has a calibration without the label {missing[0]!r}; expected one of each binary label "
+                f"of its plan: {', '.join(map(repr, binary))}"
+            )
         parts = {name: Calibration.of(part, where) for name, part in labels.items()}
         return TaskCalibration(kind, tuple(tasks), tuple(parts.get(task.name) for task in tasks), by)
