@@ -351,6 +351,46 @@ void fail_writes_below(const std::filesystem::path& folder) {
   }
 }
 
+// A write that the disk reported as done and lost leaves what an earlier write left in the same block.
+void a_lost_write_over_a_block_of_the_same_size_is_refused() {
+  const auto folder = std::filesystem::temp_directory_path() / ("lost-" + std::to_string(getpid()));
+  std::filesystem::create_directory(folder);
+  PastSpill spill(folder);
+  int file = -1;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+    if (!gone && target.starts_with(folder.string() + "/.past-")) file = std::stoi(entry.path().filename());
+  }
+  CHECK(file >= 0);
+  constexpr size_t kWords = 7;  // and the checksum: one cell
+  const std::vector<uint64_t> older{1, 2, 3, 4, 5, 6, 7}, newer{1, 2, 3, 4, 5, 6, 8};
+  std::vector<uint64_t> found(kWords), before(kWords + 1);
+  const size_t bytes = before.size() * sizeof(uint64_t);
+  for (const bool again : {false, true}) {  // the block of another key, and an older version of the same block
+    const SpillPlace first = spill.put(older.data(), kWords);
+    spill.get(first, found.data(), kWords);
+    CHECK(found == older);
+    const auto at = static_cast<off_t>(first.cell) * 64;
+    CHECK(::pread(file, before.data(), bytes, at) == static_cast<ssize_t>(bytes));
+    if (!again) spill.free(first, kWords);
+    const SpillPlace second =
+        again ? spill.write(first.cell, newer.data(), kWords) : spill.put(newer.data(), kWords);
+    CHECK(second.cell == first.cell);
+    spill.get(second, found.data(), kWords);
+    CHECK(found == newer);
+    CHECK(::pwrite(file, before.data(), bytes, at) == static_cast<ssize_t>(bytes));  // as if the last write were lost
+    bool refused = false;
+    try {
+      spill.get(second, found.data(), kWords);
+    } catch (const DamagedFile&) {
+      refused = true;
+    }
+    CHECK(refused);
+  }
+  std::filesystem::remove_all(folder);
+}
+
 void a_disk_that_fails_while_texts_are_forgotten_leaves_nothing_to_read() {
   const auto folder = std::filesystem::temp_directory_path() / ("failing-" + std::to_string(getpid()));
   std::filesystem::create_directory(folder);
@@ -469,6 +509,7 @@ int main() {
   several_states_lie_in_one_file();
   reads_that_come_later_than_events_find_what_they_would_have_found();
   events_on_a_disk_change_neither_reads_nor_files();
+  a_lost_write_over_a_block_of_the_same_size_is_refused();
   a_disk_that_fails_while_texts_are_forgotten_leaves_nothing_to_read();
   a_search_finds_the_same_event_wherever_it_begins();
   rings_of_a_pool_share_pieces_and_never_events();

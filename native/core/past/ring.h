@@ -19,6 +19,7 @@
 
 #include "core/past/ring_pool.h"
 #include "core/past/shape.h"
+#include "core/past/spill.h"
 #include "core/past/sums.h"
 
 namespace cb {
@@ -43,7 +44,8 @@ class EventRing {
 
   uint32_t size() const { return count_; }
   bool on_disk() const { return on_disk_; }
-  uint32_t place() const { return head_; }  // on the disk
+  SpillPlace place() const { return {head_, write_}; }  // on the disk
+  void written_again(SpillPlace place) { write_ = place.write; }
   int64_t newest(size_t stride) const { return on_disk_ ? newest_ : time(count_ - 1, stride); }
 
   // Whether the ring was used since it was last asked.
@@ -53,12 +55,12 @@ class EventRing {
   void copy_to(uint64_t* words, size_t stride) const {
     for (uint32_t k = 0; k < count_; ++k) std::memcpy(words + k * stride, at(k, stride), stride * sizeof(uint64_t));
   }
-  void leave_to_disk(uint32_t place, size_t stride, RingPool& pool) {
+  void leave_to_disk(SpillPlace place, size_t stride, RingPool& pool) {
     const int64_t last = time(count_ - 1, stride);
     pool.give({events_, pooled_}, capacity_);
     newest_ = last;
-    head_ = place;
-    capacity_ = 0;
+    head_ = place.cell;
+    write_ = place.write;
     on_disk_ = true;
   }
   // Makes room in memory for the events of a ring on the disk and lets read(words) fill it, oldest event first.
@@ -78,7 +80,7 @@ class EventRing {
     capacity_ = wanted;
     on_disk_ = false;
   }
-  size_t bytes(size_t stride) const { return size_t{capacity_} * stride * sizeof(uint64_t); }
+  size_t bytes(size_t stride) const { return on_disk_ ? 0 : size_t{capacity_} * stride * sizeof(uint64_t); }
 
   const uint64_t* at(uint32_t k, size_t stride) const {
     return events_ + size_t{(head_ + k) & (capacity_ - 1)} * stride;
@@ -265,7 +267,11 @@ class EventRing {
     int64_t newest_;  // on the disk
   };
   uint32_t head_ = 0;  // the place of the oldest event; on the disk, that of the block
-  uint32_t count_ = 0, capacity_ = 0;
+  uint32_t count_ = 0;
+  union {
+    uint32_t capacity_ = 0;
+    uint32_t write_;  // on the disk
+  };
   bool on_disk_ = false, used_ = false, pooled_ = false;
 };
 

@@ -80,7 +80,7 @@ void PastShard::trim(EventRing& ring) {
 void PastShard::bring(EventRing& ring) {
   ring.use();
   if (!ring.on_disk()) return;
-  const uint32_t place = ring.place();
+  const SpillPlace place = ring.place();
   const size_t words = ring.size() * stride_;
   ring.take(pool_, [&](uint64_t* events) { spill_->get(place, events, words); });
   spill_->free(place, words);
@@ -100,7 +100,7 @@ void PastShard::make_room() {
     if (ring.on_disk() || !ring.size() || ring.used_lately()) continue;
     words.resize(ring.size() * stride_);
     ring.copy_to(words.data(), stride_);
-    uint32_t place = 0;
+    SpillPlace place;
     try {
       place = spill_->put(words.data(), words.size());
     } catch (const std::system_error& error) {

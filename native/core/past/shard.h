@@ -140,7 +140,7 @@ class PastShard {
       }
       events_of(held, words);
       for (size_t at = 1 + word; at < words.size(); at += stride_) change(words[at]);
-      if (write) spill_->write(held.ring.place(), words.data(), words.size());
+      if (write) held.ring.written_again(spill_->write(held.ring.place().cell, words.data(), words.size()));
     }
   }
 
