@@ -10,6 +10,7 @@ Names are imported when they are first used, so that ``ctrbox --help`` need not 
 from __future__ import annotations
 
 from importlib import import_module
+from sys import modules
 
 TYPE_CHECKING = False  # Type checkers take it for True. Importing typing, re and pathlib here would take 20 ms.
 if TYPE_CHECKING:
@@ -26,14 +27,38 @@ HOME = {line[3]: line[1] for line in _LINES}
 def __getattr__(name: str) -> Any:
     if name in HOME:
         home = HOME[name]
-        value = import_module(f"ctrbox.{name}") if home == "ctrbox" else getattr(import_module(home), name)
+        try:
+            value = import_module(f"ctrbox.{name}") if home == "ctrbox" else getattr(import_module(home), name)
+        except (AttributeError, ImportError) as error:
+            _with_cause(error)
+            raise
+        if "ctrbox._native" in modules:
+            vars(modules["ctrbox._native"])["__getattr__"] = _no_native_name
         globals()[name] = value
         return value
+    if name == "_native":  # ``from ctrbox import _native``
+        native = import_module("ctrbox._native")
+        vars(native)["__getattr__"] = _no_native_name
+        return native
     raise AttributeError(f"module 'ctrbox' has no attribute {name!r}{_advice(name)}", name=name)
 
 
 def __dir__() -> list[str]:
     return sorted([*HOME, "__version__"])
+
+
+def _no_native_name(name: str) -> Any:
+    """Say why the extension has no such name: Python calls this where an attribute of it is not found."""
+    error = AttributeError(f"module 'ctrbox._native' has no attribute {name!r}", name=name)
+    raise error if name.startswith("__") else _with_cause(error)
+
+
+def _with_cause(error: Exception) -> Exception:
+    """Add to an error that the extension of a checkout is missing or older than its sources, if that is so."""
+    told = import_module("ctrbox.cli.old_native").old_native(error)
+    if told and told not in getattr(error, "__notes__", []):
+        error.add_note(told)
+    return error
 
 
 def _advice(name: str) -> str:

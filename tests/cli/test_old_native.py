@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +51,35 @@ def test_an_extension_that_is_not_built_is_named_and_an_installed_package_has_no
     assert old_native(error, package).startswith("the native extension is not built; run `make native`")
     (package.parents[1] / "native" / "core" / "a.h").unlink()
     assert old_native(error, package) == ""
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("import ctrbox as cb; cb.View", "ImportError: cannot import name 'gone'"),
+        ("from ctrbox import _native; _native.gone", "AttributeError: module 'ctrbox._native' has no attribute 'gone'"),
+    ],
+)
+def test_a_script_is_told_that_the_extension_is_old(tmp_path: Path, script: str, told: str) -> None:
+    """A checkout in which a module asks the extension for a name that it does not have, because a source is newer."""
+    made = tmp_path / "src" / "ctrbox"
+    shutil.copytree(PACKAGE, made, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "native").mkdir()
+    (tmp_path / "native" / "gone.h").write_text("")
+    first = made / "views" / "view.py"
+    first.write_text(first.read_text().replace("\nimport ", "\nfrom ctrbox._native import gone\nimport ", 1))
+
+    def error() -> str:
+        environment = os.environ | {"PYTHONPATH": str(tmp_path / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+        assert done.returncode == 1
+        return done.stderr
+
+    before = error()
+    assert told in before
+    assert f"the native extension is older than native/gone.h; run `make native` in {tmp_path}" in before
+    for built in made.glob("_native*.so"):
+        os.utime(built)  # built after the source was changed: the error has another cause
+    after = error()
+    assert told in after
+    assert "make native" not in after
