@@ -10,7 +10,8 @@ they learned other rows.
 
 The dense weights are learned by SGD. Adam divides each gradient by its own usual size. A gradient that should be zero but is a
 rounding error, of 1e-10 for example, then moves its weight as far as any other gradient does; with `--optimizer adam`, rounding
-errors grow in this way until some losses differ by more than the limit.
+errors grow in this way until some losses differ by more than the limit. With `--optimizer adam-1e-6`, Adam adds 1e-6 in place of
+1e-8 to the size, so that such gradients move no weight, and the limit holds.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from ctrbox.ranks.world import World
 JOBS, TABLES = ("demo", "din"), ("memory", "sparse", "server")
 CASES = tuple(f"{job}-{table}" for job in JOBS for table in TABLES)
 BATCH = 128
-DENSE = {"adam": cb.optim.Adam(), "sgd": cb.optim.SGD(lr=0.1)}
+DENSE = {"adam": cb.optim.Adam(), "adam-1e-6": cb.optim.Adam(eps=1e-6), "sgd": cb.optim.SGD(lr=0.1)}
 DIM, IMAGE = 8, 16
 ADS = 200  # of DIN's log
 
