@@ -374,8 +374,7 @@ void a_lost_write_over_a_block_of_the_same_size_is_refused() {
     const auto at = static_cast<off_t>(first.cell) * 64;
     CHECK(::pread(file, before.data(), bytes, at) == static_cast<ssize_t>(bytes));
     if (!again) spill.free(first, kWords);
-    const SpillPlace second =
-        again ? spill.write(first.cell, newer.data(), kWords) : spill.put(newer.data(), kWords);
+    const SpillPlace second = again ? spill.write(first.cell, newer.data(), kWords) : spill.put(newer.data(), kWords);
     CHECK(second.cell == first.cell);
     spill.get(second, found.data(), kWords);
     CHECK(found == newer);

@@ -1,10 +1,10 @@
 // Events of keys that did not occur for a while, on a local disk, for a shard whose events need more than its budget.
 //
 // Layout: a file of cells of 64 bytes. The events of a key lie in a block of a power of two of cells: their 64-bit
-// words, oldest event first, and a checksum that begins with the block's place and the number of the write. Whoever reads
-// the block gives both, so that what an earlier write left there is refused, whichever key it is of. Freed blocks are used
-// again, those of each size by themselves, so the file has at most the size of all events that were ever on the disk at
-// once, rounded up.
+// words, oldest event first, and a checksum that begins with the block's place and the number of the write. Whoever
+// reads the block gives both, so that what an earlier write left there is refused, whichever key it is of. Freed blocks
+// are used again, those of each size by themselves, so the file has at most the size of all events that were ever on
+// the disk at once, rounded up.
 //
 // The file has no name: the system removes it when the process ends, even if it is killed. No other process ever reads
 // it; only a saved state outlives the process (core/past/state_file.h). Failures: std::system_error; DamagedFile if
