@@ -71,7 +71,7 @@ def taken_from(items: queue.SimpleQueue[T]) -> T:
             return items.get(timeout=TURN_S)
 
 
-def exit_code_of(process: subprocess.Popen[T]) -> int:
+def exit_code_of(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> int:
     """Return the exit code of the process once it has ended."""
     while True:
         with suppress(subprocess.TimeoutExpired):
