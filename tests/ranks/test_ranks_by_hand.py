@@ -293,7 +293,7 @@ class Fake:
 
     returncode = code
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         assert self.code is not None
         return self.code
 
@@ -415,5 +415,5 @@ def test_signals_are_noted_in_the_main_thread_alone() -> None:
 def test_why_a_rank_ended_is_told_in_words(code: int, lines: list[str], why: str) -> None:
     rank = Rank.__new__(Rank)
     rank.number, rank.lines, rank.listener = 3, lines, None  # type: ignore[assignment]
-    rank.process = SimpleNamespace(wait=lambda: code)  # type: ignore[assignment]
+    rank.process = SimpleNamespace(wait=lambda timeout=None: code)  # type: ignore[assignment]
     assert rank.why() == why
