@@ -20,7 +20,7 @@ using Targets = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
 std::unique_ptr<HistoryAttention> made(In<3> maps, In<2> fixed, In<1> above, In<1> below, In<2> vectors, float bias) {
   const size_t items = maps.shape(0), dim = maps.shape(1), width = maps.shape(2);
   if (items > HistoryAttention::kMostItems || dim > HistoryAttention::kMostWide || width > HistoryAttention::kMostWide)
-    throw nb::value_error("at most 2^20 items, and vectors and units of 4,096 floats");
+    throw nb::value_error("attention takes at most 2^20 items, and vectors and units of at most 4,096 floats");
   if (dim == 0 || width == 0) throw nb::value_error("an attention needs a dim and a width of at least 1");
   if (fixed.shape(0) != items || fixed.shape(1) != width || above.shape(0) != width || below.shape(0) != width ||
       vectors.shape(0) != items || vectors.shape(1) != dim)
@@ -44,7 +44,7 @@ nb::object attend(const std::vector<const HistoryAttention*>& units, const std::
                              "); expected (" + std::to_string(rows) + ", " + std::to_string(units[n]->dim()) + ")")
                                 .c_str());
     if (rows > 0 && ((q.shape(1) > 1 && q.stride(1) != 1) || q.stride(0) < 0))
-      throw nb::value_error("targets must lie number by number in memory");
+      throw nb::value_error("targets must be contiguous in memory");
     step += units[n]->dim();
   }
   std::shared_ptr<float[]> out(new float[rows * step]);

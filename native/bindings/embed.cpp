@@ -12,8 +12,8 @@ using namespace cb;
 namespace {
 
 std::unique_ptr<PublishedRows> published(Keys keys, Gradients rows) {
-  if (rows.shape(0) != keys.size()) throw nb::value_error("rows are not (keys, width)");
-  if (keys.size() >= PublishedRows::kMost) throw nb::value_error("more keys than a published table takes");
+  if (rows.shape(0) != keys.size()) throw nb::value_error("rows must have the shape (keys, width)");
+  if (keys.size() >= PublishedRows::kMost) throw nb::value_error("a published table cannot hold this many keys");
   nb::gil_scoped_release free;
   return std::make_unique<PublishedRows>(span_of(keys), rows.data(), rows.shape(1));
 }
@@ -120,7 +120,7 @@ void bind_embed(nb::module_& m) {
       [](const std::string& path, const Shape& shape, Keys keys, Gradients rows) {
         const TableShape s = shape_of(shape);
         if (rows.shape(0) != keys.size() || rows.shape(1) != s.floats())
-          throw nb::value_error("rows are not (keys, floats of a row)");
+          throw nb::value_error("rows must have the shape (keys, floats of a row)");
         with_file(path, [&] { save_rows(path, s, span_of(keys), rows.data(), usable_cores()); });
       },
       nb::arg("path"), nb::arg("shape"), nb::arg("keys"), nb::arg("rows"));

@@ -82,7 +82,7 @@ void bind_examples(nb::module_& m) {
       .def("renumbered", &Examples::renumbered, nb::arg("to"), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("rows", &Examples::rows)
       .def_prop_ro("features", [](const Examples& e) { return e.keys.size(); })
-      .def_ro("unlabelled", &Examples::unlabelled)
+      .def_ro("unlabeled", &Examples::unlabeled)
       .def_prop_ro(
           "offsets", [](const Examples& e) { return copied(e.offsets); },
           nb::for_getter(nb::sig("def offsets(self, /) -> NDArray[numpy.uint32]")))
@@ -169,13 +169,13 @@ void bind_examples(nb::module_& m) {
       .def_prop_ro("fields", &ExampleReader::fields)
       .def_prop_ro("totals", [](const ExampleReader& r) {
         const auto& t = r.totals();
-        return std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>(t.rows, t.unlabelled, t.lines, t.bad);
+        return std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>(t.rows, t.unlabeled, t.lines, t.bad);
       });
 }
 
 void bind_validation(nb::module_& m) {
   auto same_length = [](const Floats& labels, const Floats& predictions) {
-    if (labels.size() != predictions.size()) throw nb::value_error("there are not as many labels as predictions");
+    if (labels.size() != predictions.size()) throw nb::value_error("expected one label for each prediction");
   };
   m.def(
       "validation_sums",
@@ -259,9 +259,9 @@ void bind_ffm(nb::module_& m) {
               return aligned && at <= mapped.size() && bytes <= mapped.size() - at;
             };
             if (!within(lr_at, lr_bytes) || !within(ffm_at, ffm_bytes))
-              throw nb::value_error("the weights do not lie within the mapped file");
+              throw nb::value_error("the weights lie outside the mapped file");
             if (dense.size() != weights_of(layout) - layout.lr_size - layout.rows * layout.stride)
-              throw nb::value_error("not as many weights of dense as the model has");
+              throw nb::value_error("the number of dense weights differs from that of the model");
             nb::gil_scoped_release release;
             new (self) DeepFfm(settings, reinterpret_cast<const float*>(mapped.data() + lr_at),
                                reinterpret_cast<const float*>(mapped.data() + ffm_at));
@@ -282,8 +282,9 @@ void bind_ffm(nb::module_& m) {
       .def(
           "learn",
           [](DeepFfm& model, const Examples& examples, size_t threads, bool sparse, size_t block, uint64_t learned) {
-            if (!model.layout().learns()) throw nb::value_error("this model has no accumulators");
-            if (examples.unlabelled || examples.labels.size() != examples.rows())
+            if (!model.layout().learns())
+              throw nb::value_error("this model has no optimizer state, so it cannot learn or be saved");
+            if (examples.unlabeled || examples.labels.size() != examples.rows())
               throw nb::value_error("an example has no label");
             return scored(examples, [&](float* out) {
               model.check_fields(examples, 0, examples.rows());
@@ -306,7 +307,7 @@ void bind_ffm(nb::module_& m) {
       .def(
           "context",
           [](const DeepFfm& model, const Examples& example) {
-            if (example.rows() != 1) throw nb::value_error("a context is one example");
+            if (example.rows() != 1) throw nb::value_error("a context must be exactly one example");
             nb::gil_scoped_release release;
             model.check_part(example, true);
             return model.context(example);
@@ -329,7 +330,8 @@ void bind_ffm(nb::module_& m) {
       .def(
           "save",
           [](const DeepFfm& model, const std::string& path, const std::vector<std::string>& fields, uint64_t learned) {
-            if (!model.layout().learns()) throw nb::value_error("this model has no accumulators");
+            if (!model.layout().learns())
+              throw nb::value_error("this model has no optimizer state, so it cannot learn or be saved");
             with_file(path, [&] { save_ffm(path, model, FfmHead{model.settings(), fields, learned}); });
           },
           nb::arg("path"), nb::arg("fields"), nb::arg("learned"))
@@ -358,7 +360,7 @@ void bind_ffm(nb::module_& m) {
           "give_weights",
           [](DeepFfm& model, const Floats& weights) {
             if (weights.size() != weights_of(model.layout()))
-              throw nb::value_error("not as many weights as the model has");
+              throw nb::value_error("the number of weights differs from that of the model");
             if (!model.owns()) throw nb::value_error("the weights of this model belong to a mapped file");
             nb::gil_scoped_release release;
             give_weights(model, weights.data());

@@ -120,7 +120,7 @@ nb::object doubles_of_decimals(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_con
     throw std::invalid_argument("a decimal has 4, 8, 16 or 32 bytes");
   const size_t rows = values.size() / static_cast<size_t>(width);
   if (rows * static_cast<size_t>(width) != values.size())
-    throw std::invalid_argument("the bytes of decimals end inside a value");
+    throw std::invalid_argument("the bytes of decimals end in the middle of a value");
   auto made = std::make_shared<Buffer<double>>();
   {
     nb::gil_scoped_release release;

@@ -57,8 +57,9 @@ std::vector<PoolColumn> columns_of(const Lookup& lookup, const Columns& columns)
   std::vector<PoolColumn> out;
   std::vector<bool> seen(lookup.fields());
   for (auto [field, kind] : columns) {
-    if (field >= lookup.fields() || seen[field]) throw nb::value_error("each field is pooled once, and must exist");
-    if (kind < 0 || kind > 2) throw nb::value_error("a kind of pooling is 0 (sum), 1 (mean) or 2 (max)");
+    if (field >= lookup.fields() || seen[field])
+      throw nb::value_error("each pooled field must exist and may be pooled only once");
+    if (kind < 0 || kind > 2) throw nb::value_error("the kind of pooling must be 0 (sum), 1 (mean) or 2 (max)");
     seen[field] = true;
     out.push_back({field, static_cast<Pool>(kind)});
   }
@@ -114,7 +115,8 @@ nb::object backward(const Lookup& lookup, std::optional<In<float, 2>> weights, s
 nb::object sequence(const Lookup& lookup, In<float, 2> rows, bool linear, size_t field, size_t longest,
                     size_t threads) {
   expect("rows", {rows.shape(0)}, {lookup.keys.size()});
-  if (field >= lookup.fields() || rows.shape(1) < linear) throw nb::value_error("no such field or no such column");
+  if (field >= lookup.fields() || rows.shape(1) < linear)
+    throw nb::value_error("there is no field or no column with this number");
   const size_t dim = rows.shape(1) - linear;
   Output<float> vectors({lookup.rows, longest, dim});
   {
@@ -125,7 +127,7 @@ nb::object sequence(const Lookup& lookup, In<float, 2> rows, bool linear, size_t
 }
 
 nb::object sequence_gradient(const Lookup& lookup, In<float, 3> vectors, bool linear, size_t field, size_t threads) {
-  if (field >= lookup.fields()) throw nb::value_error("no such field");
+  if (field >= lookup.fields()) throw nb::value_error("there is no field with this number");
   expect("gradients of vectors", {vectors.shape(0)}, {lookup.rows});
   const size_t dim = vectors.shape(2);
   Output<float> out({lookup.keys.size(), dim + linear});

@@ -25,8 +25,10 @@ namespace {
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 ColumnShape shape_of(int codec, uint32_t width, bool nullable, int64_t rows) {
-  if (codec < 0 || codec > static_cast<int>(Codec::Snappy)) throw std::invalid_argument("no such codec");
-  if (width != 0 && width != 4 && width != 8) throw std::invalid_argument("values of 4 or 8 bytes, or strings (0)");
+  if (codec < 0 || codec > static_cast<int>(Codec::Snappy))
+    throw std::invalid_argument("the compression codec is not known");
+  if (width != 0 && width != 4 && width != 8)
+    throw std::invalid_argument("values must have 4 or 8 bytes, or be strings (0)");
   return {static_cast<Codec>(codec), width, nullable, rows};
 }
 
@@ -157,7 +159,7 @@ void make_staged(StagedPages* self, const std::vector<std::vector<StagedPlace>>&
   for (size_t k = 0; k < columns.size(); ++k)
     for (const auto& [start, size, codec, width, nullable, rows, narrow] : columns[k]) {
       if (narrow != 0 && (width != 4 || (narrow != 1 && narrow != 2 && narrow != 4)))
-        throw std::invalid_argument("values of 4 bytes keep 1, 2 or 4 of them");
+        throw std::invalid_argument("of the 4 bytes of a value, 1, 2 or 4 can be kept");
       given[k].push_back({start, size, shape_of(codec, width, nullable, rows), narrow});
     }
   new (self) StagedPages(std::move(given));
@@ -194,7 +196,8 @@ void write_staged(const StagedPages& self, nb::ndarray<uint8_t, nb::ndim<1>, nb:
 }
 
 nb::list outcome_of_staged(const StagedPages& self, Bytes results, uint64_t held) {
-  if (results.size() != self.pages() * sizeof(StagedResult)) throw std::invalid_argument("as many results as pages");
+  if (results.size() != self.pages() * sizeof(StagedResult))
+    throw std::invalid_argument("expected one result for each page");
   std::vector<StagedResult> found(self.pages());
   if (!found.empty()) std::memcpy(found.data(), results.data(), results.size());
   nb::list given;

@@ -130,7 +130,8 @@ nb::list counters(PastState& state, In<uint64_t> key, In<int64_t> time, nb::hand
   const Given given(state, key, time, valid, asks, feeds, columns);
   std::vector<PastCounter> reads;
   for (auto [kind, word, within] : asked) {
-    if (kind < 1 || kind > 5 || within < 0 || within > kMostSpan) throw nb::value_error("no such counter");
+    if (kind < 1 || kind > 5 || within < 0 || within > kMostSpan)
+      throw nb::value_error("there is no counter with this number");
     reads.push_back({static_cast<CounterKind>(kind), word, within});
   }
   PastCounts found;

@@ -35,16 +35,17 @@ std::vector<Piece> pieces_from(nb::list list) {
         rows.index = index.data() + rows.base;
         rows.base = 0;
         if (static_cast<int64_t>(index.size()) < nb::cast<int64_t>(source[2]) + piece.rows)
-          throw nb::value_error("fewer indices than rows");
+          throw nb::value_error("there are fewer indices than rows");
         int32_t low = 0, high = -1;
         for (int64_t r = 0; r < piece.rows; ++r) {
           low = std::min(low, rows.index[r]);
           high = std::max(high, rows.index[r]);
         }
-        if (low < -1 || (rows.frame && high >= rows.frame->rows())) throw nb::value_error("an index outside its frame");
+        if (low < -1 || (rows.frame && high >= rows.frame->rows()))
+          throw nb::value_error("an index points outside its frame");
         rows.missing = low < 0;
       } else if (rows.frame && (rows.base < 0 || rows.base + piece.rows > rows.frame->rows())) {
-        throw nb::value_error("rows outside the frame");
+        throw nb::value_error("the rows lie outside the frame");
       }
       piece.sources.push_back(rows);
     }
@@ -207,7 +208,7 @@ void bind_program(nb::module_& m) {
           const size_t most = rows.size();
           uint32_t last = 0;
           for (size_t k = 0; k < picked.size(); ++k) last = std::max(last, static_cast<uint32_t>(at[k]));
-          if (picked.size() && last >= most) throw std::out_of_range("a position outside the rows");
+          if (picked.size() && last >= most) throw std::out_of_range("a position lies outside the rows");
           for (size_t k = 0; k < picked.size(); ++k) (*out)[k] = from[at[k]];
         }
         return shared_array(out->data(), {out->size()}, out);

@@ -4,7 +4,7 @@
 
 #include "bindings/bindings.h"
 #include "core/publish/patch.h"
-#include "core/publish/quantise.h"
+#include "core/publish/quantize.h"
 #include "core/system/checked_file.h"
 
 using namespace cb;
@@ -58,31 +58,31 @@ void bind_publish(nb::module_& m) {
       },
       nb::arg("weights"), "Minimum, maximum, and whether all are finite.");
   m.def(
-      "quantise",
+      "quantize",
       [](const Floats& weights, float bucket, int32_t first) {
         check_bucket(bucket, first);
         std::shared_ptr<uint16_t[]> out(new uint16_t[weights.size()]);
         {
           nb::gil_scoped_release release;
-          quantise(weights.data(), weights.size(), bucket, first, out.get());
+          quantize(weights.data(), weights.size(), bucket, first, out.get());
         }
         return shared_array(out.get(), {weights.size()}, out);
       },
       nb::arg("weights"), nb::arg("bucket"), nb::arg("first"),
-      nb::sig("def quantise(weights: NDArray[numpy.float32], bucket: float, first: int) -> NDArray[numpy.uint16]"));
+      nb::sig("def quantize(weights: NDArray[numpy.float32], bucket: float, first: int) -> NDArray[numpy.uint16]"));
   m.def(
-      "dequantise",
+      "dequantize",
       [](const Codes& codes, float bucket, int32_t first) {
         check_bucket(bucket, first);
         std::shared_ptr<float[]> out(new float[codes.size()]);
         {
           nb::gil_scoped_release release;
-          dequantise(codes.data(), codes.size(), bucket, first, out.get());
+          dequantize(codes.data(), codes.size(), bucket, first, out.get());
         }
         return shared_array(out.get(), {codes.size()}, out);
       },
       nb::arg("codes"), nb::arg("bucket"), nb::arg("first"),
-      nb::sig("def dequantise(codes: NDArray[numpy.uint16], bucket: float, first: int) -> NDArray[numpy.float32]"));
+      nb::sig("def dequantize(codes: NDArray[numpy.uint16], bucket: float, first: int) -> NDArray[numpy.float32]"));
 
   m.def(
       "diff",

@@ -14,7 +14,7 @@ using namespace cb;
 namespace {
 
 FfmContext context_of(const ModelFields& fields, const DeepFfm& model, const Batch& batch) {
-  if (batch.rows != 1) throw nb::value_error("a context is one example");
+  if (batch.rows != 1) throw nb::value_error("a context must be exactly one example");
   nb::gil_scoped_release release;
   Examples example = fields.examples(batch);
   model.check_part(example, true);
@@ -51,7 +51,7 @@ void bind_requests(nb::module_& m) {
             std::vector<RequestRows::Column> columns;
             for (const auto& [name, kind, low, high, single, unit] : described) {
               if (kind.size() != 1 || std::string_view("bifst").find(kind) == std::string_view::npos)
-                throw nb::value_error("kinds are b i f s t");
+                throw nb::value_error("a kind must be one of b, i, f, s and t");
               columns.push_back({name, kind[0], low, high, single, unit});
             }
             new (self) RequestRows(std::move(columns), std::move(ignored), most);
@@ -76,7 +76,7 @@ void bind_requests(nb::module_& m) {
           [](ModelFields* self, std::vector<size_t> sparse, std::vector<uint64_t> salts,
              std::vector<uint16_t> numbers) {
             if (salts.size() != numbers.size() || sparse.size() > salts.size())
-              throw nb::value_error("as many salts as numbers");
+              throw nb::value_error("expected one salt for each number");
             std::vector<size_t> dense(salts.size() - sparse.size());  // all dense columns of the batch
             std::iota(dense.begin(), dense.end(), size_t{0});
             new (self) ModelFields{std::move(sparse), std::move(dense), std::move(salts), std::move(numbers)};

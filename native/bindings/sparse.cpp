@@ -41,7 +41,7 @@ void bind_sparse(nb::module_& m) {
       .def(
           "__init__",
           [](Scan* self, unsigned shard, uint64_t since) {
-            if (shard >= kShards) throw nb::value_error("there are 64 shards");
+            if (shard >= kShards) throw nb::value_error("expected the number of a shard, 0 to 63");
             new (self) Scan(shard, since);
           },
           nb::arg("shard"), nb::arg("since"));
@@ -160,7 +160,7 @@ void bind_sparse(nb::module_& m) {
           "write",
           [](SparseTable& t, Keys keys, Gradients rows, bool known) {
             if (rows.shape(0) != keys.size() || rows.shape(1) != t.shape().floats())
-              throw nb::value_error("rows are not (keys, floats)");
+              throw nb::value_error("rows must have the shape (keys, floats)");
             with_file("", [&] { t.write(span_of(keys), rows.data(), known); });
           },
           nb::arg("keys"), nb::arg("rows"), nb::arg("known"))

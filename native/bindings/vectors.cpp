@@ -43,7 +43,7 @@ nb::tuple best(Rows rows, Vector vector, std::optional<Places> places, size_t k,
       }
     }
   }
-  if (outside) throw nb::index_error("a place is not that of a row");
+  if (outside) throw nb::index_error("a row number is outside the table");
   return nb::make_tuple(shared_array(positions.get(), {found}, positions),
                         shared_array(products.get(), {found}, products));
 }
@@ -53,7 +53,7 @@ using ByteRows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;
 nb::object row_checksums(ByteRows rows) {
   const size_t n = rows.shape(0), width = rows.shape(1);
   const int64_t apart = rows.stride(0);
-  if (width > 1 && rows.stride(1) != 1) throw nb::value_error("the bytes of a row must lie side by side");
+  if (width > 1 && rows.stride(1) != 1) throw nb::value_error("the bytes of a row must be contiguous in memory");
   auto sums = std::shared_ptr<uint32_t[]>(new uint32_t[n]);
   {
     nb::gil_scoped_release release;

@@ -51,14 +51,15 @@ Examples examples_of(const ctrbox_model& model, const ctrbox_examples& given) {
   Examples out;
   if (given.rows == 0) return out;
   need(given.offsets, "examples->offsets");
-  if (given.rows > UINT32_MAX) throw BadArgument("more than 4,294,967,295 examples");
-  if (given.offsets[0] != 0) throw BadArgument("offsets[0] is not 0");
-  if (given.offsets[given.rows] > UINT32_MAX) throw BadArgument("more than 4,294,967,295 features in one call");
+  if (given.rows > UINT32_MAX) throw BadArgument("the call has more than 4,294,967,295 examples; split it");
+  if (given.offsets[0] != 0) throw BadArgument("offsets[0] must be 0");
+  if (given.offsets[given.rows] > UINT32_MAX)
+    throw BadArgument("the call has more than 4,294,967,295 features; split it");
   for (size_t e = 0; e < given.rows; ++e) {
     const uint64_t begin = given.offsets[e], end = given.offsets[e + 1];
     const auto where = [&] { return "example " + std::to_string(e) + ": "; };
     if (end < begin) throw BadArgument(where() + "its features end before they begin");
-    if (end - begin > kMostFeatures) throw BadArgument(where() + "more than 65,535 features");
+    if (end - begin > kMostFeatures) throw BadArgument(where() + "it has more than 65,535 features");
     if (end > begin) {
       need(given.fields, "examples->fields");
       need(given.keys, "examples->keys");
@@ -176,7 +177,7 @@ ctrbox_status ctrbox_key_of_int(const ctrbox_model* model, uint32_t field, int64
 
 ctrbox_status ctrbox_key_of_key(const ctrbox_model* model, uint32_t field, uint64_t plan_key, uint64_t* key) {
   return keyed(model, field, key, [&](uint64_t) {
-    if (plan_key == 0) throw BadArgument("key 0 means that a plan has no value, and is not a feature");
+    if (plan_key == 0) throw BadArgument("key 0 stands for a missing value and cannot be a feature");
     return plan_key;
   });
 }
@@ -189,7 +190,7 @@ ctrbox_status ctrbox_key_of_interaction(const ctrbox_model* model, uint32_t fiel
                                         uint64_t* key) {
   return keyed(model, field, key, [&](uint64_t) {
     need(keys, "keys");
-    if (count < 2) throw BadArgument("an interaction has two features or more");
+    if (count < 2) throw BadArgument("an interaction must have two or more features");
     uint64_t out = 0;
     for (size_t k = 0; k < count; ++k) out = fold(out, keys[k]);
     return out;

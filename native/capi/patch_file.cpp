@@ -104,10 +104,11 @@ std::vector<uint8_t> patched(Bytes base, Bytes patch, uint64_t most_bytes) {
     throw BadPatch("it has version " + std::to_string(h.version) +
                    " of the format, but this version of CTRBox reads 1");
   if ((h.word != 1 && h.word != 2 && h.word != 4) || h.streams != 1 + h.word || h.regions > kMostRegions)
-    throw BadPatch("it contradicts itself: words, streams or regions");
+    throw BadPatch("it contradicts itself: its head has an invalid number of words, streams or regions");
   const uint64_t streams_at = sizeof h + uint64_t{h.regions} * sizeof(Region);
   const uint64_t data_at = streams_at + h.streams * sizeof(Stream), end = patch.size() - kSeal;
-  if (data_at > end) throw BadPatch("it contradicts itself: words, streams or regions");
+  if (data_at > end)
+    throw BadPatch("it contradicts itself: its head has an invalid number of words, streams or regions");
   if (base.size() != h.base_bytes)
     throw WrongBase("it applies to a file of " + std::to_string(h.base_bytes) + " bytes; this one has " +
                     std::to_string(base.size()));

@@ -80,7 +80,7 @@ ctrbox_status ctrbox_scorer_json(const ctrbox_scorer* scorer, const void* body, 
     if (bytes) need(body, "body");
     if (capacity) need(scores, "scores");
     if (bytes > kMostBytes)
-      throw BadArgument("a request has at most 1 GiB, this one " + std::to_string(bytes) + " bytes");
+      throw BadArgument("a request may have at most 1 GiB, but this one has " + std::to_string(bytes) + " bytes");
     const RequestScorer::Request request = scorer->scorer.read({bytes ? static_cast<const char*>(body) : "", bytes});
     *rows = request.rows;
     if (request.rows > capacity)

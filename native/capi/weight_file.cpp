@@ -8,7 +8,7 @@
 #include <set>
 
 #include "capi/whole_file.h"
-#include "core/publish/quantise.h"
+#include "core/publish/quantize.h"
 #include "core/system/checked_file.h"
 #include "operators/json.h"
 
@@ -224,7 +224,7 @@ void read_part(const FileBytes& file, const PartEntry& e, std::vector<float>& ou
   const size_t before = out.size();
   out.resize(before + e.count);
   if (e.bucket)
-    dequantise(reinterpret_cast<const uint16_t*>(held.data()), e.count, *e.bucket, e.first, out.data() + before);
+    dequantize(reinterpret_cast<const uint16_t*>(held.data()), e.count, *e.bucket, e.first, out.data() + before);
   else if (e.count)
     std::memcpy(out.data() + before, held.data(), e.bytes);
 }
@@ -253,7 +253,8 @@ std::unique_ptr<DeepFfm> load_weights(const std::string& path, FfmHead& head) {
   bool fits = h.size == file.size() && h.directory <= file.size() - sizeof h && h.directory <= kMostDirectory;
   for (uint8_t zero : h.zeros) fits = fits && zero == 0;
   if (!fits)
-    throw DamagedFile("it has " + std::to_string(file.size()) + " bytes, its header says " + std::to_string(h.size));
+    throw DamagedFile("it has " + std::to_string(file.size()) + " bytes, but its header says " +
+                      std::to_string(h.size));
   std::vector<char> json(h.directory);
   file.read(json.data(), json.size(), sizeof h);
   Checksum sum;

@@ -41,7 +41,7 @@ void FileBytes::read(void* to, size_t bytes, uint64_t at) const {
     const ssize_t n = ::pread(file_, p, bytes, static_cast<off_t>(at));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) throw CannotRead(words_of(errno));
-    if (n == 0) throw DamagedFile("it ends at byte " + std::to_string(at) + ", before its end");
+    if (n == 0) throw DamagedFile("it was truncated: it ends at byte " + std::to_string(at));
     p += n;
     at += static_cast<uint64_t>(n);
     bytes -= static_cast<size_t>(n);

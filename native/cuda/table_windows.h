@@ -2,7 +2,7 @@
 //
 // table_step gives every reference to a group of lanes, of which two thirds find that their row begins elsewhere, and
 // each of the others waits for one load after the other: reference, link, gradient, next reference, row, state. Here
-// kLanes lanes share a window of kLanes neighbouring places of the sorted references:
+// kLanes lanes share a window of kLanes neighboring places of the sorted references:
 //
 //   window   lane k loads row, reference and link of place first + k; lanes at which a row begins find its address
 //   rows     the rows that begin in the window come one after the other. All lanes load the row before they add up its
@@ -13,7 +13,7 @@
 // Bytes that a step must move, RowwiseAdagrad of dim 128, for each row: 512 of weights and 32 with the state, read and
 // written (1,088); for each reference that is in no partial sum: its place 12, link 8, gradient 256 in bfloat16. The
 // gradients of a batch are 109 MB in the shape of MLPerf at 16,384 samples; they come from DRAM once, since the rows of
-// a field are neighbours. 1.10 million rows are 1.19 GB, all in all 1.4 GB: 0.33 ms at 4.2 TB/s.
+// a field are neighbors. 1.10 million rows are 1.19 GB, all in all 1.4 GB: 0.33 ms at 4.2 TB/s.
 //
 // For vectors of 5 to 128 numbers without a first-order weight under SGD, Adagrad and RowwiseAdagrad: other shapes need
 // more than the 64 registers of four blocks of 256 threads on a multiprocessor, and are left to table_step.

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "core/publish/quantise.h"
+#include "core/publish/quantize.h"
 #include "fuzz/fuzz.h"
 
 using namespace cb;
@@ -71,11 +71,11 @@ void codes(fuzz::Input& in) {
   EXPECT(range.finite == finite);
   for (float w : weights) EXPECT(!finite || (range.low <= w && w <= range.high));
   if (!(bucket > 0)) return;
-  quantise(weights.data(), weights.size(), bucket, first, codes.data());
-  dequantise(codes.data(), codes.size(), bucket, first, back.data());
+  quantize(weights.data(), weights.size(), bucket, first, codes.data());
+  dequantize(codes.data(), codes.size(), bucket, first, back.data());
   // Codes of what codes say are the same codes, wherever floats can tell buckets apart.
   if (bucket < 1e-30f || bucket > 1e30f) return;
-  quantise(back.data(), back.size(), bucket, first, again.data());
+  quantize(back.data(), back.size(), bucket, first, again.data());
   EXPECT(codes == again);
 }
 

@@ -39,6 +39,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   ExampleReader reader(file.path());
   const auto again = reader.next();
   EXPECT(again && again->keys == found.keys && again->fields == found.fields && again->offsets == found.offsets);
-  EXPECT(again->values == found.values && again->unlabelled == found.unlabelled && !reader.next());
+  EXPECT(again->values == found.values && again->unlabeled == found.unlabeled && !reader.next());
   return 0;
 }

@@ -248,7 +248,7 @@ CB_BODY double round_scaled(const Decimal& d) {
       m = wide_quotient(m, 0, five, &rest);
       e += zeros - 64;
     }
-    if (rest || error) error += 2;  // below one unit here, below two once a later step has normalised
+    if (rest || error) error += 2;  // below one unit here, below two once a later step has normalized
   }
   const int64_t top = e + 63;  // of the first bit
   if (top > 1023) return infinity();

@@ -102,7 +102,7 @@ struct Key {
   CB_BODY static uint64_t apply(const Params& q, uint64_t h) { return key_of(h, (uint64_t)q.i[0]); }
 };
 
-// Numbers that are keys already, such as materialised ones.
+// Numbers that are keys already, such as materialized ones.
 struct AsKey {
   CB_BODY static uint64_t apply(const Params&, int64_t v) { return (uint64_t)v; }
 };

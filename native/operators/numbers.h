@@ -187,7 +187,7 @@ struct Round {
   }
 };
 // f[0]: mean, f[1]: one over the standard deviation.
-struct Standardise {
+struct Standardize {
   CB_BODY static double apply(const Params& q, double a) { return (a - q.f[0]) * q.f[1]; }
 };
 

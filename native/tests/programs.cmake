@@ -6,8 +6,8 @@
 file(GLOB test_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/native/tests/*.cpp)
 set(shared_programs 4)
 
-# Loops over millions of numbers: optimised they save more time than the optimiser takes. The header that is read once was
-# made without optimisation.
+# Loops over millions of numbers: optimized they save more time than the optimizer takes. The header that is read once was
+# made without optimization.
 if(CTRBOX_SANITIZE MATCHES "address|undefined")
   set(long_loops native/tests/test_hash_index.cpp native/tests/test_numbers.cpp)
   set_source_files_properties(${long_loops} PROPERTIES COMPILE_OPTIONS -O1 SKIP_PRECOMPILE_HEADERS ON)

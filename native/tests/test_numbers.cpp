@@ -93,7 +93,7 @@ void log1p_is_within_one_ulp() {
   CHECK(same_bits(Log1p::apply(q, 5e-324), 5e-324) && same_bits(Log1p::apply(q, -5e-324), -5e-324));
   double x = -0.999999;
   for (int k = 0; k < 400000; ++k) {
-    // The C library's is itself within one ulp of the truth, so two neighbours are allowed between them.
+    // The C library's is itself within one ulp of the truth, so two neighbors are allowed between them.
     double ours = Log1p::apply(q, x), theirs = std::log1p(x);
     int64_t apart = static_cast<int64_t>(bits_of(ours)) - static_cast<int64_t>(bits_of(theirs));
     CHECK(apart >= -2 && apart <= 2);

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/publish/patch.h"
-#include "core/publish/quantise.h"
+#include "core/publish/quantize.h"
 #include "tests/check.h"
 
 using namespace cb;
@@ -130,13 +130,13 @@ void codes_come_back_within_half_a_bucket() {
   CHECK(r.finite && r.low >= -3.0001f && r.high <= 3.0001f);
   const float bucket = 8.0f / 65534;
   std::vector<uint16_t> codes(weights.size());
-  quantise(weights.data(), weights.size(), bucket, -32767, codes.data());
-  dequantise(codes.data(), codes.size(), bucket, -32767, back.data());
+  quantize(weights.data(), weights.size(), bucket, -32767, codes.data());
+  dequantize(codes.data(), codes.size(), bucket, -32767, back.data());
   for (size_t i = 0; i < weights.size(); ++i) CHECK(std::fabs(back[i] - weights[i]) <= 0.51f * bucket);
   CHECK(back[5] == 0.0f);
   weights[77] = std::nanf("");
   CHECK(!range_of(weights.data(), weights.size()).finite);
-  quantise(weights.data(), weights.size(), bucket, -32767, codes.data());  // some code, no trap
+  quantize(weights.data(), weights.size(), bucket, -32767, codes.data());  // some code, no trap
 }
 
 }  // namespace

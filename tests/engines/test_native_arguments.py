@@ -318,7 +318,7 @@ def test_a_mask_of_dropout_keeps_its_share_and_scales_the_rest() -> None:
     ],
 )
 def test_buckets_are_above_zero_and_codes_begin_within_their_bound(bucket: float, first: int, good: bool) -> None:
-    for convert, given in ((native.quantise, zeros(3)), (native.dequantise, np.zeros(3, np.uint16))):
+    for convert, given in ((native.quantize, zeros(3)), (native.dequantize, np.zeros(3, np.uint16))):
         if good:
             assert len(convert(given, bucket, first)) == 3
             continue

@@ -26,9 +26,9 @@ def arrays(elements: st.SearchStrategy[float]) -> st.SearchStrategy[np.ndarray]:
 @settings(deadline=None, max_examples=120)
 @given(arrays(st.one_of(FLOATS, SMALL)), st.floats(2.0**-100, 2.0**100, width=32), st.integers(-(1 << 21), 1 << 21))
 def test_codes_have_the_twins_bits(weights: np.ndarray, bucket: float, first: int) -> None:
-    codes = _native.quantise(weights, bucket, first)
+    codes = _native.quantize(weights, bucket, first)
     assert np.array_equal(codes, twin.quantize(weights, bucket, first))
-    back = _native.dequantise(codes, bucket, first)
+    back = _native.dequantize(codes, bucket, first)
     assert back.tobytes() == twin.dequantize(codes, bucket, first).tobytes()
 
 
@@ -41,7 +41,7 @@ def test_a_weight_moves_by_half_a_bucket_and_zero_not_at_all(weights: np.ndarray
     found = buckets(low, high)
     if found is None:
         return
-    back = _native.dequantise(_native.quantise(weights, found.bucket, found.first), found.bucket, found.first)
+    back = _native.dequantize(_native.quantize(weights, found.bucket, found.first), found.bucket, found.first)
     # Division and product round too: 2^-23 of codes up to 2^21.
     assert np.abs(back.astype(float) - weights).max() <= 0.8 * found.bucket
     assert not back[weights == 0].any()

@@ -1,7 +1,7 @@
 // Finds the rows that the examples of one block share, and decides which thread changes which weight.
 //
 // A block is up to some thousand examples whose gradients are computed with the same weights (block_learner.h). It is
-// cut into kSlices slices of neighbouring examples. A row that one feature of the block has alone is stepped at once by
+// cut into kSlices slices of neighboring examples. A row that one feature of the block has alone is stepped at once by
 // the slice that met it, since nobody else reads it. A row that several features have is shared: each slice adds up its
 // gradients in a sum of its own, and behind all slices one step is made with the sums, in the order of the slices.
 // Shared rows and first-order weights are divided into kShards shards by their places, and one thread at a time works

@@ -73,7 +73,7 @@ DeepFfm::DeepFfm(const FfmSettings& settings, bool fresh, bool learns)
   weights_ = {reinterpret_cast<float*>(lr_.data()), reinterpret_cast<float*>(ffm_.data()),
               reinterpret_cast<float*>(dense_.data())};
   changed();
-  if (fresh) initialise();
+  if (fresh) initialize();
 }
 
 DeepFfm::DeepFfm(const FfmSettings& settings, const float* lr, const float* ffm)
@@ -128,7 +128,7 @@ void DeepFfm::give_back(std::unique_ptr<FfmPass> pass) const {
   idle_.push_back(std::move(pass));
 }
 
-void DeepFfm::initialise() {
+void DeepFfm::initialize() {
   const FfmSettings& s = settings_;
   const FfmLayout& l = layout_;
   if (l.learns())

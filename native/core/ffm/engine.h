@@ -62,7 +62,7 @@ class DeepFfm {
   bool owns() const { return owns_; }  // false: lr and ffm belong to somebody else and must not be written
 
  private:
-  void initialise();
+  void initialize();
   std::optional<size_t> learned(const Examples& examples, uint64_t broken);
   // Weights to predict with; `held` keeps alive what they point at.
   FfmWeights turned(std::shared_ptr<const FfmTurned>& held) const;

@@ -55,7 +55,7 @@ void ExampleWriter::put(const Examples& examples, const std::vector<std::string>
     counts[e] = static_cast<uint16_t>(examples.offsets[e + 1] - examples.offsets[e]);
     const float label = examples.labels.empty() ? std::numeric_limits<float>::quiet_NaN() : examples.labels[e];
     labels[e] = std::isnan(label) ? 2 : label > 0.5f ? 1 : 0;
-    unlabelled_ += labels[e] == 2;
+    unlabeled_ += labels[e] == 2;
   }
   put_all(file_, counts);
   put_all(file_, labels);
@@ -78,7 +78,7 @@ void ExampleWriter::put(const Examples& examples, const std::vector<std::string>
 
 void ExampleWriter::close(uint64_t lines, uint64_t bad) {
   file_.put(kEnd);
-  for (uint64_t n : {rows_, unlabelled_, lines, bad}) file_.put(n);
+  for (uint64_t n : {rows_, unlabeled_, lines, bad}) file_.put(n);
   file_.seal();
   file_.close();
 }
@@ -101,14 +101,14 @@ std::optional<PackedExamples> ExampleReader::read() {
   if (done_) return std::nullopt;
   const uint32_t kind = file_.get<uint32_t>();
   if (kind == kEnd) {
-    for (uint64_t* n : {&totals_.rows, &totals_.unlabelled, &totals_.lines, &totals_.bad}) *n = file_.get<uint64_t>();
+    for (uint64_t* n : {&totals_.rows, &totals_.unlabeled, &totals_.lines, &totals_.bad}) *n = file_.get<uint64_t>();
     file_.check_seal("its end");
     if (totals_.rows != rows_ || file_.left() != 0) throw DamagedFile("its end does not match its blocks");
     done_ = true;
     return std::nullopt;
   }
   const std::string block = "the block behind example " + std::to_string(rows_);
-  if (kind != kBlock) throw DamagedFile(block + " is of no known kind");
+  if (kind != kBlock) throw DamagedFile(block + " is of an unknown kind");
   const uint32_t rows = file_.get<uint32_t>(), features = file_.get<uint32_t>(), flags = file_.get<uint32_t>();
   const uint32_t fresh = file_.get<uint32_t>();
   if (fresh > kMostFields - fields_.size()) throw DamagedFile(block + " has too many fields");
@@ -167,7 +167,7 @@ Examples PackedExamples::unpack() const {
     at_begins += begin > 0 && begin < end && of[begin] < of[begin - 1];
     out.offsets[e + 1] = static_cast<uint32_t>(end);
     out.labels[e] = labels[e] == 2 ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(labels[e]);
-    out.unlabelled += labels[e] == 2;
+    out.unlabeled += labels[e] == 2;
   }
   if (falls != at_begins || (features > 0 && most >= fields)) throw DamagedFile(odd);
   if (end != features) throw DamagedFile(odd);

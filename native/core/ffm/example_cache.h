@@ -31,7 +31,7 @@ class ExampleWriter {
  private:
   CheckedWriter file_;
   size_t named_ = 0;
-  uint64_t rows_ = 0, unlabelled_ = 0;
+  uint64_t rows_ = 0, unlabeled_ = 0;
 };
 
 // One block as the file holds it, whose checksum fits.
@@ -58,7 +58,7 @@ class ExampleReader {
 
   const std::vector<std::string>& fields() const { return fields_; }  // so far
   struct Totals {
-    uint64_t rows = 0, unlabelled = 0, lines = 0, bad = 0;
+    uint64_t rows = 0, unlabeled = 0, lines = 0, bad = 0;
   };
   const Totals& totals() const { return totals_; }  // after the last block
 

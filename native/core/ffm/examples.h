@@ -2,7 +2,7 @@
 //
 // Example e owns features offsets[e] … offsets[e + 1]. Within an example fields ascend; a field may have no feature,
 // one, or many. Values, labels and weights are left out where all values are 1, nobody gave labels, all weights are 1;
-// a label that one example lacks is NaN, and `unlabelled` counts those. Made only by code that checks: values finite
+// a label that one example lacks is NaN, and `unlabeled` counts those. Made only by code that checks: values finite
 // and not 0, labels 0, 1 or NaN, weights finite and not negative.
 //
 // A key holds 48 bits, at the top: two features share one with probability 2^-48, and files are a quarter smaller.
@@ -29,7 +29,7 @@ struct Examples {
   std::vector<uint64_t> keys;
   std::vector<uint16_t> fields;
   std::vector<float> values, labels, weights;
-  size_t unlabelled = 0;
+  size_t unlabeled = 0;
 
   size_t rows() const { return offsets.size() - 1; }
   float value(size_t i) const { return values.empty() ? 1.0f : values[i]; }
@@ -51,7 +51,7 @@ struct Examples {
     if (weight != 1.0f && weights.empty()) weights.assign(rows(), 1.0f);
     if (!weights.empty() || weight != 1.0f) weights.push_back(weight);
     labels.push_back(label);
-    unlabelled += std::isnan(label);
+    unlabeled += std::isnan(label);
     offsets.push_back(static_cast<uint32_t>(keys.size()));
   }
 

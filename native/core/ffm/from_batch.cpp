@@ -42,7 +42,7 @@ Examples examples_of(const BatchColumns& b, const std::vector<uint64_t>& salts) 
       if (!std::isfinite(x)) refuse(r, "dense column " + std::to_string(c) + " is " + std::to_string(x));
       out.add(feature_key(1, salts[f]), static_cast<uint16_t>(f), x);
     }
-    if (out.keys.size() - out.offsets.back() > kMostFeatures) refuse(r, "more than 65,535 features");
+    if (out.keys.size() - out.offsets.back() > kMostFeatures) refuse(r, "it has more than 65,535 features");
     if (out.keys.size() > std::numeric_limits<uint32_t>::max()) refuse(r, "a batch holds at most 2^32 features");
     const float label = b.label.empty() ? std::numeric_limits<float>::quiet_NaN() : b.label[r];
     const float weight = b.weight.empty() ? 1.0f : b.weight[r];

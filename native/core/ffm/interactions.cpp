@@ -46,7 +46,7 @@ Examples crossed(const Examples& examples, const std::vector<Interaction>& inter
         out.add(feature_key(m.key, interaction.salt), interaction.to, m.value);
       }
     }
-    if (out.keys.size() - out.offsets.back() > kMostFeatures) refuse(e, "more than 65,535 features");
+    if (out.keys.size() - out.offsets.back() > kMostFeatures) refuse(e, "it has more than 65,535 features");
     out.close(examples.labels.empty() ? std::numeric_limits<float>::quiet_NaN() : examples.labels[e],
               examples.weight(e));
   }

@@ -145,19 +145,20 @@ void give_dense(DeepFfm& model, const float* dense) {
 
 std::string wrong_with(const FfmSettings& s) {
   if (s.fields < 1 || s.fields > kMostFields) return "fields must be 1 to 512";
-  if (s.context > s.fields) return "the context has at most all fields";
+  if (s.context > s.fields) return "the context cannot have more fields than the model";
   if (s.k < 1 || s.k > kMostK) return "k must be 1 to 64";
   if (s.bits < 4 || s.bits > kMostBits) return "bits must be 4 to 36";
-  if (!s.lr && !s.ffm) return "lr and ffm are both off";
-  if (s.hidden.size() > kMostLayers) return "at most 8 hidden layers";
+  if (!s.lr && !s.ffm) return "lr and ffm cannot both be off";
+  if (s.hidden.size() > kMostLayers) return "hidden must have at most 8 layers";
   for (uint32_t n : s.hidden)
-    if (n < 1 || n > kMostNeurons) return "a hidden layer has 1 to 1024 neurons";
+    if (n < 1 || n > kMostNeurons) return "a hidden layer must have 1 to 1024 neurons";
   for (const BlockRates& r : {s.lr_rates, s.ffm_rates, s.nn_rates})
     if (!usable(r))
       return "a rate must be above 0 and at most 1000, power_t 0 to 1, the first accumulator 1e-10 to 1e10";
   if (!(s.ffm_init >= 0.0f && s.ffm_init <= 10.0f)) return "ffm_init must be 0 to 10";
   if (s.ffm && (uint64_t{1} << s.bits) < padded(s.fields * padded(s.k, kChunk), kLanes))
-    return "2^bits weights do not hold one row of " + std::to_string(padded(s.fields * padded(s.k, kChunk), kLanes));
+    return "bits is too small: 2^bits weights cannot hold one row of " +
+           std::to_string(padded(s.fields * padded(s.k, kChunk), kLanes));
   return "";
 }
 

@@ -65,13 +65,14 @@ float label_of(std::string_view text) {
 
 ExampleParser::ExampleParser(bool libffm, std::vector<std::string> fields, const std::vector<std::string>& ignored)
     : libffm_(libffm), open_(fields.empty()), fields_(std::move(fields)) {
-  if (fields_.size() > kMostFields) throw std::invalid_argument("too many fields");
+  if (fields_.size() > kMostFields) throw std::invalid_argument("the model has too many fields");
   for (const std::string& name : fields_) {
     known_[name] = {static_cast<uint16_t>(salts_.size()), salt_of(name)};
     salts_.push_back(salt_of(name));
   }
   for (const std::string& name : ignored)
-    if (!known_.try_emplace(name, Field{kIgnored, 0}).second) throw std::invalid_argument("a field is ignored");
+    if (!known_.try_emplace(name, Field{kIgnored, 0}).second)
+      throw std::invalid_argument("a field of the model is also in ignore=");
 }
 
 size_t ExampleParser::feed(std::string_view text) {

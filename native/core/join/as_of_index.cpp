@@ -55,8 +55,8 @@ void sort_part(Part& part, bool keep_last) {
 
 AsOfIndex::AsOfIndex(std::span<const uint64_t> hashes, std::span<const int64_t> times, bool keep_last, size_t threads,
                      HashIndex::Duplicate& duplicate) {
-  if (hashes.size() != times.size()) throw std::invalid_argument("the number of times must be the number of hashes");
-  if (hashes.size() >= HashIndex::kEmpty) throw std::length_error("an index of 2^32 rows or more");
+  if (hashes.size() != times.size()) throw std::invalid_argument("expected one time for each hash");
+  if (hashes.size() >= HashIndex::kEmpty) throw std::length_error("an index has 2^32 rows or more; expected fewer");
 
   // Rows go to the range of their hash. at[block][range]: the number of rows in that range before the block.
   const size_t blocks = (hashes.size() + kBlockRows - 1) / kBlockRows;

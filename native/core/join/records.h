@@ -5,7 +5,7 @@
 //                         a number is its 8 bytes, a bool 1, a string or list {u32 offset in the block, u32 count}
 //           variable part what the strings and lists hold, in the order of the fields, each 8-byte aligned
 //
-// An impression that needs ten columns of its user touches a few neighbouring cache lines of one page. A row is known
+// An impression that needs ten columns of its user touches a few neighboring cache lines of one page. A row is known
 // by its handle, the block's offset / 8, so tables up to 32 GiB fit 32 bits. Only lists of strings leave the block:
 // their entries are pointers. Built by one thread (RecordSink), or in parts by several threads that place() and put()
 // bring together, then read by all; handles stay valid while rows are added, addresses do not. image() is the same for

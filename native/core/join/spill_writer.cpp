@@ -56,7 +56,7 @@ void SpillWriter::close_run_block() {
 void SpillWriter::add_run(const Records& records, std::span<const uint64_t> hashes, std::span<const int64_t> times,
                           std::span<const uint64_t> rows, size_t threads) {
   const std::vector<uint32_t>& handles = records.handles();
-  if (merging_) throw std::logic_error("runs are merged already");
+  if (merging_) throw std::logic_error("the runs have already been merged");
   if (handles.size() != hashes.size() || rows.size() != hashes.size() ||
       times.size() != (shape_.as_of ? hashes.size() : 0))
     throw std::invalid_argument("expected a hash, a row and, for an as-of join, a time for each record");

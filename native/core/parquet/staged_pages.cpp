@@ -155,7 +155,7 @@ void StagedPages::write(uint8_t* to, uint64_t stored, uint64_t held, uint64_t be
 
 std::vector<std::optional<StagedPages::Column>> StagedPages::outcome(std::span<const StagedResult> results,
                                                                      uint64_t held) const {
-  if (results.size() != pages_.size()) throw std::invalid_argument("as many results as pages");
+  if (results.size() != pages_.size()) throw std::invalid_argument("expected one result for each page");
   std::vector<Column> mine;
   for (const StagedColumn& c : shapes_)
     mine.push_back(

@@ -37,7 +37,7 @@ class Divided {
   size_t asking = 0;
 
   Divided(PastState& state, const PastRows& in, size_t threads) : width_(kHead + in.columns.size()) {
-    if (in.rows > UINT32_MAX) throw std::length_error("more than 4,294,967,295 rows in one call");
+    if (in.rows > UINT32_MAX) throw std::length_error("the call has more than 4,294,967,295 rows; split it");
     const std::vector<std::vector<uint64_t>> numbers = numbers_of_texts(state, in);
     std::vector<const uint64_t*> values;
     for (size_t w = 0; w < in.columns.size(); ++w)
@@ -273,11 +273,11 @@ PastCounts past_counts(PastState& state, const PastRows& in, const std::vector<P
   for (const PastCounter& counter : counters) {
     size_t at = 1;
     if (counter.kind != CounterKind::kSince) {
-      if (counter.word >= shape.words.size()) throw std::invalid_argument("a counter of a word that is not there");
+      if (counter.word >= shape.words.size()) throw std::invalid_argument("a counter reads a word that does not exist");
       static constexpr PastWordKind kinds[] = {PastWordKind::kTotal, PastWordKind::kFloatTotal, PastWordKind::kDecayed,
                                                PastWordKind::kValue, PastWordKind::kWideTotal};
       if (shape.words[counter.word].kind != kinds[static_cast<size_t>(counter.kind) - 1])
-        throw std::invalid_argument("a counter of a word of another kind");
+        throw std::invalid_argument("a counter reads a word of another kind");
       for (size_t w = 0; w < counter.word; ++w) at += shape.words[w].stored();
     }
     stored.push_back(at);

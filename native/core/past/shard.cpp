@@ -19,7 +19,7 @@ EventRing& PastShard::made(uint64_t key, size_t place) {
   if (EventRing* known = find(key, place)) return *known;
   if (keys_.size() >= 2 * swept_keys_) sweep();
   if ((keys_.size() + 1) * 2 > slots_.size()) rebuild(slots_.size() * 2);
-  if (keys_.size() >= UINT32_MAX - 1) throw std::length_error("more than 4,294,967,294 keys in one shard");
+  if (keys_.size() >= UINT32_MAX - 1) throw std::length_error("a shard has more than 4,294,967,294 keys");
   keys_.push_back({key, {}});
   put_into_slot(keys_.size());
   return keys_.back().ring;
@@ -54,7 +54,7 @@ void PastShard::feed(uint64_t key, int64_t time, const uint64_t* values, size_t 
   EventRing& ring = made(key, place);
   if (spill_) bring(ring);
   trim(ring);
-  if (ring.size() == UINT32_MAX / 2) throw std::length_error("more than 2,147,483,647 events of one key");
+  if (ring.size() == UINT32_MAX / 2) throw std::length_error("a key has more than 2,147,483,647 events");
   ring_bytes_ -= ring.bytes(stride_);
   ring.insert(shape_, stride_, time, values, pool_);
   ring_bytes_ += ring.bytes(stride_);

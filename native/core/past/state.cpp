@@ -16,7 +16,8 @@ void check(const PastShape& shape) {
     sound = sound && kind >= 1 && kind <= kMostPastWordKind &&
             (word.kind == PastWordKind::kDecayed ? word.half_life >= 1 && word.half_life <= 1e18 : word.half_life == 0);
   }
-  if (!sound || shape.last > (uint64_t{1} << 30)) throw std::invalid_argument("a shape of past events out of range");
+  if (!sound || shape.last > (uint64_t{1} << 30))
+    throw std::invalid_argument("the shape of the past events is out of range");
 }
 
 }  // namespace

@@ -81,7 +81,7 @@ void get_shard(CheckedReader& file, PastState& state, unsigned number) {
       size_t at = 1;
       for (const PastWord& word : state.shape().words) {
         if (word.kind == PastWordKind::kText && event[at] >= state.texts().size())
-          throw DamagedFile(name + " names a text that is not there");
+          throw DamagedFile(name + " refers to a text that does not exist");
         at += word.stored();
       }
       shard.append_stored(event.data());
@@ -137,10 +137,10 @@ PastState load_past(const PastShape& shape, const std::string& path, uint64_t be
 PastState load_past(PastState state, const std::string& path, uint64_t begin, uint64_t* behind) {
   CheckedReader file(path, begin);
   char magic[8];
-  if (file.left() < sizeof magic) throw DamagedFile("it is no saved state of past events: it is too short");
+  if (file.left() < sizeof magic) throw DamagedFile("it is not a saved state of past events: it is too short");
   file.get(magic, sizeof magic);
   if (std::memcmp(magic, kMagic, sizeof magic) != 0)
-    throw DamagedFile("it is no saved state of past events: it does not start with CTRBPAST");
+    throw DamagedFile("it is not a saved state of past events: it does not start with CTRBPAST");
   const uint32_t version = file.get<uint32_t>();
   if (version != kVersion)
     throw DamagedFile("it has version " + std::to_string(version) +

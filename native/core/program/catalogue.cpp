@@ -30,7 +30,7 @@ const Entry& find_kernel(const std::string& name, const std::string& args) {
     return m;
   }();
   auto it = by_name.find(name + "(" + args + ")");
-  if (it == by_name.end()) throw std::invalid_argument("no kernel " + name + "(" + args + ")");
+  if (it == by_name.end()) throw std::invalid_argument("there is no kernel " + name + "(" + args + ")");
   return *it->second;
 }
 

@@ -46,7 +46,7 @@ void add_arithmetic(Lines& numbers) {
   numbers.add("round", "f", "f", CB_RUN(map, Round));
   numbers.add("floor", "f", "f", CB_RUN(map, Floor));
   numbers.add("ceil", "f", "f", CB_RUN(map, Ceil));
-  numbers.add("standardise", "f", "f", CB_RUN(map, Standardise));
+  numbers.add("standardize", "f", "f", CB_RUN(map, Standardize));
   numbers.add("min", "i,i", "i", CB_RUN(map, MinInt));
   numbers.add("max", "i,i", "i", CB_RUN(map, MaxInt));
   numbers.add("min", "t,t", "t", CB_RUN(map, MinInt));

@@ -11,7 +11,8 @@ Dictionary::Dictionary(const std::vector<uint64_t>& hashes, std::vector<int64_t>
     : index_(hashes.size()), ids_(std::move(ids)), vectors_(std::move(vectors)) {
   if (ids_.empty() ? vectors_.size() != hashes.size() * width : ids_.size() != hashes.size())
     throw std::invalid_argument("a dictionary needs one value per word");
-  if (hashes.size() >= HashIndex::kEmpty) throw std::invalid_argument("a dictionary of 2^32 words or more");
+  if (hashes.size() >= HashIndex::kEmpty)
+    throw std::invalid_argument("a dictionary has 2^32 words or more; expected fewer");
   for (size_t k = 0; k < hashes.size(); ++k) index_.insert(hashes[k], static_cast<uint32_t>(k));
   view_ = {index_.view(), ids_.empty() ? nullptr : ids_.data(), vectors_.empty() ? nullptr : vectors_.data(), width};
 }
@@ -25,10 +26,10 @@ History::History(const std::vector<uint64_t>& hashes, std::vector<int64_t> bucke
   uint32_t row = 0;
   for (size_t k = 0; k < n; ++k) {
     bool fresh = k == 0 || hashes[k] != hashes[k - 1];
-    if (!fresh && bucket_[k] <= bucket_[k - 1]) throw std::invalid_argument("history: buckets out of order");
+    if (!fresh && bucket_[k] <= bucket_[k - 1]) throw std::invalid_argument("history: the buckets are out of order");
     if (fresh) {
       if (index_.insert(hashes[k], row++) != HashIndex::kEmpty)
-        throw std::invalid_argument("history: keys out of order");
+        throw std::invalid_argument("history: the keys are out of order");
       begin_.push_back(k);
     } else {
       shows_[k] += shows_[k - 1];

@@ -9,7 +9,7 @@ namespace {
 
 // At most half full, so that a search ends after a slot or two.
 uint32_t slots_for(size_t members) {
-  if (members > (size_t{1} << 30)) throw std::invalid_argument("is_in: more than 2^30 members");
+  if (members > (size_t{1} << 30)) throw std::invalid_argument("is_in takes at most 2^30 values");
   uint32_t slots = 16;
   while (slots < 2 * members) slots *= 2;
   return slots;
@@ -68,7 +68,7 @@ StrSet::StrSet(const std::vector<std::string>& members) {
   sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
   size_t total = 0;
   for (const std::string& s : sorted) total += s.size();
-  if (total > UINT32_MAX) throw std::invalid_argument("is_in: more than 4 GB of strings");
+  if (total > UINT32_MAX) throw std::invalid_argument("is_in takes at most 4 GB of strings");
   bytes_.reserve(total);
   bool linear = sorted.size() <= kLinear;
   slots_.assign(linear ? sorted.size() : slots_for(sorted.size()), StrSlot{});
@@ -151,7 +151,7 @@ std::vector<Step> read_path(const std::string& path) {
         ++at;
         steps.push_back({false, key, 0});
       } else {
-        if (at < path.size() && path[at] == '-') refuse(path, at, "counting from the end is not supported");
+        if (at < path.size() && path[at] == '-') refuse(path, at, "an index that counts from the end is not supported");
         size_t start = at;
         uint64_t index = 0;
         while (at < path.size() && is_digit(path[at])) {
@@ -167,7 +167,7 @@ std::vector<Step> read_path(const std::string& path) {
     } else {
       refuse(path, at, "'.' or '[' was expected");
     }
-    if (steps.size() > kJsonDepth) refuse(path, at, "more than 64 levels");
+    if (steps.size() > kJsonDepth) refuse(path, at, "the path has more than 64 levels");
   }
   return steps;
 }
@@ -190,7 +190,7 @@ struct TrieNode {
 
 JsonPaths::JsonPaths(const std::vector<std::string>& paths, const std::vector<std::string>& kinds)
     : paths_(paths), result_kinds_(kinds) {
-  if (paths.size() != kinds.size()) throw std::invalid_argument("JSON: as many kinds as paths are needed");
+  if (paths.size() != kinds.size()) throw std::invalid_argument("JSON: expected one kind for each path");
   if (paths.empty() || paths.size() > kJsonPaths)
     throw std::invalid_argument("JSON: " + std::to_string(paths.size()) + " paths; from 1 to 32 are possible");
   std::vector<TrieNode> trie(2);

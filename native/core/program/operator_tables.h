@@ -48,7 +48,7 @@ class StrSet : public Table {
   StrSetView view_;
 };
 
-// Throws std::invalid_argument unless ascending (equal neighbours are fine) and free of NaN.
+// Throws std::invalid_argument unless ascending (equal neighbors are fine) and free of NaN.
 class Boundaries : public Table {
  public:
   explicit Boundaries(std::vector<double> boundaries);

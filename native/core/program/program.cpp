@@ -178,7 +178,7 @@ std::vector<int> Program::call(const std::string& name, const std::string& args,
   k.in = in;
   k.kernel = entry.kernel;
   if (ints.size() > 4 || floats.size() > 2 || texts.size() > 2)
-    throw std::invalid_argument(name + ": too many parameters");
+    throw std::invalid_argument("operator '" + name + "' has too many parameters");
   for (size_t n = 0; n < ints.size(); ++n) k.params.i[n] = ints[n];
   for (size_t n = 0; n < floats.size(); ++n) k.params.f[n] = floats[n];
   for (size_t n = 0; n < texts.size(); ++n) {
@@ -190,7 +190,8 @@ std::vector<int> Program::call(const std::string& name, const std::string& args,
   k.strict = strict;
   k.conversion = conversion_of(name, args);
   for (size_t n = 0; n < results.size(); ++n) {
-    if (entry.makes_nulls && !nullable[n]) throw std::invalid_argument(name + " makes nulls");
+    if (entry.makes_nulls && !nullable[n])
+      throw std::invalid_argument("operator '" + name + "' returns nulls, so its result must be nullable");
     k.out.push_back(new_register(results[n], nullable[n]));
   }
   std::vector<int> out = k.out;
@@ -449,7 +450,7 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
         k.kernel(run, k.params, in, out);
         w.scratch.reset();
         if (k.strict && run.bad_row >= 0)
-          throw RowError(piece_number, begin + run.bad_row, k.name + ": malformed value");
+          throw RowError(piece_number, begin + run.bad_row, k.name + ": the value is malformed");
         if (k.conversion != Conversion::None) w.converted[n][0].count(k.conversion, rows, in[0], out[0]);
         break;
       }

@@ -12,6 +12,9 @@ namespace cb {
 
 namespace {
 
+// Files of earlier versions call the operator "standardize" by its British name.
+constexpr const char* kOldStandardize = "standardise";
+
 enum SavedStep : uint8_t { kEnd, kLoad, kLiteral, kCall, kLookup, kGather, kEmit };
 enum Kept : uint8_t { kInts = 1, kTexts, kBoundaries, kPaths, kWords, kClicks };
 
@@ -39,8 +42,7 @@ std::vector<T> get_values(CheckedReader& from, uint64_t n) {
 template <class T>
 std::vector<T> get_many(CheckedReader& from, uint32_t most) {
   const uint32_t n = from.get<uint32_t>();
-  if (n > most)
-    damaged("a step has " + std::to_string(n) + " values, at most " + std::to_string(most) + " are possible");
+  if (n > most) damaged("a step has " + std::to_string(n) + " values; expected at most " + std::to_string(most));
   return get_values<T>(from, n);
 }
 
@@ -192,7 +194,8 @@ void ProgramWriter::put_view(const JoinedRows& view) {
   const std::vector<uint32_t>& handles = records.handles();  // ascending
   auto row_of = [&](uint32_t handle) {
     const auto at = std::lower_bound(handles.begin(), handles.end(), handle);
-    if (at == handles.end() || *at != handle) throw std::invalid_argument("an index points at no row of its view");
+    if (at == handles.end() || *at != handle)
+      throw std::invalid_argument("an index points to a row that its view does not have");
     return static_cast<uint32_t>(at - handles.begin());
   };
   if (as_of) {
@@ -346,7 +349,7 @@ std::shared_ptr<Table> get_words(CheckedReader& from) {
   const uint64_t n = get_rows(from, 8);
   const std::vector<uint64_t> hashes = get_values<uint64_t>(from, n);
   const uint32_t width = from.get<uint32_t>();
-  if (width > (uint32_t{1} << 20)) damaged("a dictionary of vectors of " + std::to_string(width) + " numbers");
+  if (width > (uint32_t{1} << 20)) damaged("a dictionary has vectors of " + std::to_string(width) + " numbers");
   std::vector<int64_t> ids;
   std::vector<double> vectors;
   if (width)
@@ -420,7 +423,7 @@ struct FieldRows {
   static std::vector<uint8_t> flags(CheckedReader& from, uint64_t n) {
     std::vector<uint8_t> out = get_values<uint8_t>(from, n);
     for (uint8_t flag : out)
-      if (flag > 1) damaged("a truth value is " + std::to_string(flag));
+      if (flag > 1) damaged("a bool is stored as " + std::to_string(flag) + "; expected 0 or 1");
     return out;
   }
   void read_texts(CheckedReader& from, uint64_t n) {
@@ -447,7 +450,7 @@ std::shared_ptr<Table> get_index(CheckedReader& from, bool as_of, const Records&
     const uint64_t hash = from.get<uint64_t>();
     if (as_of) times.push_back(from.get<int64_t>());
     const uint32_t row = from.get<uint32_t>();
-    if (row >= records.rows()) damaged("an index has a row that its view lacks");
+    if (row >= records.rows()) damaged("an index points to a row that its view does not have");
     const uint32_t handle = records.handles()[row];
     if (as_of) {
       hashes.push_back(hash);
@@ -540,7 +543,7 @@ std::shared_ptr<Table> ProgramReader::get_table() {
   const uint32_t number = from_.get<uint32_t>();
   if (number == 0) return nullptr;
   if (number <= tables_.size()) return tables_[number - 1];
-  if (number != tables_.size() + 1) damaged("a table that was not yet read");
+  if (number != tables_.size() + 1) damaged("a step uses a table that the file has not defined yet");
   const uint8_t what = from_.get<uint8_t>();
   std::shared_ptr<Table> table;
   if (what == kInts) {
@@ -607,7 +610,8 @@ std::shared_ptr<Program> ProgramReader::get(const std::vector<SourceShape>& sour
       program->literal(kind, i, f, get_text(from_));
       rows_of.push_back(-1);
     } else if (what == kCall) {
-      const std::string name = get_text(from_);
+      std::string name = get_text(from_);
+      if (name == kOldStandardize) name = "standardize";
       std::vector<int> in;
       std::string args;
       for (uint32_t r : get_many<uint32_t>(from_, 8)) {
@@ -649,7 +653,7 @@ std::shared_ptr<Program> ProgramReader::get(const std::vector<SourceShape>& sour
       const std::vector<uint32_t>& handles = found.records->handles();
       if (missing < 0 || missing > UINT32_MAX ||
           !std::binary_search(handles.begin(), handles.end(), static_cast<uint32_t>(missing)))
-        damaged("the row of missing keys is none of its view");
+        damaged("the row for missing keys does not belong to its view");
       const auto as_of = std::dynamic_pointer_cast<AsOfIndex>(found.index);
       if (in.size() != (as_of ? 2 : 1) || program->kind(in[0]) != "k" || (as_of && program->kind(in[1]) != "t"))
         damaged("a look-up takes a key, and in an as-of join a time");

@@ -291,7 +291,8 @@ std::shared_ptr<Frame> Frame::compacted() const {
   auto aligned = [](size_t n) { return (n + 7) / 8 * 8; };
   size_t total = 0;
   for (const FrameColumn& c : columns_) {
-    if (c.storage != Storage::Entries) throw std::invalid_argument("only frames of kept columns can be compacted");
+    if (c.storage != Storage::Entries)
+      throw std::invalid_argument("only a frame whose columns are stored can be compacted");
     if (!c.is_list && c.kind != 's') continue;
     const Str* entry = static_cast<const Str*>(c.values);
     for (int64_t r = 0; r < c.rows; ++r) {
@@ -362,7 +363,7 @@ void RecordSink::end() {
         const Str& entry = reinterpret_cast<const Str*>(entries_[k].data())[r];
         bytes += (entry.n * fields[k].element() + 7) / 8 * 8;
       }
-    if (bytes > UINT32_MAX) throw std::length_error("a row of a joined view has 4 GiB or more");
+    if (bytes > UINT32_MAX) throw std::length_error("a row of a joined view has 4 GiB or more; expected less");
     char* block = records_->add(bytes);
     uint32_t at = records_->fixed_bytes();
     for (size_t k = 0; k < fields.size(); ++k) {

@@ -122,13 +122,13 @@ RequestRows get_columns(CheckedReader& from, int64_t most) {
     c.single = get_flag(from);
     c.unit = from.get<int64_t>();
     if (std::string_view("bifst").find(c.kind) == std::string_view::npos)
-      damaged("column '" + c.name.substr(0, 40) + "' is of a kind that a request cannot bring");
+      damaged("column '" + c.name.substr(0, 40) + "' is of a kind that a request cannot contain");
     // Every time that is read must fit.
     constexpr int64_t kMostUnit = int64_t{1'000'000};
     if (c.kind == 't' && (c.unit < 0 || c.unit > kMostUnit ||
                           (c.unit && (c.low < std::numeric_limits<int64_t>::min() / c.unit ||
                                       c.high > std::numeric_limits<int64_t>::max() / c.unit))))
-      damaged("the numbers of time column '" + c.name.substr(0, 40) + "' do not fit");
+      damaged("the numbers of time column '" + c.name.substr(0, 40) + "' have an impossible unit or range");
   }
   std::vector<std::string> ignored = get_names(from);
   return {std::move(columns), std::move(ignored), most};
@@ -161,7 +161,7 @@ struct PartReader {
     const uint64_t columns = get_count(from, 4, kMostColumns);
     for (uint64_t k = 0; k < columns; ++k) {
       out.columns.push_back(from.get<uint32_t>());
-      if (out.columns.back() >= rows.columns().size()) damaged("a part reads a column that requests do not bring");
+      if (out.columns.back() >= rows.columns().size()) damaged("a part reads a column that requests do not contain");
     }
     std::vector<SourceShape> sources{shape_of(rows, out.columns)};
     sources.resize(1 + plan.merged);
@@ -259,7 +259,7 @@ std::shared_ptr<RequestPlan> read_plan(const std::string& path) {
   from.get(end, sizeof end);
   if (std::memcmp(end, kEnd, sizeof kEnd) != 0) damaged("its end mark is missing");
   from.check_seal("its programs");
-  if (from.left()) damaged(std::to_string(from.left()) + " bytes behind its end mark");
+  if (from.left()) damaged(std::to_string(from.left()) + " bytes follow its end mark");
   return out;
 }
 

@@ -26,7 +26,7 @@ struct Part {
 
 BatchKeys::BatchKeys(std::span<const int64_t> given, size_t threads) {
   const size_t n = given.size();
-  if (n >= UINT32_MAX) throw std::length_error("more than 4,294,967,294 keys in one call");
+  if (n >= UINT32_MAX) throw std::length_error("the call has more than 4,294,967,294 keys; split it");
   keys.resize(n);
   places.resize(n);
   if (n == 0) return;

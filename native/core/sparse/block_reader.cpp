@@ -190,7 +190,7 @@ class BlockReader::Ring {
   };
 
   [[noreturn]] static void refuse(int reason) {
-    throw std::system_error(reason, std::generic_category(), "the kernel has no io_uring for us");
+    throw std::system_error(reason, std::generic_category(), "the kernel does not allow this process to use io_uring");
   }
 
   int start(Setup& setup) const { return static_cast<int>(::syscall(kSetupCall, depth_, &setup)); }
@@ -346,7 +346,7 @@ class BlockReader::Ring {
 
 class BlockReader::Ring {
  public:
-  explicit Ring(unsigned) { throw std::system_error(ENOSYS, std::generic_category(), "io_uring is Linux's"); }
+  explicit Ring(unsigned) { throw std::system_error(ENOSYS, std::generic_category(), "io_uring exists only on Linux"); }
   void read(BlockSource&) {}
 };
 

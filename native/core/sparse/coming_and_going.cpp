@@ -34,7 +34,8 @@ void SparseTable::admit(Held& held, const float* gradients, const Shown& shown, 
 void SparseTable::advance(uint64_t periods) {
   std::lock_guard<std::mutex> hold(calls_);
   std::lock_guard<std::mutex> hold_loads(loading_);
-  if (periods >= kMostPeriods - clock()) throw std::length_error("more than 16,777,215 periods");
+  if (periods >= kMostPeriods - clock())
+    throw std::length_error("the clock of the table cannot go beyond 16,777,215 periods");
   life_->clock += periods;
 }
 

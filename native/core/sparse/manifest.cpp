@@ -84,7 +84,7 @@ Manifest read_manifest(const std::string& folder) {
   if (version != kVersion) throw DamagedFile("MANIFEST has version " + std::to_string(version) + ", expected 1");
   file.check_seal("the version");
   manifest.shape = get_head(file);
-  if (manifest.shape.dense()) throw DamagedFile("MANIFEST states a dense optimizer, which needs all rows in memory");
+  if (manifest.shape.dense()) throw DamagedFile("MANIFEST names a dense optimizer, which needs all rows in memory");
   if (!manifest.shape.life.none()) {
     auto life = std::make_shared<LifeState>(manifest.shape.life, manifest.shape.seed);
     life->get(file);

@@ -52,7 +52,7 @@ class Last {
 
 std::vector<std::vector<uint8_t>> next_uses(std::span<const std::span<const int64_t>> batches, size_t answered) {
   if (answered > batches.size() || batches.size() >= UINT32_MAX)
-    throw std::invalid_argument("next uses of more batches than there are");
+    throw std::invalid_argument("next uses were given for more batches than there are");
   size_t most = 0;
   for (const auto& keys : batches) most = std::max(most, keys.size());
   Last last(most);

@@ -324,7 +324,7 @@ RunPtr SparseTable::written(Shard& shard, std::vector<uint32_t>& places) {
 
 // A wish: where batches under way leave no room for these rows they are loaded by their pull.
 void SparseTable::prefetch(std::span<const int64_t> keys, NextUse next_use) {
-  if (next_use && next_use->size() != keys.size()) throw std::invalid_argument("next uses are not one per key");
+  if (next_use && next_use->size() != keys.size()) throw std::invalid_argument("expected one next use for each key");
   std::unique_ptr<Held> held, oldest;
   try {
     std::lock_guard<std::mutex> hold(loading_);

@@ -146,7 +146,8 @@ Manifest SparseTable::checkpoint_to_runs(std::vector<SegmentPtr>& named) {
   {
     std::lock_guard<std::mutex> hold(calls_);
     std::lock_guard<std::mutex> hold_loads(loading_);
-    if (number_ + 2 > kMostVersion) throw std::length_error("more than 268 million checkpoints");
+    if (number_ + 2 > kMostVersion)
+      throw std::length_error("the table has had more than 268 million checkpoints; save it to a new folder");
     if (!shape_.life.none()) manifest.life = std::make_shared<LifeState>(*life_);
     manifest.shape = shape_;
     manifest.generation = generation_;

@@ -31,7 +31,7 @@ void LifeState::put(CheckedWriter& file) const {
 void LifeState::get(CheckedReader& file) {
   clock.store(file.get<uint64_t>());
   pushes = file.get<uint64_t>();
-  if (clock.load() >= kMostPeriods) throw DamagedFile("its clock is beyond all periods");
+  if (clock.load() >= kMostPeriods) throw DamagedFile("its clock is beyond the last possible period");
   if (!sketch_.empty()) file.get(sketch_.data(), sketch_.size());
   file.check_seal("its counts of keys without a row");
 }

@@ -236,10 +236,10 @@ Buffer<int32_t> rebased(const FieldKeys& in, size_t rows, size_t field) {
     single &= static_cast<uint64_t>(in.offsets[r + 1]) - zero == r + 1;
     out.data()[r] = static_cast<int32_t>(static_cast<uint64_t>(in.offsets[r]) - zero);
   }
-  if (falls) refuse("offsets fall from one row to the next");
+  if (falls) refuse("offsets decrease from one row to the next");
   const int64_t last = in.offsets[rows];
   if (last > static_cast<int64_t>(in.count)) {
-    refuse("offsets end at " + std::to_string(last) + " of " + std::to_string(in.count) + " values");
+    refuse("offsets end at " + std::to_string(last) + ", but there are only " + std::to_string(in.count) + " values");
   }
   if (last - base > INT32_MAX) refuse("more than 2^31 - 1 references; use smaller batches");
   out.data()[rows] = static_cast<int32_t>(last - base);

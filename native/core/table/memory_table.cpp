@@ -44,7 +44,10 @@ MemoryTable::MemoryTable(const TableShape& shape, size_t budget_bytes, size_t th
       dense_(shape.dense()),
       shards_(new Shard[kShards]) {
   if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row must have 1 to 4,097 values");
-  if (!shape.sound()) throw std::invalid_argument("a dense optimizer goes with another one and without a life of rows");
+  if (!shape.sound())
+    throw std::invalid_argument(
+        "a dense optimizer needs a dense optimizer of first-order weights and cannot be combined with counters or "
+        "admission");
 }
 
 size_t MemoryTable::threads_for(size_t keys) const { return keys < kFewKeys ? 1 : threads_; }
@@ -155,7 +158,7 @@ void MemoryTable::find_bounds(std::span<const int64_t> keys, Known& known) const
 }
 
 void MemoryTable::sort_by_shard(std::span<const int64_t> keys, Known& known) const {
-  if (keys.size() > UINT32_MAX) throw std::length_error("more than 4,294,967,295 keys in one call");
+  if (keys.size() > UINT32_MAX) throw std::length_error("the call has more than 4,294,967,295 keys; split it");
   known.order.resize(keys.size());
   known.bounds.fill(0);
   for (int64_t key : keys) ++known.bounds[shard_of(key) + 1];
@@ -415,7 +418,8 @@ void MemoryTable::apply(const Known& known, const Pushed& pushed, double factor)
 
 void MemoryTable::advance(uint64_t periods) {
   std::lock_guard<std::mutex> hold(calls_);
-  if (periods >= kMostPeriods - life_.clock.load()) throw std::length_error("more than 16,777,215 periods");
+  if (periods >= kMostPeriods - life_.clock.load())
+    throw std::length_error("the clock of the table cannot go beyond 16,777,215 periods");
   life_.clock += periods;
 }
 
@@ -494,7 +498,7 @@ size_t MemoryTable::copy_out(int64_t* keys, float* values, float* states, size_t
 void MemoryTable::set_optimizers(const OptimizerSpec& weight, const OptimizerSpec& vector) {
   // A part that rows do not have has no states either: any kind will do.
   if ((shape_.linear && weight.kind != shape_.weight.kind) || (shape_.dim && vector.kind != shape_.vector.kind))
-    throw std::invalid_argument("optimizers of other kinds");
+    throw std::invalid_argument("the optimizers are of other kinds than those of the table");
   std::lock_guard<std::mutex> alone(calls_);
   shape_.weight = weight;
   shape_.vector = vector;

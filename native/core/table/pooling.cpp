@@ -74,7 +74,7 @@ inline void fetch_to_write(const float* p, size_t count) {
 
 inline bool beats(float x, float best) { return x > best || (std::isnan(x) && !std::isnan(best)); }
 
-// Neighbouring columns of one kind, and where the references of each are. Outputs are walked in the order of memory:
+// Neighboring columns of one kind, and where the references of each are. Outputs are walked in the order of memory:
 // row by row, run by run.
 struct Run {
   enum Kind { kCopy, kSum, kMean, kMax };

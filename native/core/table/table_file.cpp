@@ -61,10 +61,10 @@ void put_head(CheckedWriter& file, const TableShape& shape) {
 TableShape get_head(CheckedReader& file) {
   char magic[8];
   if (file.left() < sizeof magic)
-    throw DamagedFile("it is no saved table: only " + std::to_string(file.left()) + " bytes");
+    throw DamagedFile("it is not a saved table: it has only " + std::to_string(file.left()) + " bytes");
   file.get(magic, sizeof magic);
   if (std::memcmp(magic, kMagic, sizeof magic) != 0)
-    throw DamagedFile("it is no saved table: it does not start with CTRTABLE");
+    throw DamagedFile("it is not a saved table: it does not start with CTRTABLE");
   uint32_t version = file.get<uint32_t>();
   if (version != kPlain && version != kWithLife)
     throw DamagedFile("it has version " + std::to_string(version) +
@@ -150,7 +150,7 @@ void check_end(CheckedReader& file, uint64_t total) {
 
 void save_rows(const std::string& path, const TableShape& shape, std::span<const int64_t> keys, const float* rows,
                size_t threads) {
-  if (keys.size() > UINT32_MAX) throw std::length_error("more than 4,294,967,295 rows");
+  if (keys.size() > UINT32_MAX) throw std::length_error("the table has more than 4,294,967,295 rows");
   std::array<size_t, kShards + 1> bounds{};
   for (int64_t key : keys) ++bounds[shard_of(key) + 1];
   std::partial_sum(bounds.begin(), bounds.end(), bounds.begin());

@@ -1,6 +1,6 @@
 // Indexes every field with one key per row: its unique keys, the key of each row, and the rows of each key.
 //
-//   A "place" is the number of a (field, unique key): those of a field are neighbours, ordered by first row.
+//   A "place" is the number of a (field, unique key): those of a field are neighbors, ordered by first row.
 //   place    [field][rows]    of each row
 //   key      [places]         position in lookup.keys
 //   from     [places + 1]     where the rows of a place begin in `rows`

@@ -31,7 +31,7 @@ CB_INLINE void copy(float* to, const float* from, size_t n) { __builtin_memcpy(t
 
 struct Matrix {
   const float* at;
-  size_t row, column;  // distance of neighbours
+  size_t row, column;  // distance of neighbors
 };
 
 // C[Rows][16] = (add ? C : 0) + A[Rows][depth] · B[depth][16]

@@ -107,16 +107,16 @@ class Running {
   }
 
   void check() const {
-    if (s_.layers.size() > kMostTowerLayers) throw std::invalid_argument("a tower has at most 32 layers");
+    if (s_.layers.size() > kMostTowerLayers) throw std::invalid_argument("a tower can have at most 32 layers");
     const size_t inputs = s_.columns.size() * s_.dim + s_.dense;
     for (size_t l = 0; l < s_.layers.size(); ++l) {
       const size_t expected = l ? s_.layers[l - 1].outputs : inputs;
       if (s_.layers[l].inputs != expected || !s_.layers[l].outputs)
-        throw std::invalid_argument("a layer does not fit the one before it");
+        throw std::invalid_argument("the input width of a layer differs from the output width of the layer before it");
     }
     if (!s_.layers.empty() && s_.layers.back().outputs != 1)
-      throw std::invalid_argument("the last layer has one output");
-    if (s_.wide.size() != s_.columns.size()) throw std::invalid_argument("wide is one flag a column");
+      throw std::invalid_argument("the last layer must have one output");
+    if (s_.wide.size() != s_.columns.size()) throw std::invalid_argument("wide must have one flag for each column");
   }
 
   void index_fields() {

@@ -20,7 +20,7 @@ from ctrbox.errors import DataError
 
 CODES = 65_535  # the last one
 WIDEST = 16  # a base's buckets are given up when the weights fill less than this part of them
-MOST_FIRST = 1 << 21  # quantise.h
+MOST_FIRST = 1 << 21  # quantize.h
 SMALLEST = float(np.finfo(np.float32).tiny)
 
 

@@ -142,7 +142,7 @@ def write_weights(
         if quantize and part.dtype == "F32" and data.size:
             codes = buckets(*range_of(part.name, data), decimals, known.get(part.name))
             if codes is not None:
-                data = _native.quantise(data, codes.bucket, codes.first)
+                data = _native.quantize(data, codes.bucket, codes.first)
         block = np.ascontiguousarray(data).view(np.uint8)
         blocks.append(block)
         entries.append(
@@ -279,7 +279,7 @@ def _checked_part(path: str | os.PathLike[str], held: npt.NDArray[np.uint8], e: 
     if held.size != _padded(e.bytes) or held[e.bytes :].any() or f"{_native.checksum(data):016x}" != e.sum:
         raise SourceError(f"cannot read {path}: it is damaged: the checksum of part {e.name!r} is wrong")
     if e.codes:
-        data = _native.dequantise(data.view(np.uint16), e.codes.bucket, e.codes.first)
+        data = _native.dequantize(data.view(np.uint16), e.codes.bucket, e.codes.first)
     elif e.dtype == "F32":
         data = data.view(np.float32)
     return Part(e.name, e.dtype, e.shape, data)

@@ -1,4 +1,4 @@
-#include "core/publish/quantise.h"
+#include "core/publish/quantize.h"
 
 #include <algorithm>
 #include <bit>
@@ -29,7 +29,7 @@ Range range_of(const float* weights, size_t n) {
   return out;
 }
 
-void quantise(const float* weights, size_t n, float bucket, int32_t first, uint16_t* codes) {
+void quantize(const float* weights, size_t n, float bucket, int32_t first, uint16_t* codes) {
   // Added to a float within 2^22 it leaves the nearest whole number in the low bits. Beyond, the bits still grow with
   // the float: clamping integers is enough, and comparing floats would keep the loop scalar.
   constexpr float kRound = 12582912.0f;
@@ -40,7 +40,7 @@ void quantise(const float* weights, size_t n, float bucket, int32_t first, uint1
   }
 }
 
-void dequantise(const uint16_t* codes, size_t n, float bucket, int32_t first, float* weights) {
+void dequantize(const uint16_t* codes, size_t n, float bucket, int32_t first, float* weights) {
   for (size_t i = 0; i < n; ++i) weights[i] = static_cast<float>(codes[i] + first) * bucket;
 }
 

@@ -21,7 +21,7 @@ Range range_of(const float* weights, size_t n);
 inline constexpr int32_t kMostFirst = 1 << 21;  // |first|: codes + first stay exact in a float and in the rounding
 
 // bucket > 0; |first| ≤ kMostFirst. Weights beyond the codes get the nearest one.
-void quantise(const float* weights, size_t n, float bucket, int32_t first, uint16_t* codes);
-void dequantise(const uint16_t* codes, size_t n, float bucket, int32_t first, float* weights);
+void quantize(const float* weights, size_t n, float bucket, int32_t first, uint16_t* codes);
+void dequantize(const uint16_t* codes, size_t n, float bucket, int32_t first, float* weights);
 
 }  // namespace cb
