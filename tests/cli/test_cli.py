@@ -189,7 +189,7 @@ def test_full_disk_under_generated_data_is_one_line(tmp_path: Path, verb: list[s
     done = ctrbox(*verb, "--rows", 5_000, "--out", "log", cwd=tmp_path, check=1, preexec_fn=lambda: at_most(4_096))
     assert "ctrbox: error: cannot write " in done.stderr
     assert "File too large" in done.stderr
-    assert "nothing was kept" in done.stderr
+    assert "no partial output was kept" in done.stderr
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == []
 
 

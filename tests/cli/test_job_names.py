@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ctrbox.cli.job import READ, load_job, misspelt
+from ctrbox.cli.job import READ, load_job, misspelled
 from ctrbox.cli.main import app
 from ctrbox.cli.terminal import Mistake
 
@@ -50,7 +50,7 @@ def test_a_name_that_nothing_reads_is_told_with_the_one_that_was_meant(
 def test_other_names_are_the_jobs_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     load_job(job_of(tmp_path, f"{PLAN}\ntables_of_users = 1\ntable = cb.MemoryTable(4)\ntables_ = 3\nusers = 4"))
     assert "does not read" not in capfd.readouterr().err
-    assert misspelt(dict.fromkeys(READ)) == {}
+    assert misspelled(dict.fromkeys(READ)) == {}
 
 
 def test_a_plan_by_another_name_is_named(tmp_path: Path) -> None:

@@ -151,7 +151,10 @@ def test_training_with_weights_tells_both_figures_and_how_to_correct_them(here: 
     )
     assert weighted != JOB[: JOB.index("class Mine")]
     (here / "weighted.py").write_text(weighted + "model = cb.models.LR(plan.schema)\n")
-    with pytest.warns(UserWarning, match="left predictions far from the click rate"):
+    with pytest.warns(
+        UserWarning,
+        match="because training used sample weights, the predictions are far from the click rate: their mean is",
+    ):
         _, told = call(training_command.train, Path("weighted.py"), batch_size=20, epochs=3)
     assert "by weight" in told
     found, _ = call(learning.evaluate, Path("runs/weighted"))
@@ -179,8 +182,15 @@ def test_a_job_with_a_sparse_table_tells_what_was_asked_of_it(here: Path, call: 
     _, told = call(training_command.train, Path("sparse.py"), batch_size=500)
     gc.collect()  # the table of the job is closed with it, as at the end of a process
     assert re.search(r"  lookup .* waited .* for .*  queue \d\.\d, most \d", told)
-    assert re.search(r"stages one after the other \S+ s, the slowest \S+ s, as a pipeline \S+ s", told)
-    line = r"table-0 \(.*/params\): [\d,]+ keys asked for, 100.0% of the known ones in memory, [\d,]+ new, 0.000 pages read"
+    assert re.search(
+        r"all stages one after the other: \S+ s; the slowest stage alone: \S+ s; all stages in parallel: "
+        r"\S+ s",
+        told,
+    )
+    line = (
+        r"table-0 \(.*/params\): [\d,]+ keys looked up, 100.0% of the known keys found in memory, [\d,]+ new keys, "
+        r"0.000 pages read"
+    )
     assert re.search(line, told)
     with pytest.warns(UserWarning, match="already holds .* rows"):
         _, told = call(training_command.train, Path("sparse.py"), limit=600)
@@ -320,7 +330,7 @@ def test_a_stopped_training_says_how_to_go_on_and_does(
     assert process.returncode == code, stderr
     assert stdout == ""
     assert "Traceback" not in stderr
-    assert "nothing unfinished was kept" not in stderr
+    assert "ctrbox: stopped; unfinished output was removed" not in stderr
     line = stderr.strip().split("\n")[-1]
     assert line == f"resume: ctrbox train job.py --out {tmp_path / 'run'} --batch-size 20"
 

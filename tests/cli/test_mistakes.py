@@ -63,7 +63,10 @@ def job(text: str) -> Path:
     [
         ("settings = [1]", "`settings` in job.py must be a dict of arguments of Trainer.fit, got [1]"),
         ("settings = {1: 2}", "`settings` in job.py must be a dict of arguments of Trainer.fit, got {1: 2}"),
-        ("settings = {'out': 'x'}", "`settings` in job.py has 'out', which is set on the command line; remove it"),
+        (
+            "settings = {'out': 'x'}",
+            "`settings` in job.py has 'out', which only an option of the command line can set; remove it from `settings`",
+        ),
         (
             "settings = {'callbacks': []}",
             "`settings` in job.py has 'callbacks'; define it as a variable of its own instead:",
@@ -178,16 +181,41 @@ def a_model() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("create model --view users=x", "--view, --allow-views and --server are for the folder of a run"),
-        ("create model --allow-views x", "--view, --allow-views and --server are for the folder of a run"),
-        ("create model --server a=x", "--view, --allow-views and --server are for the folder of a run"),
-        ("create model", "no plan is given; name its job with --job JOB.PY, or a run folder with --model"),
+        (
+            "create model --view users=x",
+            "--view, --allow-views and --server can be used only if --model is a run folder, such as --model runs/today",
+        ),
+        (
+            "create model --allow-views x",
+            "--view, --allow-views and --server can be used only if --model is a run folder, such as --model runs/today",
+        ),
+        (
+            "create model --server a=x",
+            "--view, --allow-views and --server can be used only if --model is a run folder, such as --model runs/today",
+        ),
+        (
+            "create model",
+            "the plan is missing; name the job that defines it with --job JOB.PY, or a run folder with --model RUN",
+        ),
         ("create model --job job.py", "job.py defines no `context`; list the columns that are sent once per request"),
         ("create model --job job.py --context a", "job.py defines no `engine`; name the saved model:"),
-        ("push served model.ffm", "served is a folder that a server opens; its versions are in served/weights"),
-        ("push out model.ffm --server a=x.ctrvec", "--server is for the folder of a run; model.ffm is not one"),
-        ("push out none.ffm --server a=x.ctrvec", "--server is for the folder of a run; there is no none.ffm"),
-        ("push out model.ffm --job job.py", "--job is for the folder of a run; model.ffm is not one"),
+        (
+            "push served model.ffm",
+            "served is the folder of a served model; expected a folder of published versions; "
+            "its versions are in served/weights",
+        ),
+        (
+            "push out model.ffm --server a=x.ctrvec",
+            "--server can be used only with a run folder, but model.ffm is not one",
+        ),
+        (
+            "push out none.ffm --server a=x.ctrvec",
+            "--server can be used only with a run folder, but there is no none.ffm",
+        ),
+        (
+            "push out model.ffm --job job.py",
+            "--job can be used only with a run folder, but model.ffm is not one; remove --job",
+        ),
         ("log out", "out holds no published version; try: ctrbox publish push out MODEL"),
         ("log served", "served holds no published version; its versions are in served/weights"),
         ("verify out", "1 of the checked files is damaged or missing"),
@@ -396,7 +424,7 @@ class Full(io.StringIO):
 @pytest.mark.parametrize(
     ("output", "as_json", "message"),
     [
-        ("-", True, "-o - and --json both want stdout; drop one of them"),
+        ("-", True, "-o - and --json both write to stdout; remove one of the two"),
         (
             "-",
             False,

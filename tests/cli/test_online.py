@@ -119,11 +119,12 @@ def test_a_full_disk_ends_once_with_an_error(place: Path) -> None:
         ),
         (
             ("job.py", "--stream", "events", "--out", "new", "--model", "runs/today"),
-            "--model is for a job with a torch `model`, but job.py defines `engine`, a Deep FFM; remove --model",
+            "--model can be used only with a job that defines a torch `model`, but job.py defines `engine`, a Deep "
+            "FFM; remove --model",
         ),
         (
             ("job.py", "--stream", "events", "--out", "new", "--batch-size", "64"),
-            "--batch-size is for a job with a torch `model`, but job.py defines `engine`",
+            "--batch-size can be used only with a job that defines a torch `model`, but job.py defines `engine`",
         ),
         (
             ("thinned.py", "--stream", "events", "--out", "new"),

@@ -50,7 +50,7 @@ def test_push_log_rollback(here: Path) -> None:
     ctrbox("publish", "rollback", "published", "1", cwd=here)
     said = ctrbox("publish", "log", "published", cwd=here)
     assert [line.split()[0] for line in said.stdout.splitlines()] == ["1", "2", "3"]
-    assert "again version 1" in said.stdout
+    assert "copy of version 1" in said.stdout
     assert "version 3 is current" in said.stderr
     (here / "published" / "versions" / "00000003.fbw").write_bytes(b"x")
     assert "00000003.fbw is damaged" in ctrbox("publish", "verify", "published", cwd=here, check=1).stderr

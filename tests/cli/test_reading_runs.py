@@ -37,7 +37,7 @@ log = cb.View("data/log.parquet", key="id", name="log").join(users, on="user")
 features = cb.FeatureSet(
     label=col("clicked"),
     sparse={"user": col("user").key(), "ad": col("ad").key()},
-    dense={"age": col("age"), "price": col("price").standardise()},
+    dense={"age": col("age"), "price": col("price").standardize()},
 )
 plan = cb.compile(log, features, device="cpu")
 
@@ -258,7 +258,9 @@ def own() -> dict[str, object]:
 def test_a_run_of_a_model_of_ours_becomes_a_served_folder_without_a_job(home: Path) -> None:
     shutil.rmtree("plain", ignore_errors=True)
     with pytest.raises(
-        Mistake, match="the columns that are sent once per request are not given; list them: --context user_id,query"
+        Mistake,
+        match="--context is missing; list the log columns that a client sends once per request, such as "
+        "--context user_id,query",
     ):
         ctrbox("publish", "create", "plain", "--model", "runs/plain")
     ctrbox("publish", "create", "plain", "--model", "runs/plain", "--context", "user")

@@ -64,7 +64,8 @@ def test_a_saved_model_becomes_a_served_folder(place: Path, capsys: pytest.Captu
     assert "next: ctrbox serve model" in capsys.readouterr().err
     assert ModelFolder.open("model").context == ("user_id", "query")
     with pytest.raises(
-        Mistake, match=r"model/weights holds the versions of a model's folder; serve that: ctrbox serve model"
+        Mistake,
+        match=r"model/weights holds only the versions of a model; pass the model folder above it: ctrbox serve model",
     ):
         ctrbox("serve", "model/weights")
     shutil.copytree("model/weights", "bare")

@@ -45,9 +45,17 @@ def test_a_score_that_cannot_be_written_is_refused_before_anything_is(tmp_path: 
     run = trained(tmp_path, {"score": col("clicked"), "convert": col("converted")}, key="convert_id")
     log, out = str(tmp_path / "log.parquet"), tmp_path / "p.parquet"
     for score, message in (
-        ("convert", "--score would write a column score, but a label of the run has this name; remove --score"),
+        (
+            "convert",
+            "--score writes a column named 'score', but the run has a label with this name; remove --score, "
+            "or rename the label in the job and train again",
+        ),
         ("convert *", "--score: the score 'convert \\*' cannot be read: expected a label, a number or \\("),
-        ("1 / (convert - convert)", "a label of the run has this name"),
+        (
+            "1 / (convert - convert)",
+            "--score writes a column named 'score', but the run has a label with this name; "
+            "remove --score, or rename the label in the job and train again",
+        ),
     ):
         with pytest.raises(Mistake, match=message):
             learning.predict(str(run), log, str(out), score=score, allow_views=[str(tmp_path)])  # type: ignore[arg-type]
@@ -60,7 +68,13 @@ def test_a_score_that_cannot_be_written_is_refused_before_anything_is(tmp_path: 
         (["click"], ["click", "convert"], False, "key column 'click' of the log has the same name as a label"),
         (["id", "score"], ["click"], True, "key column 'score' of the log has the same name as a column of the score"),
         (["score"], ["score"], True, "key column 'score' of the log has the same name as a label"),
-        (["id"], ["click", "score"], True, "--score would write a column score, but a label of the run has this name"),
+        (
+            ["id"],
+            ["click", "score"],
+            True,
+            "--score writes a column named 'score', but the run has a label with this "
+            "name; remove --score, or rename the label in the job and train again",
+        ),
         (["score"], ["click"], False, ""),
         (["id"], ["score"], False, ""),
         (["id"], ["click"], True, ""),

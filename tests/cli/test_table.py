@@ -94,7 +94,7 @@ def test_stat_tells_rows_that_newer_ones_replace(folder: Path, capsys: pytest.Ca
     tables.stat(folder)
     said = capsys.readouterr()
     assert (
-        f"{told['rows_on_disk'] - 5000:,} rows on disk have been replaced by newer versions; compaction removes them"
+        f"{told['rows_on_disk'] - 5000:,} rows on disk are old versions of other rows; `ctrbox table compact` removes them"
         in said.err
     )
     lines = said.out.splitlines()

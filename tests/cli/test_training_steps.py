@@ -76,7 +76,10 @@ def test_options_that_are_not_given_are_left_to_the_job(asked: dict[str, Any], c
         (
             {"runs/job": FINISHED},
             {},
-            ["runs/job holds a run; this one goes to runs/job-2 (--overwrite replaces the first)"],
+            [
+                "runs/job already holds a finished run, so this run is written to runs/job-2; --overwrite replaces the "
+                "old run instead"
+            ],
         ),
         ({}, {"out": Path("elsewhere")}, []),
         (
@@ -302,7 +305,7 @@ def test_progress_in_a_log_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatc
         (["a"], "--view a: expected NAME=PATH, such as --view u=v"),
         (["=b"], "--view =b: expected NAME=PATH"),
         (["a="], "--view a=: expected NAME=PATH"),
-        (["a=b", "a=c"], "--view a=… is given twice: b and c; leave one out"),
+        (["a=b", "a=c"], "--view a=… is given twice: b and c; remove one of the two"),
     ],
 )
 def test_pairs_of_names_and_paths(given: list[str] | None, expected: Any) -> None:
@@ -345,7 +348,10 @@ def test_what_is_no_folder_of_a_model_is_told_what_to_do() -> None:
     assert serving.no_folder(Path("model")) == ""
     assert serving.no_folder(Path("model/weights")).endswith("serve that: ctrbox serve model")
     folder("published", "CURRENT")
-    assert "holds published versions without a plan" in serving.no_folder(Path("published"))
+    assert (
+        "holds published versions but no plan, and a server needs both. To create a model folder with both:"
+        in serving.no_folder(Path("published"))
+    )
     (Path("published") / "serve.json").touch()
     assert serving.no_folder(Path("published")) == ""
     folder(".", "x.ffm")

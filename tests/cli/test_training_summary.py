@@ -56,11 +56,11 @@ def test_every_line_of_the_end(capsys: pytest.CaptureFixture[str]) -> None:
         "read 2.00 s busy 2,000 rows/s 50% ← bottleneck",
         "wait 0.00 s busy 50%",
         "train 2.00 s busy 50%",
-        "stages one after the other 5.00 s, the slowest 3.00 s, as a pipeline 3.50 s",
-        "table: 5,000 keys asked for",
+        "all stages one after the other: 5.00 s; the slowest stage alone: 3.00 s; all stages in parallel: 3.50 s",
+        "table: 5,000 keys looked up",
         "Model Server of ad, seen: 12.5% of the keys have no row in images.ctrvec",
         "warning: nulls: 7 values lost, counted over all epochs",
-        "intermediate files: 1,000 bytes, of batches that waited (--look-ahead 8)",
+        "intermediate files: 1,000 bytes, for batches that were read ahead (--look-ahead 8)",
         "report: runs/job/report.html",
     ]
 
@@ -108,8 +108,10 @@ def test_what_was_asked_of_a_table() -> None:
     table = {"name": "table 0", "path": "params", "asked": 5000, "hit_rate": 0.75, "new": 1200, "disk_bytes": 0}
     reads = {"reads": 50, "reads_per_key": 0.01, "false_positives": 3}
     told = told_of(table | reads)
-    assert told.startswith("table 0 (params): 5,000 keys asked for, 75.0% of the known ones in memory, 1,200 new, ")
-    assert "0.010 pages read a key (3 false positives of filters)" in told
+    assert told.startswith(
+        "table 0 (params): 5,000 keys looked up, 75.0% of the known keys found in memory, 1,200 new keys, "
+    )
+    assert "0.010 pages read per key (3 false positives of filters)" in told
     assert told.endswith(" on disk")
 
 

@@ -160,8 +160,22 @@ def test_a_version_is_told_with_its_patch(capsys: Any, monkeypatch: pytest.Monke
         (True, ["image=a.ctrvec"], None, None, False, True),
         (True, [], Path("job.py"), None, False, True),
         (False, [], None, CLICK_MODEL, False, False),
-        (False, ["image=a.ctrvec"], None, None, False, "--server is for the folder of a run; MODEL is not one"),
-        (False, [], Path("job.py"), None, False, "--job is for the folder of a run; MODEL is not one"),
+        (
+            False,
+            ["image=a.ctrvec"],
+            None,
+            None,
+            False,
+            "--server can be used only with a run folder, but MODEL is not one",
+        ),
+        (
+            False,
+            [],
+            Path("job.py"),
+            None,
+            False,
+            "--job can be used only with a run folder, but MODEL is not one; remove --job",
+        ),
     ],
 )
 def test_a_run_is_published_whole_where_it_must_be(
@@ -190,7 +204,7 @@ def test_a_run_is_published_whole_where_it_must_be(
 
 def test_a_file_that_is_not_there_is_told_so(tmp_path: Path) -> None:
     published = SimpleNamespace(current=None)
-    with pytest.raises(Mistake, match="--server is for the folder of a run; there is no "):
+    with pytest.raises(Mistake, match="--server can be used only with a run folder, but there is no "):
         publishing.whole(published, tmp_path / "none", ["image=a.ctrvec"])
 
 

@@ -74,14 +74,17 @@ def evaluate(
 ) -> None:
     """Measure a trained model on a log with labels.
 
-    Print AUC, log loss and the other validation metrics.
+    The command predicts every row of the log and prints AUC, log loss and the other validation metrics.
     """
     from ctrbox.files.sealed import tidy
     from ctrbox.report.number_format import figure_table, remarks
 
     options: dict[str, Any] = {"allow_views": allow_views, "threads": threads, "ram": ram, "server": server}
     if state is not None and data is None:
-        raise Mistake("--state is for another log: ctrbox evaluate RUN DATA --state FILE")
+        raise Mistake(
+            "--state can be used only with DATA, the log whose histories begin with that state: ctrbox "
+            "evaluate RUN DATA --state FILE"
+        )
     loaded = load_run(run, job, view=view, **options)
     started = time.perf_counter()
     with meter("evaluating"), blaming(job), reading(data):
@@ -147,7 +150,8 @@ def predict(
 ) -> None:
     """Predict the click probability of every row of a log.
 
-    Rows that the plan's filters drop get no prediction. The key columns of the log are written beside each probability. If the
+    The command reads a log, and writes a file with one row per prediction: the key columns of the log and the
+    probability. Rows that the plan's filters drop get no prediction. If the
     model predicts several labels, there is one column for each label.
     """
     check_output(output, (".parquet", ".arrow", ".csv"), as_json)
@@ -168,10 +172,10 @@ def predict(
         say_json(rows=rows, seconds=seconds, rows_per_second=rows / seconds, output=output, run=str(run), data=data)
     if not loaded.plan.log.key:
         tell(
-            f"warning: view {loaded.plan.log.name!r} has no key, so only the column probability is written, in the order "
-            f"of the "
-            "log. The plan's filters leave rows out, so predictions of a filtered log cannot be matched with its rows. "
-            'Train with a key to get it beside each probability: cb.View(…, key="id")'
+            f"warning: view {loaded.plan.log.name!r} has no key, so the output has only the column 'probability', in "
+            "the order of the log. If the plan's filters drop rows, the predictions cannot be matched with the rows "
+            "of the log. "
+            'To get an id beside each probability, declare the key of the log and train again: cb.View(…, key="id")'
         )
     where = "" if output == "-" else f" to {output}"
     tell(f"predicted {rows:,} rows in {seconds:.2f} s ({rows / max(seconds, 1e-9):,.0f} rows/s){where}")
@@ -229,7 +233,10 @@ class Columns:
                     "predictions; rename the key column, or the label in the job, and train again"
                 )
         if score is not None and "score" in self.labels:
-            raise Mistake("--score would write a column score, but a label of the run has this name; remove --score")
+            raise Mistake(
+                "--score writes a column named 'score', but the run has a label with this name; remove --score, or "
+                "rename the label in the job and train again"
+            )
 
     def of(self, keys: pa.Table | None, p: np.ndarray | None) -> pa.RecordBatch:
         """Return one part of the predictions; without any, the columns they would have."""
@@ -287,7 +294,9 @@ def export(
         say_json(run=str(run), output=str(place), format=format, bytes=size, seconds=seconds)
     else:
         say(place)
-    tell(f"exported {size:,} bytes to {place} in {seconds:.1f} s; reader.py in this folder scores with it")
+    tell(
+        f"exported {size:,} bytes to {place} in {seconds:.1f} s; the module reader.py in that folder computes predictions from it"
+    )
 
 
 # ---- trial ---------------------------------------------------------------------------------------
@@ -384,7 +393,7 @@ Examples:
 
 
 def report(run: RunFolder, as_json: AsJson = False) -> None:
-    """Write the report.html of a run again and print its path."""
+    """Write report.html in a run folder again and print its path."""
     from ctrbox.report.write import write_report
 
     folder, stored = fetched(run)

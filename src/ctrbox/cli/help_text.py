@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,14 @@ from typer.core import TyperCommand
 from ctrbox.files.urls import refuse_url
 
 
+def in_words(text: str) -> str:
+    """Write the ranges at the end of a help text in words: [x>=1] as [at least 1], [0<=x<=64] as [0 to 64]."""
+    text = re.sub(r"(?<=[\[ ])([\d.]+)<=x<=([\d.]+)(?=[\];])", r"\1 to \2", text)
+    return re.sub(r"(?<=[\[ ])x>=([\d.]+)(?=[\];])", r"at least \1", text)
+
+
 class PlainCommand(TyperCommand):
-    """A command whose help shows each argument by its name alone, in brackets if it is optional."""
+    """A command whose help shows each argument by its name alone, in brackets if it is optional, and ranges in words."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         pieces = [self.options_metavar] if self.options_metavar else []
@@ -24,13 +31,17 @@ class PlainCommand(TyperCommand):
         return pieces
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        arguments = [(argument.metavar, argument.get_help_record(ctx)[1]) for argument in self._arguments(ctx)]
+        arguments = [
+            (argument.metavar, in_words(argument.get_help_record(ctx)[1])) for argument in self._arguments(ctx)
+        ]
         if arguments:
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)
         options = [p.get_help_record(ctx) for p in self.get_params(ctx) if p.param_type_name == "option"]
         with formatter.section("Options"):
-            formatter.write_dl([option for option in options if option])  # None: a hidden option
+            formatter.write_dl(
+                [(names, in_words(text)) for names, text in filter(None, options)]
+            )  # None: a hidden option
 
     def _arguments(self, ctx: Any) -> list[Any]:
         return [p for p in self.get_params(ctx) if p.param_type_name == "argument"]

@@ -119,7 +119,7 @@ def load_job(path: Path) -> Job:
             f"key=…) and defines `plan`"
         )
     names = names_of(path, "`plan`")
-    alike = misspelt(names)
+    alike = misspelled(names)
     if "plan" not in names:
         raise Mistake(
             f"{path} defines no `plan`; end it with: plan = cb.compile(log, features)"
@@ -136,7 +136,9 @@ def load_job(path: Path) -> Job:
     if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
         raise Mistake(f"`settings` in {path} must be a dict of arguments of Trainer.fit, got {settings!r}")
     for name in FROM_THE_COMMAND_LINE & settings.keys():
-        raise Mistake(f"`settings` in {path} has {name!r}, which is set on the command line; remove it")
+        raise Mistake(
+            f"`settings` in {path} has {name!r}, which only an option of the command line can set; remove it from `settings`"
+        )
     for name in OF_THE_JOB & settings.keys():
         raise Mistake(f"`settings` in {path} has {name!r}; define it as a variable of its own instead: {name} = […]")
     context = names.get("context", ())
@@ -189,7 +191,7 @@ def load_encoder(path: Path) -> Any:
     return found
 
 
-def misspelt(names: Mapping[str, Any]) -> dict[str, str]:
+def misspelled(names: Mapping[str, Any]) -> dict[str, str]:
     """Return names of a job that nothing reads and that look like one that is read and is not defined, with that one.
 
     Modules, classes and functions are left out: `models` and `tables` are often imported.
@@ -226,7 +228,8 @@ def encoders_of(found: Any, path: Path) -> dict[str, Any]:
 
     if not isinstance(found, dict) or not all(isinstance(one, Encoder) for one in found.values()):
         raise Mistake(
-            f"`encoders` in {path} must be a dict from fields to encoders, {{FIELD: cb.tables.Encoder(…)}}, got {found!r:.200}"
+            f"`encoders` in {path} must be a dict from fields to encoders, {{FIELD: cb.tables.Encoder(…)}}, got "
+            f"{found!r:.200}"
         )
     return found
 

@@ -53,7 +53,7 @@ Examples:
 """
 
 app = Commands(
-    help="Extract features from ad logs, train click models, and serve their predictions.",
+    help="Read raw ad logs, extract features, train models that predict clicks, and serve their predictions.",
     epilog=EXAMPLES,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -61,7 +61,9 @@ app = Commands(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-datasets_app = Commands(help="Generate data for demonstrations and tests.", no_args_is_help=True, rich_markup_mode=None)
+datasets_app = Commands(
+    help="Generate synthetic data for demonstrations and tests.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(datasets_app, name="datasets")
 app.add_typer(table.app, name="table")
 app.add_typer(publish.app, name="publish")
@@ -114,14 +116,16 @@ def extract(
             "-o",
             "--output",
             metavar="FILE",
-            help="File for the features: *.parquet or *.arrow, or - for an Arrow stream on stdout.",
+            help="File to write the features to, *.parquet or *.arrow; - writes an Arrow stream to stdout. Required "
+            "unless --count is given.",
         ),
     ] = None,
     count: Annotated[
         bool, typer.Option("--count", help="Extract the features without writing them, and print the number of rows.")
     ] = False,
     limit: Annotated[
-        int | None, typer.Option(min=0, metavar="ROWS", help="Stop after this number of rows. Default: all rows.")
+        int | None,
+        typer.Option(min=0, metavar="ROWS", help="Maximum number of rows to read from the log. Default: all rows."),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, metavar="ROWS", help="Number of rows per batch.")] = 65_536,
     threads: Annotated[
@@ -129,12 +133,13 @@ def extract(
     ] = None,
     as_json: RowsAsJson = False,
 ) -> None:
-    """Extract the features of a job's log.
+    """Extract the features of a job's log to a file.
 
-    Write them to a file (-o) or only count the rows (--count). The time per stage goes to stderr.
+    The command reads the log and the joined views of the job and writes the features to a Parquet or Arrow file (-o),
+    or it only counts the rows (--count). It prints the time of each stage to stderr.
     """
     if count == (output is not None):
-        raise Mistake(f"extract needs one of -o FILE and --count; try: ctrbox extract {job} --count")
+        raise Mistake(f"extract needs either -o FILE or --count; try: ctrbox extract {job} --count")
     if output is not None:
         check_output(output, (".parquet", ".arrow"), as_json)
 
@@ -264,7 +269,7 @@ def datasets_adlog(
         int, typer.Option(metavar="N", min=0, help="Number of floats per ad image, such as 4096. 0 writes no images.")
     ] = 0,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a different ad log in DIR. Default: refuse.")
+        bool, typer.Option("--overwrite", help="Replace a different ad log in DIR. Default: end with an error.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -280,7 +285,7 @@ def datasets_adlog(
         say_json(rows=rows, seed=seed, out=str(out), seconds=seconds)
     else:
         say(out)
-    tell(f"{rows:,} impressions in {seconds:.1f} s under {out}")
+    tell(f"generated {rows:,} impressions in {seconds:.1f} s in folder {out}")
     code = f"import ctrbox as cb; print(cb.View({json.dumps(str(out / 'impressions'))}).head())"
     hint(f"python -c {shlex.quote(code)}")
 
@@ -324,7 +329,8 @@ def tell_stages(plan: Any, rows: int, seconds: float, where: str) -> None:
     for join in plan.joins:
         if join.missed:
             tell(
-                f"  join of {join.view} on {', '.join(join.on)}: {join.share:.1%} of {join.keys:,} keys have no row in it"
+                f"  join with view {join.view} on {', '.join(join.on)}: {join.share:.1%} of {join.keys:,} keys have "
+                "no row in this view"
             )
     for line in told_losses(plan.warnings, [asdict(cast) for cast in plan.casts]):
         tell(line)

@@ -24,7 +24,7 @@ Examples:
   ctrbox online job.py --stream events/ --out model/
   ctrbox online job.py --stream nats://localhost:4222/ADS --out model/ --every 2m
   ctrbox online job.py --stream events/ --out model/ --warm-up past/ --once
-  ctrbox online job.py --stream events/ --out model/ --model runs/today      go on with a trained run
+  ctrbox online job.py --stream events/ --out model/ --model runs/today      continue from a trained run
 """
 
 EVENTS_EXAMPLES = """\b
@@ -69,8 +69,8 @@ def online(
         str,
         typer.Option(
             metavar="SPAN|N",
-            help="How often to publish a version: after a time span such as 30s, 5m or 1h, or after a number of examples such as "
-            "100000ex.",
+            help="How often to publish a version: after a time span such as 30s, 5m or 1h, or after a number of examples "
+            "such as 100000ex.",
         ),
     ] = "5m",
     window: Annotated[
@@ -86,8 +86,8 @@ def online(
         typer.Option(
             metavar="SPAN",
             help="Time that an impression waits in addition to --window for events that arrive out of order, measured by the "
-            "times of the events. An event that is older than the newest one by more than --window plus --lateness is counted "
-            "and left out. Examples: 30s, 1m.",
+            "times of the events. An event that is older than the newest one by more than --window plus --lateness is "
+            "counted and left out. Examples: 30s, 1m.",
         ),
     ] = "1m",
     warm_up: Annotated[
@@ -125,8 +125,8 @@ def online(
         str | None,
         typer.Option(
             metavar="SPAN",
-            help="How often to write the state of the plan's histories to histories.past in the output folder, such as 5s, for "
-            "`ctrbox serve --follow-state`. Default: never.",
+            help="How often to write the state of the plan's histories to histories.past in the output folder, such as 5s, "
+            "for `ctrbox serve --follow-state`. Default: never.",
         ),
     ] = None,
     checkpoint: Annotated[
@@ -136,15 +136,16 @@ def online(
         str,
         typer.Option(
             metavar="SIZE",
-            help="Maximum memory for impressions and clicks that wait for each other, such as 500MB; units are powers of 1024. "
-            "The command ends with an error if they need more.",
+            help="Maximum memory for impressions and clicks that wait for each other, such as 500MB; units are powers of "
+            "1024. The command ends with an error if they need more.",
         ),
     ] = "2GB",
     ahead: Annotated[
         str,
         typer.Option(
             metavar="SPAN",
-            help="How far an event's time may lie in the future, such as 10m or 1h. Events beyond that are counted and left out.",
+            help="Maximum time by which the time of an event may be ahead of the clock of this machine, such as 10m "
+            "or 1h. Later events are counted and left out.",
         ),
     ] = "1h",
     id_column: Annotated[
@@ -162,18 +163,21 @@ def online(
         str | None,
         typer.Option(
             metavar="UNIT",
-            help="Unit of event times that are whole numbers since 1970: s, ms, us or ns. Required if the log stores the time "
-            "as whole numbers. Default: the unit that `time_units=` of the log's view declares.",
+            help="Unit of event times that are whole numbers since 1970: s, ms, us or ns. Required if the log stores the "
+            "time as whole numbers. Default: the unit that `time_units=` of the log's view declares.",
         ),
     ] = None,
     event_column: Annotated[
         str,
-        typer.Option("--event", metavar="COLUMN", help="Column that says what an event is: 'impression' or 'click'."),
+        typer.Option(
+            "--event", metavar="COLUMN", help="Column that holds the kind of each event: 'impression' or 'click'."
+        ),
     ] = "event",
     once: Annotated[
         bool,
         typer.Option(
-            "--once", help="Stop when all available events were learned. Default: wait for more events until Ctrl-C."
+            "--once",
+            help="Stop when the model has learned from all available events. Default: wait for more events until Ctrl-C.",
         ),
     ] = False,
     publish_at_end: Annotated[
@@ -200,9 +204,9 @@ def online(
             min=1,
             max=256,
             metavar="N",
-            help="Number of learner threads. With one thread, the default, a Deep FFM learns one example after the other; with "
-            "several, it learns blocks of up to 2048 examples, which gives other weights. A `model` uses as many threads as the "
-            "plan by default, and their number does not change its weights.",
+            help="Number of learner threads. With one thread, the default, a Deep FFM learns one example after the other; "
+            "with several, it learns blocks of up to 2048 examples, which gives other weights. A `model` uses as many "
+            "threads as the plan by default, and their number does not change its weights.",
         ),
     ] = None,
     sign_with: SignWith = None,
@@ -279,7 +283,8 @@ def learner_of(job: Job, run: Path | None, batch_size: int | None, threads: int 
         for option, given in (("--model", run), ("--batch-size", batch_size)):
             if given is not None:
                 raise Mistake(
-                    f"{option} is for a job with a torch `model`, but {job.path} defines `engine`, a Deep FFM; remove {option}"
+                    f"{option} can be used only with a job that defines a torch `model`, but {job.path} defines "
+                    f"`engine`, a Deep FFM; remove {option}"
                 )
         return job.plan, job.needed_engine()
     if job.model is None:
@@ -308,20 +313,22 @@ def learner_of(job: Job, run: Path | None, batch_size: int | None, threads: int 
 def told(found: dict[str, Any]) -> None:
     counts = found["counts"]
     before = found["learned"] - found["examples"]  # of an engine that the job loaded
-    knew = f", and {before:,} before it came here" if before > 0 else ""
+    knew = f", besides {before:,} examples that the loaded engine had learned before" if before > 0 else ""
     tell(
-        f"learned from {found['examples']:,} examples, {found['clicked']:,} clicked{knew}; {found['held']:,} impressions wait; "
-        f"version {found['version']}"
+        f"learned from {found['examples']:,} examples, {found['clicked']:,} clicked{knew}; {found['held']:,} impressions "
+        f"wait; version {found['version']}"
     )
     if found["unlearned"]:
         tell(f"  {found['unlearned']:,} examples wait until their batch is full")
     if found["examples"]:
         whole = (
-            f"of the last whole window ({found['auc_examples']:,} examples)" if found["windows"] else "of all examples"
+            f"of the last complete window ({found['auc_examples']:,} examples)"
+            if found["windows"]
+            else "of all examples"
         )
         tell(
-            f"loss {found['loss']:.6f} over all examples (the best constant {found['constant']:.6f}), AUC {whole} "
-            f"{found['auc']:.6f}"
+            f"loss {found['loss']:.6f} over all examples (the best constant prediction has {found['constant']:.6f}), AUC "
+            f"{whole} {found['auc']:.6f}"
         )
     for name in (
         "duplicates",
@@ -371,5 +378,5 @@ def datasets_events(
         say_json(events=events, out=str(out), seconds=time.perf_counter() - began)
     else:
         say(out)
-    tell(f"{events:,} events in {time.perf_counter() - began:.1f} s under {out}")
+    tell(f"wrote {events:,} events in {time.perf_counter() - began:.1f} s to {out}")
     hint(f"ctrbox online JOB.PY --stream {shlex.quote(str(out))} --out model")

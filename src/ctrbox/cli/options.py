@@ -44,24 +44,32 @@ WORDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] 
     (re.compile(r"\b(patience|cluster)=(?=[ ,;]|$)"), r"--\1"),
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the result as one JSON object to stdout. Default: print text.")
+]
 Epochs = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Number of epochs. Default: the job's setting, otherwise 1.")
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Number of epochs, that is, passes over the training rows. Default: the job's setting, otherwise 1.",
+    ),
 ]
 BatchSize = Annotated[
     int | None,
     typer.Option(
         min=1,
         metavar="ROWS",
-        help="Number of rows per training step, 1 to 16777216. Default: the job's setting, otherwise a power of two from 64 to "
-        "16384 that gives about 250 steps per epoch.",
+        help="Number of rows per training step, 1 to 16777216. Default: the job's setting, otherwise a power of two from 64 "
+        "to 16384 that gives about 250 steps per epoch.",
     ),
 ]
 AllowOperators = Annotated[
     bool,
     typer.Option(
         "--allow-operators",
-        help="Import the Python modules of user-defined operators that the plan names; this runs their code.",
+        help="Import the Python modules of the user-defined operators that the plan names, which runs their code. "
+        "Default: refuse a plan with such operators.",
     ),
 ]
 Servers = Annotated[
@@ -69,7 +77,8 @@ Servers = Annotated[
     typer.Option(
         "--server",
         metavar="FIELD=PATH",
-        help="Vector file, such as images.ctrvec, from which the Model Server of field FIELD computes vectors; may be repeated.",
+        help="Vector file, such as images.ctrvec, from which the Model Server of the field FIELD computes vectors; "
+        "may be repeated. Default: none; required for each Model Server of a run folder.",
     ),
 ]
 SignWith = Annotated[
@@ -77,8 +86,8 @@ SignWith = Annotated[
     typer.Option(
         "--sign-with",
         metavar="KEY",
-        help="Private key file, made by `ctrbox publish keygen`, with which each published version is signed. Required if the "
-        "folder's versions are signed. Default: no signature.",
+        help="Private key file, made by `ctrbox publish keygen`, with which each published version is signed. Required if "
+        "the folder's versions are signed. Default: no signature.",
     ),
 ]
 RowsAsJson = Annotated[
@@ -112,7 +121,7 @@ def pairs_of(option: str, given: Sequence[str] | None, example: str) -> dict[str
         if not name or not equals or not path:
             raise Mistake(f"{option} {text}: expected NAME=PATH, such as {option} {example}")
         if name in found:
-            raise Mistake(f"{option} {name}=… is given twice: {found[name]} and {path}; leave one out")
+            raise Mistake(f"{option} {name}=… is given twice: {found[name]} and {path}; remove one of the two")
         # A shell leaves the ~ behind a = as it is.
         found[name] = str(Path(path).expanduser()) if path.startswith("~") else path
     return found

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def check_output(output: str, endings: tuple[str, ...], as_json: bool) -> None:
     """Refuse before the work begins what could not be written at its end."""
     if output == "-" and as_json:
-        raise Mistake("-o - and --json both want stdout; drop one of them")
+        raise Mistake("-o - and --json both write to stdout; remove one of the two")
     if output == "-" and sys.stdout.isatty():
         raise Mistake(
             f"an Arrow stream cannot be shown on a terminal; pipe it into another program, or name a file: -o "

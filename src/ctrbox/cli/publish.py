@@ -36,22 +36,36 @@ Folder = Annotated[
     ),
 ]
 Base = Annotated[Path, typer.Argument(metavar="BASE", help="Older weight file, which the patch changes.")]
-Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="File to write.")]
+WeightOutput = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Weight file to write.")]
+PatchOutput = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Patch file to write.")]
+PlanOutput = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Plan file to write.")]
+TensorOutput = Annotated[
+    Path,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="File to write: *.safetensors for tensors, *.parquet for rows of a table.",
+    ),
+]
 PublicKeys = Annotated[
     list[Path] | None,
     typer.Option(
         "--public-key",
         metavar="FILE",
-        help="Public key file of the publisher; may be repeated.",
+        help="Public key file of the publisher; may be repeated. Default: signatures are not checked.",
     ),
 ]
-Note = Annotated[str, typer.Option(metavar="TEXT", help="Note about this version, shown by `ctrbox publish log`.")]
+Note = Annotated[
+    str,
+    typer.Option(metavar="TEXT", help="Note about this version, which `ctrbox publish log` shows. Default: no note."),
+]
 
 
 @app.command(epilog="\b\nExamples:\n  ctrbox publish pack model.ffm -o new.fbw --base old.fbw\n")
 def pack(
     model: ModelFile,
-    output: Output,
+    output: WeightOutput,
     base: Annotated[
         Path | None,
         typer.Option(
@@ -85,7 +99,7 @@ def pack(
 @app.command(epilog="\b\nExamples:\n  ctrbox publish unpack new.fbw -o dense.safetensors\n")
 def unpack(
     weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", help="Weight file to read.")],
-    output: Output,
+    output: TensorOutput,
 ) -> None:
     """Convert a weight file to safetensors or Parquet.
 
@@ -101,7 +115,7 @@ def unpack(
 def diff(
     base: Base,
     new: Annotated[Path, typer.Argument(metavar="NEW", help="Newer weight file, which the patch produces.")],
-    output: Output,
+    output: PatchOutput,
     as_json: AsJson = False,
 ) -> None:
     """Write the patch that turns one weight file into another.
@@ -123,15 +137,14 @@ def diff(
 def apply(
     base: Base,
     patch: Annotated[Path, typer.Argument(metavar="PATCH", help="Patch file that was made for BASE.")],
-    output: Output,
+    output: WeightOutput,
     most_bytes: Annotated[
         int | None,
         typer.Option(
             min=0,
             metavar="BYTES",
-            help="Maximum size of the result in bytes; a patch with a larger result is refused. Default: twice the size "
-            "of BASE, "
-            "or 1 GiB more than it if that is larger.",
+            help="Maximum size of the result in bytes; a patch with a larger result is refused. Default: twice the size of "
+            "BASE, or 1 GiB more than it if that is larger.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -176,8 +189,8 @@ def create(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Model to publish: run folder (which may be on s3:// or hdfs://), saved Deep FFM or weight file. Default: the "
-            "job's `engine`.",
+            help="Model to publish: run folder (which may be on s3:// or hdfs://), saved Deep FFM or weight file. Default: "
+            "the job's `engine`.",
         ),
     ] = None,
     view: OtherViews = None,
@@ -208,25 +221,31 @@ def create(
         run = load_run(model, job, view=view, allow_views=allow_views, server=server)
         if context is None:
             raise Mistake(
-                "the columns that are sent once per request are not given; list them: --context user_id,query"
+                "--context is missing; list the log columns that a client sends once per request, such as --context "
+                "user_id,query"
             )
         with blaming(job), reading(None):
             found = made(folder, run.plan, run, context=names_in(context), note=note, sign_with=sign_with)
         if as_json:
             say_json(folder=str(folder), context=list(found.context), model=type(run.model).__name__)
-        tell(f"made {folder} with version 1 of {type(run.model).__name__} of {model}")
+        tell(f"created {folder} with version 1 of the {type(run.model).__name__} model of {model}")
         own = "" if job is None else f" --job {job}"
         hint(f"ctrbox serve {folder}{own}{checking(sign_with)}")
         return
     if view or allow_views or server:
-        raise Mistake("--view, --allow-views and --server are for the folder of a run: --model runs/today")
+        raise Mistake(
+            "--view, --allow-views and --server can be used only if --model is a run folder, such as --model runs/today"
+        )
     if job is None:
-        raise Mistake("no plan is given; name its job with --job JOB.PY, or a run folder with --model")
+        raise Mistake(
+            "the plan is missing; name the job that defines it with --job JOB.PY, or a run folder with --model RUN"
+        )
     loaded = load_job(job)
     columns = loaded.context if context is None else names_in(context)
     if not columns and context is None:
         raise Mistake(
-            f"{job} defines no `context`; list the columns that are sent once per request: --context user_id,query"
+            f"{job} defines no `context`; list the log columns that a client sends once per request, such as "
+            "--context user_id,query"
         )
     with blaming(job):
         if model is None:
@@ -238,7 +257,7 @@ def create(
         found = made(folder, loaded.plan, engine, context=columns, note=note, sign_with=sign_with)
     if as_json:
         say_json(folder=str(folder), context=list(found.context), fields=engine.fields, learned=engine.learned)
-    tell(f"made {folder} with version 1 of a model that learned from {engine.learned:,} examples")
+    tell(f"created {folder} with version 1 of a model that learned from {engine.learned:,} examples")
     hint(f"ctrbox serve {folder}{checking(sign_with)}")
 
 
@@ -257,10 +276,11 @@ def request_plan(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="Folder of a published Deep FFM, as `ctrbox publish create` makes it: a local path, s3://, hdfs:// or https://.",
+            help="Folder of a published Deep FFM, as `ctrbox publish create` makes it: a local path, s3://, hdfs:// "
+            "or https://.",
         ),
     ],
-    output: Output,
+    output: PlanOutput,
     view: OtherViews = None,
     allow_views: AllowViews = None,
     public_key: PublicKeys = None,
@@ -300,7 +320,7 @@ def keygen(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Make a pair of keys for signing published models.
+    """Generate a pair of keys for signing published models.
 
     The publisher signs with the private key (--sign-with KEY), and a server that has the public key (--public-key KEY.pub) takes
     only what was signed with it. Use one pair for each model. The private key file can be read by its owner alone.
@@ -332,7 +352,7 @@ def sign(
     from ctrbox import publish
 
     if other := served(folder):
-        raise Mistake(f"{folder} is a folder that a server opens{other}")
+        raise Mistake(f"{folder} is the folder of a served model; expected a folder of published versions{other}")
     published = publish.Published(folder, sign_with=sign_with, trust=publish.Trust(public_key or []))
     version = published.sign()
     statement = published.statement()
@@ -389,7 +409,10 @@ def wrong_with(path: str, keys: list[Path]) -> list[str]:
         found = folder.verify()
         return found if found or folder.log() else [f"{path} holds no published version{served(path)}"]
     if keys:
-        return [f"{path} is a file, and only folders of published versions are signed"]
+        return [
+            f"{path} is a file, but only folders of published versions have signatures; remove this path, or "
+            "remove --public-key"
+        ]
     try:
         publish.read_weights(path) if is_weights(path) else publish.read_facts(path)
     except CtrboxError as error:
@@ -418,7 +441,7 @@ def push(
     from ctrbox import publish
 
     if other := served(folder):
-        raise Mistake(f"{folder} is a folder that a server opens{other}")
+        raise Mistake(f"{folder} is the folder of a served model; expected a folder of published versions{other}")
     published = publish.Published(folder, sign_with=sign_with)
     told(folder, published.publish(whole(published, model, server or [], job), note=note), as_json)
 
@@ -431,10 +454,10 @@ def whole(published: Any, model: str, servers: list[str], job: Path | None = Non
     current = published.current
     if not is_run(model):
         if files:
-            met = f"{model} is not one" if Path(model).exists() else f"there is no {model}"
-            raise Mistake(f"--server is for the folder of a run; {met}")
+            met = f"{model} is not a run folder" if Path(model).exists() else f"there is no {model}"
+            raise Mistake(f"--server can be used only with a run folder, but {met}")
         if job is not None:
-            raise Mistake(f"--job is for the folder of a run; {model} is not one")
+            raise Mistake(f"--job can be used only with a run folder, but {model} is not one; remove --job")
         return model
     from ctrbox.predict.run_folder import server_tables
 
@@ -472,7 +495,7 @@ def log(folder: Folder, as_json: AsJson = False) -> None:
         other = served(folder) or f"; try: ctrbox publish push {folder} MODEL"
         raise Mistake(f"{folder} holds no published version{other}")
     for v in versions:
-        what = f"again version {v.copy_of}" if v.copy_of else v.kind
+        what = f"copy of version {v.copy_of}" if v.copy_of else v.kind
         say(
             f"{v.number:>8}  {v.time}  {v.bytes:>14,}  {v.patch_bytes:>12,}  {v.sha256[:12]}  {what:<16}  {v.note}".rstrip()
         )

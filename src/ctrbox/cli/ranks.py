@@ -42,7 +42,8 @@ def joined(
         ranks = gpus if ranks is None else ranks
         if ranks < gpus:
             raise Mistake(
-                f"--ranks {ranks} would leave {gpus - ranks} of --gpus {gpus} without work; use --gpus {ranks}, or remove --ranks"
+                f"--ranks {ranks} would use only {ranks} of the {gpus} GPUs of --gpus, because each process trains on "
+                f"one GPU; use --gpus {ranks}, or remove --ranks"
             )
     if world is None:
         if (ranks or 1) > 1:
@@ -59,7 +60,8 @@ def joined(
         return None
     if ranks is not None and ranks != world.size:
         raise Mistake(
-            f"--ranks {ranks} was given to a process that is one of {world.size} (WORLD_SIZE={world.size}); remove --ranks"
+            f"--ranks {ranks} cannot be used here, because torchrun has already started {world.size} processes "
+            f"(WORLD_SIZE={world.size}); remove --ranks"
         )
     if gpus is not None:
         world = replace(world, gpus=gpus)
@@ -97,11 +99,14 @@ def check_job(job: Job, asked: Mapping[str, Any]) -> None:
     """Refuse what a job asks for and ranks cannot do, in the words of the command line."""
     if job.callbacks:
         raise Mistake(
-            f"`callbacks` in {job.path} cannot be used with several ranks; remove them, and read the metrics from "
-            "metrics.jsonl in the run folder"
+            f"`callbacks` in {job.path} cannot be used when several processes train together (--ranks); remove them, and read "
+            "the metrics from metrics.jsonl in the run folder"
         )
     if {**job.settings, **asked}.get("look_ahead"):
-        raise Mistake("look-ahead cannot be used with several ranks; set --look-ahead 0, or train in one process")
+        raise Mistake(
+            "look-ahead cannot be used when several processes train together (--ranks); set --look-ahead 0, "
+            "or train in one process"
+        )
 
 
 def threads_of(world: World) -> int:

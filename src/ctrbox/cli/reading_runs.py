@@ -40,7 +40,8 @@ OtherViews = Annotated[
     typer.Option(
         "--view",
         metavar="NAME=PATH",
-        help="Read the view NAME of the plan from PATH instead of the saved path; may be repeated.",
+        help="Read the view NAME of the plan from PATH instead of the saved path; may be repeated. Default: the saved "
+        "path of each view.",
     ),
 ]
 AllowViews = Annotated[
@@ -49,8 +50,8 @@ AllowViews = Annotated[
         "--allow-views",
         metavar="PATH",
         help="Allow views to be opened below this path, such as /data or s3://bucket/; may be repeated. A run may come from "
-        "somebody else, so the paths that it names are opened without this option only below the current folder or beside "
-        "the run. The environment variable CTRBOX_ALLOW_VIEWS (comma-separated paths) does the same.",
+        "somebody else, so the paths that it names are opened without this option only below the current folder or "
+        "beside the run. The environment variable CTRBOX_ALLOW_VIEWS (comma-separated paths) does the same.",
     ),
 ]
 HistoryState = Annotated[
@@ -199,8 +200,8 @@ def tell_of_servers(run: Any) -> None:
             counts = source.embedder.stats()
             if counts["keys"] and not counts["computed"]:
                 tell(
-                    f"warning: no object of {source.fields[0]!r} has a row in {source.embedder.data.path}; the model used "
-                    f"zero vectors for all of them"
+                    f"warning: none of the keys of field {source.fields[0]!r} has a row in "
+                    f"{source.embedder.data.path}, so the model used zero vectors for all of them"
                 )
 
 

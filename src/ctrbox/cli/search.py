@@ -60,7 +60,12 @@ def search(
     ] = 30_000,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="PAGE.html", help="HTML file for the table of results and the curves."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="PAGE.html",
+            help="HTML file for the table of results and the curves. Default: no file.",
+        ),
     ] = None,
     save: Annotated[
         Path | None,
@@ -68,7 +73,9 @@ def search(
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Number of models trained at the same time. Default: one per core."),
+        typer.Option(
+            metavar="N", min=1, help="Number of models to train at the same time. Default: the number of cores."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -82,7 +89,7 @@ def search(
     inputs = [path.resolve() for path in (train, test, models) if path is not None]
     for written in (output, save):
         if written is not None and written.resolve() in inputs:
-            raise Mistake(f"{written} is read by this search and would be overwritten; choose another file name")
+            raise Mistake(f"{written} is an input of this search and would be overwritten; choose another file name")
     with TemporaryDirectory(prefix="ctrbox-search-") as folder, meter("learning") as tick:
         learned = parsed(train, Path(folder) / "train.ctrx", format, None)
         tested = None if test is None else parsed(test, Path(folder) / "test.ctrx", format, learned.fields)

@@ -25,7 +25,7 @@ Examples:
   ctrbox serve runs/today --view users=data/users  serve a run folder; read the view users from data/users
   ctrbox serve runs/own --job own.py               serve a run whose model class is defined in own.py
   ctrbox serve model/ --prerank ads.prerank --prerank-run runs/towers     select among many ads with another run's vectors
-  ctrbox serve s3://bucket/model --public-key model.key.pub         take only what the owner of that key signed
+  ctrbox serve s3://bucket/model --public-key model.key.pub         accept only versions that the owner of that key signed
 """
 
 
@@ -113,16 +113,16 @@ def serve(
             min=1,
             max=100,
             metavar="PERCENT",
-            help="Maximum share, in percent, of the connections, the request memory and the queue that one client address may "
-            "hold. Set it to 100 if all requests come through one proxy.",
+            help="Maximum share, in percent, of the connections, the request memory and the queue that one client address "
+            "may hold. Set it to 100 if all requests come through one proxy.",
         ),
     ] = 50,
     tls_cert: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="PEM file with the certificate chain; enables TLS 1.2 or newer for HTTP and gRPC. The server reloads the file "
-            "when it changes. Default: no TLS.",
+            help="PEM file with the certificate chain; enables TLS 1.2 or newer for HTTP and gRPC. The server reloads the "
+            "file when it changes. Default: no TLS.",
         ),
     ] = None,
     tls_key: Annotated[
@@ -136,32 +136,32 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Additional host name that a server without a token accepts in the Host and Origin headers, besides loopback "
-            "names and --host; may be repeated.",
+            help="Additional host name that a server without a token accepts in the Host and Origin headers, besides "
+            "loopback names and --host; may be repeated. Default: none.",
         ),
     ] = None,
     prerank: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder with the vectors of all ads, made by `ctrbox vectors prerank`. The server then answers /v1/prerank and "
-            "/v1/cascade. Default: no pre-rank.",
+            help="Folder with the vectors of all ads, written by `ctrbox vectors prerank`. The server then also answers "
+            "/v1/prerank and /v1/cascade. Default: no pre-rank.",
         ),
     ] = None,
     prerank_run: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Run folder of the TwoTower model that computes the user's vector. Default: MODEL itself, if it is such a run "
-            "folder.",
+            help="Run folder of the TwoTower model that computes the user's vector. Default: MODEL itself, if it is such a "
+            "run folder.",
         ),
     ] = None,
     prerank_view: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=PATH",
-            help="Other data for a view of the run of --prerank-run; may be repeated. Default: each view is read where the run "
-            "found it.",
+            help="Read the view NAME of the run of --prerank-run from PATH instead of the saved path; may be "
+            "repeated. Default: the saved path of each view.",
         ),
     ] = None,
     max_prerank: Annotated[
@@ -183,17 +183,17 @@ def serve(
         typer.Option(
             metavar="FILE",
             help="File with a state of the plan's histories, saved by `plan.histories()`. The server then computes the "
-            "history columns itself, takes events at /v1/events, and saves the state to the file. Default: requests must "
-            "contain these columns.",
+            "history columns itself, takes events at /v1/events, and saves the state to the file. Default: requests "
+            "must contain these columns.",
         ),
     ] = None,
     events: Annotated[
         str,
         typer.Option(
             metavar="URL",
-            help="Stream whose messages feed the --state, such as nats://host:4222/CLICKS?subject=ads.clicks; each message is "
-            "like the body of /v1/events. Every worker reads the whole stream. Default: none; calls of /v1/events bring the "
-            "events.",
+            help="Stream of events for the state of --state, such as nats://host:4222/CLICKS?subject=ads.clicks; each "
+            "message has the form of a body of /v1/events. Every worker reads the whole stream. Default: no "
+            "stream; clients send the events to /v1/events.",
         ),
     ] = "",
     follow_state: Annotated[
@@ -201,7 +201,8 @@ def serve(
         typer.Option(
             metavar="FILE",
             help="File with a state of the plan's histories that another process writes: `ctrbox online --state-every`. "
-            "Every worker reads it again whenever it changes, and the server takes no events. Default: none.",
+            "Every worker reads the file again whenever it changes, and the server accepts no events at /v1/events. "
+            "Default: none.",
         ),
     ] = None,
     state_every: Annotated[
@@ -219,8 +220,8 @@ def serve(
             min=0,
             max=86_400,
             metavar="SECONDS",
-            help="Seconds between two checks of the files of joined views; a view whose files changed is read again while "
-            "the old rows answer. 0: views are read again only on a call of /v1/views/refresh.",
+            help="Time in seconds between two checks of the files of joined views; a view whose files changed is read again "
+            "while requests still use the old rows. With 0, views are read again only on a call of /v1/views/refresh.",
         ),
     ] = 0.0,
     workers: Annotated[
@@ -229,9 +230,9 @@ def serve(
             min=1,
             max=256,
             metavar="N",
-            help="Number of worker processes. They share the port and the memory of the model, and divide --max-connections and "
-            "--cache among them; a worker that dies is replaced. Default: the number of usable cores, but 1 if MODEL is a "
-            "published run or a run with a Sparse Table, or if --state is given without --events.",
+            help="Number of worker processes. They share the port and the memory of the model, and divide --max-connections "
+            "and --cache among them; a worker that dies is replaced. Default: the number of usable cores, but 1 if "
+            "MODEL is a published run or a run with a Sparse Table, or if --state is given without --events.",
         ),
     ] = None,
     threads: Annotated[
@@ -240,8 +241,8 @@ def serve(
             min=0,
             max=256,
             metavar="N",
-            help="Number of threads that score requests in each worker; 0 scores on the event loop. Default: 1 for a run folder "
-            "and with --prerank or --encoder, otherwise 0.",
+            help="Number of threads that score requests in each worker; 0 scores on the event loop. Default: 1 for a run "
+            "folder and with --prerank or --encoder, otherwise 0.",
         ),
     ] = None,
     public_key: Annotated[
@@ -249,25 +250,25 @@ def serve(
         typer.Option(
             "--public-key",
             metavar="FILE",
-            help="Public key file of the model's publisher, from `ctrbox publish keygen`. The server then takes only versions "
-            "that were signed with the matching private key. May be repeated, to change from one key to another. Default: "
-            "signatures are not checked.",
+            help="Public key file of the model's publisher, from `ctrbox publish keygen`. The server then accepts only "
+            "versions that were signed with the matching private key. May be repeated, to change from one key to "
+            "another. Default: signatures are not checked.",
         ),
     ] = None,
     model_id: Annotated[
         str,
         typer.Option(
             metavar="ID",
-            help="Identity that a signed model must have, 32 hexadecimal digits from `ctrbox publish log`. Default: the identity "
-            "of the first version that the server meets.",
+            help="Identity that a signed model must have, 32 hexadecimal digits from `ctrbox publish log`. Default: the "
+            "identity of the first version that the server meets.",
         ),
     ] = "",
     trust_file: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File in which the server remembers the newest signed version, so that it refuses an older one after a restart "
-            "too. Default: none; a restarted server accepts any signed version.",
+            help="File in which the server remembers the newest signed version, so that it refuses an older one after a "
+            "restart too. Default: none; a restarted server accepts any signed version.",
         ),
     ] = None,
     encoder: Annotated[
@@ -275,9 +276,9 @@ def serve(
         typer.Option(
             "--encoder",
             metavar="FIELD=WEIGHTS",
-            help="Lets requests contain images or texts for FIELD. WEIGHTS is the weight file of the encoder that made the "
-            "vectors of this field's Model Server. May be repeated. The server compares the weights with the checksum that "
-            "the model holds. Encoders of your own are defined in the job: `encoders = {FIELD: cb.tables.Encoder(…)}`. "
+            help="Field whose images or texts requests may contain, and the weight file of the encoder that made the vectors "
+            "of this field's Model Server. May be repeated. The server compares the weights with the checksum that the "
+            "model holds. Encoders of your own are defined in the job: `encoders = {FIELD: cb.tables.Encoder(…)}`. "
             "Default: none.",
         ),
     ] = None,
@@ -399,7 +400,9 @@ def encoders_of(own: Job | None, weights: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {} if own is None else dict(own.encoders)
     for name, path in weights.items():
         if name in found:
-            raise Mistake(f"--encoder {name}={path}: the job defines an encoder of {name!r} as well; leave one out")
+            raise Mistake(
+                f"--encoder {name}={path}: the job also defines an encoder for field {name!r}; remove one of the two"
+            )
         found[name] = path
     return found
 
@@ -408,14 +411,14 @@ def no_folder(model: Path) -> str:
     """What to do about a path that is not a model's folder; "" where it may be one."""
     if model.is_file():
         return (
-            f"{model} is a file; a server opens a folder with a plan beside the weights. Make one: "
+            f"{model} is a file; expected a model folder, which holds a plan and weights. To create one: "
             f"ctrbox publish create {model.stem} --model {model} --job JOB.PY --context COLUMN,…"
         )
     if (model / "CURRENT").is_file() and not (model / "serve.json").exists():
         if (model.parent / "serve.json").exists():
-            return f"{model} holds the versions of a model's folder; serve that: ctrbox serve {model.parent}"
+            return f"{model} holds only the versions of a model; pass the model folder above it: ctrbox serve {model.parent}"
         return (
-            f"{model} holds published versions without a plan, and a server needs one. Make its folder: "
+            f"{model} holds published versions but no plan, and a server needs both. To create a model folder with both: "
             f"ctrbox publish create NEW --model {model} --job JOB.PY --context COLUMN,…"
         )
     return ""

@@ -25,7 +25,7 @@ Ram = Annotated[
 
 @app.command(epilog="\b\nExamples:\n  ctrbox table stat params\n")
 def stat(folder: Folder, as_json: AsJson = False) -> None:
-    """Print how many keys, rows and bytes a table holds."""
+    """Print the numbers of keys, rows and bytes of a table."""
     with opened(folder, "256MB", read_only=True) as table:
         stats, row = table.stats(), table.row
         facts: dict[str, Any] = {
@@ -53,8 +53,8 @@ def stat(folder: Folder, as_json: AsJson = False) -> None:
         say(f"{name.replace('_', ' '):<{wide}}{value:>{right}}")
     if facts["rows_on_disk"] > facts["keys"]:
         tell(
-            f"{facts['rows_on_disk'] - facts['keys']:,} rows on disk have been replaced by newer versions; compaction "
-            f"removes them"
+            f"{facts['rows_on_disk'] - facts['keys']:,} rows on disk are old versions of other rows; `ctrbox table "
+            "compact` removes them"
         )
     if facts["compaction_errors"]:
         tell(
@@ -132,7 +132,7 @@ def compact(folder: Folder, ram: Ram = "512MB", as_json: AsJson = False) -> None
         after = table.stats()["disk_bytes"]
     if as_json:
         say_json(before=before, after=after)
-    tell(f"{before:,} bytes are now {after:,}")
+    tell(f"the table took {before:,} bytes on disk and now takes {after:,} bytes")
     hint(f"ctrbox table stat {shlex.quote(str(folder))}")
 
 
@@ -236,7 +236,7 @@ def refuse_of_a_run(folder: Path) -> None:
     if run is not None:
         copied = folder.resolve().stem
         raise Mistake(
-            f"{folder} is part of the run in {run}, which could no longer be read if the table changed; compact a copy: "
+            f"{folder} is part of the run in {run}, and compacting it would make that run unreadable; compact a copy instead: "
             f"cp -r {shlex.quote(str(folder))} {copied} && ctrbox table compact {copied}"
         )
 

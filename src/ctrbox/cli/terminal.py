@@ -120,7 +120,7 @@ def stop(number: int, frame: Any) -> NoReturn:
     signals.append(number)
     if loading_torch():
         # Torch's C++ code aborts the process when an exception passes through it. Nothing has been written yet.
-        os.write(2, b"ctrbox: stopped; nothing unfinished was kept\n")
+        os.write(2, b"ctrbox: stopped; unfinished output was removed\n")
         os._exit(128 + number)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
@@ -161,7 +161,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
     elif code and farewells and (signals or code == 130):
         tell(f"ctrbox: stopped\n{farewells[-1]}")
     elif code == 130:
-        tell("ctrbox: stopped; nothing unfinished was kept")
+        tell("ctrbox: stopped; unfinished output was removed")
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -81,8 +81,8 @@ def train(
         str | None,
         typer.Option(
             metavar="DIR|URL",
-            help="Folder of the run: a local path, s3://bucket/folder or hdfs://host/folder. Default: runs/<job>; if it holds "
-            "a finished run, runs/<job>-2 and so on.",
+            help="Folder of the run: a local path, s3://bucket/folder or hdfs://host/folder. Default: runs/<job>; if it "
+            "holds a finished run, runs/<job>-2 and so on.",
         ),
     ] = None,
     epochs: Epochs = None,
@@ -120,21 +120,21 @@ def train(
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Share of the training rows without a click to keep, above 0 and at most 1; predictions are corrected for it. "
-            "Default: the job's setting, otherwise 1.",
+            help="Share of the training rows without a click to keep, above 0 and at most 1; predictions are corrected for "
+            "it. Default: the job's setting, otherwise 1.",
         ),
     ] = None,
     calibrate: Annotated[
         str | None,
         typer.Option(
             metavar="platt|isotonic|weights|intercept|NUMBER",
-            help="How to correct predictions after training. 'platt' (a logistic curve) and 'isotonic' (a rising step function) "
-            "map scores to click rates; the map is fitted to the last tenth of the training rows, and the model does not learn "
-            "from those. The others correct for sample weights: they add one number to every logit. 'weights' adds "
-            "log(w0 / w1), where w0 and w1 are the total weights of the rows without and with a click; 'intercept' adds the "
-            "number that makes predicted and actual clicks of the validation rows equal; NUMBER itself is added, and must be "
-            "above -50 and below 50. "
-            "Default: the job's setting, otherwise no correction.",
+            help="How to correct predictions after training. 'platt' (a logistic curve) and 'isotonic' (a rising step "
+            "function) map scores to click rates; the map is fitted to the last tenth of the training rows, and the "
+            "model does not learn from those. The others correct for sample weights: they add one number to every "
+            "logit. 'weights' adds log(w0 / w1), where w0 and w1 are the total weights of the rows without and with a "
+            "click; 'intercept' adds the number that makes predicted and actual clicks of the validation rows equal; "
+            "NUMBER itself is added, and must be above -50 and below 50. Default: the job's setting, otherwise no "
+            "correction.",
         ),
     ] = None,
     patience: Annotated[
@@ -160,8 +160,8 @@ def train(
             min=0,
             max=64,
             metavar="BATCHES",
-            help="Number of batches to read ahead and hold on disk, 0 to 64. A Sparse Table larger than memory then keeps the "
-            "rows that are needed again soon in memory. Default: the job's setting, otherwise 0.",
+            help="Number of batches to read ahead and hold on disk, 0 to 64. A Sparse Table larger than memory then keeps "
+            "the rows that are needed again soon in memory. Default: the job's setting, otherwise 0.",
         ),
     ] = None,
     resume: Annotated[
@@ -188,8 +188,8 @@ def train(
         typer.Option(
             "--from",
             metavar="RUN",
-            help="Continue from this finished run: start with its weights, tables and optimizer states, or as --warm-up says. "
-            "The run itself is not changed.",
+            help="Continue from this finished run: start with its weights, tables and optimizer states, or as --warm-up "
+            "says. The run itself is not changed. Default: start with new weights.",
         ),
     ] = None,
     warm_up: Annotated[
@@ -197,16 +197,16 @@ def train(
         typer.Option(
             metavar="KIND",
             help="What to take over from the run of --from: 'partial' (the weights of the model and the sub-models of Model "
-            "Servers, but no rows of tables), 'full' (the tables too) or 'continue' (the optimizer states too). Default: "
-            "continue.",
+            "Servers, but no rows of tables), 'full' (the tables too) or 'continue' (the optimizer states too). "
+            "Default: continue.",
         ),
     ] = None,
     decay: Annotated[
         str | None,
         typer.Option(
             metavar="FACTOR:STEPS",
-            help="Multiply all learning rates by FACTOR, above 0 and at most 1, every STEPS steps, such as 0.9:1000. Default: "
-            "the job's schedule, otherwise constant rates.",
+            help="Multiply all learning rates by FACTOR, above 0 and at most 1, every STEPS steps, such as 0.9:1000. "
+            "Default: the job's schedule, otherwise constant rates.",
         ),
     ] = None,
     adaptive_l2: Annotated[
@@ -222,15 +222,16 @@ def train(
         typer.Option(
             "--common",
             metavar="FIELD",
-            help="Field with many keys per row that the rows of one group share, such as a user's history; it is looked up and "
-            "pooled once per group and batch. May be repeated. Default: the job's `common`, otherwise none.",
+            help="Field with many keys per row that the rows of one group share, such as a user's history; it is looked up "
+            "and pooled once per group and batch. May be repeated. Default: the job's `common`, otherwise none.",
         ),
     ] = None,
     tuned: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of a `ctrbox tune` study, such as tune/job; train with the parameters of its best trial.",
+            help="Folder of a `ctrbox tune` study, such as tune/job; train with the parameters of its best trial. "
+            "Default: the parameters of the job.",
         ),
     ] = None,
     threads: Threads = None,
@@ -263,8 +264,8 @@ def train(
             metavar="N",
             min=1,
             max=1024,
-            help="Number of processes on this machine that train together, each on a part of every batch and with a part of the "
-            "tables, without Ray. torchrun sets this number itself. Default: 1.",
+            help="Number of processes on this machine that train together, each on a part of every batch and with a part of "
+            "the tables, without Ray. torchrun sets this number itself. Default: 1.",
         ),
     ] = None,
     gpus: Annotated[
@@ -273,15 +274,16 @@ def train(
             metavar="N",
             min=1,
             max=1024,
-            help="Train on the first N GPUs of this machine, cuda:0 and up, with one process per GPU or, with --ranks, with that "
-            "number of processes. Default: as the job says, in one process.",
+            help="Train on the first N GPUs of this machine, cuda:0 and up, with one process per GPU or, with --ranks, with "
+            "that number of processes. Default: as the job says, in one process.",
         ),
     ] = None,
     exchange: Annotated[
         str,
         typer.Option(
             metavar="auto|nccl|gloo",
-            help="How several processes on GPUs exchange tensors: 'nccl' directly between GPUs, which needs one process per GPU; "
+            help="How several processes on GPUs exchange tensors: 'nccl' directly between GPUs, which needs one "
+            "process per GPU; "
             "'gloo' through main memory; 'auto' chooses nccl if every process has a GPU of its own, otherwise gloo.",
         ),
     ] = "auto",
@@ -290,8 +292,8 @@ def train(
         typer.Option(
             metavar="SECONDS",
             min=1.0,
-            help="Time in seconds, at least 1, that the processes of --ranks wait for one of them before they end with an error "
-            "that names it.",
+            help="Time in seconds, at least 1, that the processes of --ranks wait for one of them before they end with an "
+            "error that names it.",
         ),
     ] = 600.0,
     as_json: AsJson = False,
@@ -340,7 +342,10 @@ def train(
     elif going_on:
         tell(f"continuing the unfinished run in {place}")
     elif out is None and isinstance(place, Path) and place.name != job.stem:
-        tell(f"{place.with_name(job.stem)} holds a run; this one goes to {place} (--overwrite replaces the first)")
+        tell(
+            f"{place.with_name(job.stem)} already holds a finished run, so this run is written to {place}; "
+            "--overwrite replaces the old run instead"
+        )
     if earlier is not None and not going_on and leads:
         tell(
             f"starting from {TAKEN.get(warm_up or 'continue', warm_up)} of {earlier}; steps, schedule and metrics start at 0"
@@ -431,7 +436,7 @@ def check_earlier(earlier: Path | None, place: Path | StoredFolder) -> None:
             f"{earlier} holds no finished run" + (f"; these runs are finished: {', '.join(near)}" if near else "")
         )
     if isinstance(place, Path) and place.exists() and place.samefile(earlier):
-        raise Mistake(f"--from {earlier} is the folder that this run would replace; choose another --out")
+        raise Mistake(f"--from {earlier} is also the folder into which this run would be written; choose another --out")
 
 
 def place_of(out: str) -> Path | StoredFolder:

@@ -48,8 +48,8 @@ def finish(done: Done, as_json: bool) -> None:
     passes = s["pipeline"]
     if passes["seconds"]:
         tell(
-            f"stages one after the other {passes['sequential']:.2f} s, the slowest {passes['slowest']:.2f} s, "
-            f"as a pipeline {passes['seconds']:.2f} s"
+            f"all stages one after the other: {passes['sequential']:.2f} s; the slowest stage alone: "
+            f"{passes['slowest']:.2f} s; all stages in parallel: {passes['seconds']:.2f} s"
         )
     for table in s["tables"]:
         tell(told_of(table))
@@ -61,11 +61,12 @@ def finish(done: Done, as_json: bool) -> None:
         if join["missed"]:
             share = join["missed"] / join["keys"]
             tell(
-                f"  join of {join['view']} on {', '.join(join['on'])}: {share:.1%} of {join['keys']:,} keys have no row in it"
+                f"  join with view {join['view']} on {', '.join(join['on'])}: {share:.1%} of {join['keys']:,} keys "
+                "have no row in this view"
             )
     for line in told_losses(s["warnings"], s.get("casts", [])):
         tell(f"{line}, counted over all epochs")
-    waited = f", of batches that waited (--look-ahead {s['look_ahead']})" if s.get("look_ahead") else ""
+    waited = f", for batches that were read ahead (--look-ahead {s['look_ahead']})" if s.get("look_ahead") else ""
     tell(f"intermediate files: {s['intermediate_bytes']:,} bytes{waited}")
     tell(f"report: {done.report}")
 
@@ -98,12 +99,12 @@ def told_of(table: Mapping[str, Any]) -> str:
     from ctrbox.report.number_format import sized
 
     asked, hits = table["asked"], table["hit_rate"]
-    parts = [f"{asked:,} keys asked for"]
-    parts += [f"{hits:.1%} of the known ones in memory"] if hits is not None else []
-    parts += [f"{table['new']:,} new"] if "new" in table else []
+    parts = [f"{asked:,} keys looked up"]
+    parts += [f"{hits:.1%} of the known keys found in memory"] if hits is not None else []
+    parts += [f"{table['new']:,} new keys"] if "new" in table else []
     if "reads" in table:
         wrong = table.get("false_positives", 0)
-        parts.append(f"{table['reads_per_key'] or 0:.3f} pages read a key ({wrong:,} false positives of filters)")
+        parts.append(f"{table['reads_per_key'] or 0:.3f} pages read per key ({wrong:,} false positives of filters)")
     parts += [f"{sized(table['disk_bytes'])} on disk"] if "disk_bytes" in table else []
     where = f" ({table['path']})" if table.get("path") else ""
     return f"{table['name']}{where}: {', '.join(parts)}"

@@ -116,16 +116,19 @@ def encode(
     from ctrbox.embed.vectors.encoders import Encoder
 
     if ids not in ("text", "int"):
-        raise Mistake(f"--ids is {ids!r}, expected text or int")
+        raise Mistake(f"--ids must be text or int, got {ids!r}")
     folder = images.is_dir()
     if folder and column is not None:
-        raise Mistake("--column is for a Parquet file; IMAGES is a folder")
+        raise Mistake("--column names a column of a Parquet file, but IMAGES is a folder; remove --column")
     if encoder.endswith(".py"):
         if weights is not None:
-            raise Mistake(f"--weights is for vgg16-fc6; {encoder} loads the weights of its encoder itself")
+            raise Mistake(
+                f"--weights can be used only with vgg16-fc6, because {encoder} loads the weights of its encoder "
+                "itself; remove --weights"
+            )
         made = load_encoder(Path(encoder))
     elif weights is None:
-        raise Mistake(f"--encoder {encoder} needs the weights of the network: --weights FILE")
+        raise Mistake(f"--encoder {encoder} needs the weights of the network; add --weights FILE")
     else:
         made = Encoder.named(encoder, weights, device=device)
     named = col(key).cast("int") if folder and ids == "int" else col(key)
@@ -171,7 +174,8 @@ def prerank(
         ),
     ],
     out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="FOLDER", help="Folder to write; an old one is replaced.")
+        Path,
+        typer.Option("-o", "--out", metavar="FOLDER", help="Folder to write; an existing pre-rank folder is replaced."),
     ],
     key: Annotated[
         str | None,
@@ -232,6 +236,9 @@ def prerank(
             recall_at=made.recall_at or None,
         )
         return
-    tell(f"{out}: {len(made.rank):,} vectors of {made.rank.dim} numbers, named by {', '.join(made.ads.schema.names)}")
+    tell(
+        f"{out}: {len(made.rank):,} vectors of {made.rank.dim} numbers, stored with the columns "
+        f"{', '.join(made.ads.schema.names)} of their ads"
+    )
     if made.recall is not None:
         tell(f"the index finds {made.recall:.1%} of the best {made.recall_at:,} ads, for users of the run's log")
