@@ -87,7 +87,8 @@ def test_other_devices_and_versions_of_torch_are_told_as_rounding() -> None:
     assert MADE.rounding(MADE) == ""
     assert MADE.rounding(dataclasses.replace(MADE, device="cuda")).startswith("they were computed on cpu, and here")
     assert (
-        MADE.rounding(dataclasses.replace(MADE, torch="3")) == "they were computed by torch 2.13, and this is torch 3"
+        MADE.rounding(dataclasses.replace(MADE, torch="3")) == "the published vectors were computed with torch 2.13, "
+        "but this process has torch 3"
     )
     with pytest.raises(DataError, match="x is damaged"):
         EncodedBy.read(None, "x")

@@ -297,8 +297,9 @@ def test_two_rows_of_one_key_and_time_are_an_error_that_names_them() -> None:
     joined = log_of([("a", 7)]).join(profiles_of(versions), on="user", as_of=("ts", "since"))
     with pytest.raises(
         DataError,
-        match=r"view 'profiles' has key user='a' more than once with the same time in 'since' \(.*row 0.*row 2\); make it unique "
-        r"or let the last one win: View\(…, keep='last'\)",
+        match=r"view 'profiles' has key user='a' more than once with the same time in 'since' \(.*row 0.*row 2\); "
+        r"make the keys unique "
+        r"or keep only the last row of each key: View\(…, keep='last'\)",
     ):
         cb.compute({"city": col("city")}, joined)
 

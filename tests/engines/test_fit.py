@@ -156,7 +156,7 @@ def test_what_is_fitted_depends_on_neither_morsels_nor_threads(values: list[int]
     features = cb.FeatureSet(
         dense={
             "q": col("x").bucketize(quantiles=4),
-            "m": col("x").standardise(),
+            "m": col("x").standardize(),
             "h": cb.rate(col("x").round().cast("int").fill(0), time="t", label=col("x") > 3, every="2h"),
         }
     )
@@ -204,9 +204,9 @@ def test_moments_over_many_blocks_keep_their_digits_far_from_zero() -> None:
     assert found[1] == pytest.approx(1 / centered.std(), rel=1e-9)
 
 
-def test_standardise_gives_mean_zero_and_deviation_one() -> None:
+def test_standardize_gives_mean_zero_and_deviation_one() -> None:
     values = [1.0, 2.0, None, 4.0, math.nan, math.inf]
-    plan = cb.compile(cb.View(pa.table({"x": values})), cb.FeatureSet(dense={"z": col("x").standardise().fill(9.0)}))
+    plan = cb.compile(cb.View(pa.table({"x": values})), cb.FeatureSet(dense={"z": col("x").standardize().fill(9.0)}))
     known = np.array([1.0, 2.0, 4.0])
     state = plan.fit().fitted[0]
     assert state["mean"].tolist() == pytest.approx([known.mean()])
@@ -216,24 +216,24 @@ def test_standardise_gives_mean_zero_and_deviation_one() -> None:
     assert found[2] == 9.0
 
 
-def test_a_constant_standardises_to_zero() -> None:
-    assert dense(cb.View(pa.table({"x": [0.1] * 1000})), z=col("x").standardise())["z"] == [0.0] * 1000
+def test_a_constant_standardizes_to_zero() -> None:
+    assert dense(cb.View(pa.table({"x": [0.1] * 1000})), z=col("x").standardize())["z"] == [0.0] * 1000
 
 
-def test_no_values_standardise_to_the_fill() -> None:
+def test_no_values_standardize_to_the_fill() -> None:
     view = cb.View(pa.table({"x": pa.array([None, None], pa.float64())}))
-    assert dense(view, z=col("x").standardise().fill(5.0))["z"] == [5.0, 5.0]
+    assert dense(view, z=col("x").standardize().fill(5.0))["z"] == [5.0, 5.0]
 
 
 def test_a_variance_beyond_float64_is_named() -> None:
     view = cb.View(pa.table({"price": [1e300, -1e300]}))
-    with pytest.raises(cb.errors.DataError, match=r"standardise of 'price'.*1e\+300.*clip"):
-        cb.compile(view, cb.FeatureSet(dense={"z": col("price").standardise()})).fit()
+    with pytest.raises(cb.errors.DataError, match=r"standardize of 'price'.*1e\+300.*clip"):
+        cb.compile(view, cb.FeatureSet(dense={"z": col("price").standardize()})).fit()
 
 
 def test_integers_and_booleans_are_fitted_too() -> None:
     view = cb.View(pa.table({"n": [1, 2, 3, 4], "b": [True, False, True, False]}))
-    found = dense(view, q=col("n").bucketize(quantiles=2), z=col("b").standardise())
+    found = dense(view, q=col("n").bucketize(quantiles=2), z=col("b").standardize())
     assert found == {"q": [0.0, 0.0, 1.0, 1.0], "z": [1.0, -1.0, 1.0, -1.0]}
 
 
@@ -427,7 +427,7 @@ def test_a_fit_on_a_joined_column_counts_rows_of_the_log() -> None:
 def test_dimensions_are_loaded_once_for_fits_and_batches() -> None:
     ads = Counted(ADS)
     view = cb.View(SHOWN).join(cb.View(ads, key="ad").fill(bid=0.0), on="ad")
-    plan = cb.compile(view, cb.FeatureSet(dense={"z": (col("bid") * col("x")).standardise(), "bid": col("bid")}))
+    plan = cb.compile(view, cb.FeatureSet(dense={"z": (col("bid") * col("x")).standardize(), "bid": col("bid")}))
     before = ads.scans
     plan.fit()
     once = ads.scans - before
@@ -438,7 +438,7 @@ def test_dimensions_are_loaded_once_for_fits_and_batches() -> None:
 
 def test_a_fit_of_a_fit_comes_in_a_later_pass() -> None:
     view = cb.View(pa.table({"x": [1.0, 2.0, 3.0, 10.0]}))
-    z = col("x").standardise()
+    z = col("x").standardize()
     plan = cb.compile(view, cb.FeatureSet(dense={"q": (z * z).bucketize(quantiles=2), "z": z}))
     order = FitOrder(plan.graph)
     assert [order.wants(k) for k in range(2)] == [set(), {0}]
@@ -450,8 +450,8 @@ def test_a_fit_of_a_fit_comes_in_a_later_pass() -> None:
 
 def test_a_fit_of_a_hoisted_fit_finds_it_in_the_dimension() -> None:
     view = cb.View(SHOWN).join(cb.View(ADS, key="ad").fill(bid=0.0), on="ad")
-    z = col("bid").standardise()
-    plan = cb.compile(view, cb.FeatureSet(dense={"m": (z + col("x")).standardise()}))
+    z = col("bid").standardize()
+    plan = cb.compile(view, cb.FeatureSet(dense={"m": (z + col("x")).standardize()}))
     bids = np.array([1, 1, 1, 2, 3, 4, 4, 0], float)
     both = (bids - bids.mean()) / bids.std() + SHOWN["x"].to_numpy()
     found = next(plan.batches(9)).dense[:, 0]
@@ -467,7 +467,7 @@ def test_a_label_made_by_a_fit_is_learned_first() -> None:
         }
     )
     view = cb.View(table)
-    found = dense(view, c=cb.clicks("u", time="t", label=col("x").standardise() < 0))
+    found = dense(view, c=cb.clicks("u", time="t", label=col("x").standardize() < 0))
     assert found["c"] == [0.0, 1.0, 2.0, 3.0]
 
 
@@ -478,7 +478,7 @@ def test_a_fit_sees_the_rows_before_the_filter_that_needs_it() -> None:
         .with_columns(half=col("x").bucketize(quantiles=2))
         .filter(col("half") == 1)
     )
-    plan = cb.compile(view, cb.FeatureSet(dense={"x": col("x"), "z": col("x").standardise()}))
+    plan = cb.compile(view, cb.FeatureSet(dense={"x": col("x"), "z": col("x").standardize()}))
     plan.fit()
     assert plan.fitted[0]["boundaries"].tolist() == [3.0]
     assert plan.fitted[1]["mean"].tolist() == [3.5]
@@ -489,7 +489,7 @@ def test_two_filters_by_fits_are_learned_in_their_order() -> None:
     view = (
         cb.View(pa.table({"x": [float(k) for k in range(8)]}))
         .filter(col("x").bucketize(quantiles=2) == 1)
-        .filter(col("x").standardise() > 0.0)
+        .filter(col("x").standardize() > 0.0)
     )
     plan = cb.compile(view, cb.FeatureSet(dense={"x": col("x")})).fit()
     assert plan.fitted[0]["boundaries"].tolist() == [4.0]
@@ -504,9 +504,9 @@ def test_a_log_without_rows_is_named() -> None:
     empty = pa.table({"x": pa.array([], pa.float64())})
     view = cb.View(empty, name="impressions")
     with pytest.raises(
-        cb.errors.DataError, match="'impressions' has no rows to fit standardise of 'x' on: it has none"
+        cb.errors.DataError, match="'impressions' has no rows to fit standardize of 'x' on: it has none"
     ):
-        cb.compile(view, cb.FeatureSet(dense={"z": col("x").standardise()})).fit()
+        cb.compile(view, cb.FeatureSet(dense={"z": col("x").standardize()})).fit()
 
 
 def test_filters_that_leave_no_row_are_named() -> None:
@@ -519,14 +519,14 @@ def test_a_bad_document_in_a_fit_names_its_row() -> None:
     view = cb.View(pa.table({"doc": ['{"a": 1}', "{nonsense"]}))
     value = col("doc").json("$.a", "float", strict=True).fill(0.0)
     with pytest.raises(cb.errors.DataError, match="row 1"):
-        cb.compile(view, cb.FeatureSet(dense={"z": value.standardise()})).fit()
+        cb.compile(view, cb.FeatureSet(dense={"z": value.standardize()})).fit()
 
 
 def test_progress_is_told_in_rows() -> None:
     from ctrbox.engines.fit import fit_plan
 
     table = pa.table({"x": np.arange(150_000, dtype=np.float64)})
-    plan = cb.compile(cb.View(table), cb.FeatureSet(dense={"z": col("x").standardise()}))
+    plan = cb.compile(cb.View(table), cb.FeatureSet(dense={"z": col("x").standardize()}))
     told: list[int] = []
     fit_plan(plan, told.append)
     assert told[-1] == 150_000

@@ -17,7 +17,7 @@ LOG = pa.table({"id": np.arange(100), "price": np.arange(100) / 7, "clicked": np
 
 
 def plan_of(*, fits: bool = True) -> cb.Plan:
-    price = col("price").standardise() if fits else col("price")
+    price = col("price").standardize() if fits else col("price")
     return cb.compile(cb.View(LOG, key="id"), cb.FeatureSet(label=col("clicked"), dense={"price": price}), threads=1)
 
 

@@ -129,7 +129,7 @@ def test_fits_and_joins_are_materialized_too(tmp_path: Path) -> None:
     job = cb.compile(
         log().join(colors, on="color"),
         cb.FeatureSet(
-            dense={"z": (col("heat") * col("bid")).standardise(), "heat": col("heat")},
+            dense={"z": (col("heat") * col("bid")).standardize(), "heat": col("heat")},
             sparse={"bid": col("bid").bucketize(quantiles=8)},
         ),
     )

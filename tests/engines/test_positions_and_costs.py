@@ -54,7 +54,11 @@ def test_a_stream_goes_on_inside_a_window_with_the_same_shuffle_alone() -> None:
     assert position.skip == 2
     rest = [b.dense[:, 0].tolist() for b, _ in plan.batches(2, shuffle=4, seed=3, start=position).positioned()]
     assert rest == [rows for rows, _ in whole[1:]]
-    with pytest.raises(PlanError, match="this position lies inside a shuffle window; continue with the same shuffle="):
+    with pytest.raises(
+        PlanError,
+        match="the position lies inside a shuffle window; continue with the shuffle= and "
+        "seed= of the stream that it comes from",
+    ):
         next(plan.batches(2, start=Position(0, 2, 0)).positioned())
 
 

@@ -108,7 +108,7 @@ def test_a_look_reads_the_first_block_alone(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_fitted_column_and_a_wrong_count_are_refused() -> None:
     with pytest.raises(cb.errors.PlanError, match="head cannot run operators that are fitted"):
-        cb.View(TABLE).with_columns(z=(col("id") * 1.0).standardise()).head()
+        cb.View(TABLE).with_columns(z=(col("id") * 1.0).standardize()).head()
     for n in (-1, 1.5, True):
         with pytest.raises(cb.errors.PlanError, match="n must be a whole number"):
             cb.View(TABLE).head(n)  # type: ignore[arg-type]

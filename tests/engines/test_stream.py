@@ -145,7 +145,11 @@ def test_position_is_plain_data() -> None:
 
 
 def test_a_position_inside_a_shuffle_window_needs_the_shuffle() -> None:
-    with pytest.raises(cb.errors.PlanError, match="this position lies inside a shuffle window"):
+    with pytest.raises(
+        cb.errors.PlanError,
+        match="the position lies inside a shuffle window; continue with the "
+        "shuffle= and seed= of the stream that it comes from",
+    ):
         next(plan_of("plain").batches(10, start=cb.types.Position(0, 3)))
 
 

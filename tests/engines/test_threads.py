@@ -51,7 +51,7 @@ def test_more_threads_than_cores_are_warned_of_and_change_nothing() -> None:
 
 def test_more_threads_than_rows_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "usable_cores", lambda: 16)
-    with pytest.warns(UserWarning, match=r"threads=4, but only 3 rows can be worked on at once: more threads would"):
+    with pytest.warns(UserWarning, match=r"threads=4, but only 3 rows can be processed at once: more threads would"):
         assert checked_threads(4, 256, rows=3) == 4
     with pytest.warns(UserWarning, match=r"threads=2, but only 1 row can be worked on"):
         checked_threads(2, 256, rows=1)

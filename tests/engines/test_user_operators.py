@@ -314,7 +314,7 @@ def test_a_function_may_make_a_key_to_join_on() -> None:
 
 
 def test_a_function_may_feed_a_fit() -> None:
-    plan = cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"z": plus("n", "n").standardise()}))
+    plan = cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"z": plus("n", "n").standardize()}))
     assert plan.fit().fitted[0]["mean"].tolist() == [6.0]
 
 
@@ -456,7 +456,11 @@ def test_a_function_beside_a_cuda_body_must_make_no_nulls() -> None:
     def nulls(n: pa.Array) -> Any:
         return [None] * len(n)
 
-    with pytest.raises(cb.errors.DataError, match=r"returned 5 nulls; one with a cuda body makes none"):
+    with pytest.raises(
+        cb.errors.DataError,
+        match=r"returned 5 nulls; an operator with a cuda body must return a "
+        r"value for every row",
+    ):
         values(cb.operator(args=["int"], result="int", cuda="return 0;")(nulls)("n"))
 
 
@@ -483,14 +487,14 @@ def test_a_scalar_function_that_cannot_be_compiled_is_refused_before_the_first_r
     [
         ({"cuda": 7}, "cuda is the body of a C\\+\\+ function as a string, got 7"),
         ({"cuda": "n + 1"}, "a cuda body returns the row's value: 'return …;', got 'n \\+ 1'"),
-        ({"cuda": "return n;", "result": "str"}, "a cuda body gives one bool, int, float or time a row, not str"),
+        ({"cuda": "return n;", "result": "str"}, "a cuda body returns one bool, int, float or time per row, not str"),
         ({"cuda": "return n;", "result": "list[int]"}, r"not list\[int\]"),
         (
             {"cuda": "return n;", "nullable": True},
             "returns no nulls of its own, because its result is null where an argument is null; remove",
         ),
         ({"scalar": True, "nullable": True}, "a scalar function returns no nulls of its own, because"),
-        ({"scalar": True, "result": "str"}, "a scalar function gives one bool, int, float or time a row, not str"),
+        ({"scalar": True, "result": "str"}, "a scalar function returns one bool, int, float or time per row, not str"),
         ({"scalar": True, "args": ["str"]}, "takes bool, int, float or time, not str; cuda= takes any kind"),
         ({"scalar": True, "args": ["list[int]"]}, r"not list\[int\]"),
         ({"scalar": True, "arrays": "numpy"}, "gets plain numbers, not arrays; remove arrays="),

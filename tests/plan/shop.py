@@ -75,7 +75,7 @@ def features(python: bool = True) -> cb.FeatureSet:
     }
     dense: dict[str, Any] = {
         "left": col("left").clip(0, 5) / 2,
-        "stars": col("stars").fill(0.0).standardise(),
+        "stars": col("stars").fill(0.0).standardize(),
         "note": col("note").length() + col("note").byte_length(),
         "tags count": tags.length(),
         "distance": title.edit_distance(col("brand")),

@@ -92,7 +92,7 @@ def text_view(folder: Path) -> cb.View:
             "a merge of sorted streams needs whole-number ids in 'id' and 'id'; use ordered=False",
         ),
         (
-            lambda _: view().join(view("ads", x=[1.0]).with_columns(y=col("x").standardise()), on="id"),
+            lambda _: view().join(view("ads", x=[1.0]).with_columns(y=col("x").standardize()), on="id"),
             "operators that are fitted can only be fitted on the log; move this one from view 'ads' to the log, after the join",
         ),
         (lambda _: view(x=[1]).filter(col("x") + 1), "filter needs a condition (bool), got int: col('x').add(1)"),
@@ -153,7 +153,7 @@ def test_a_filter_for_values_makes_a_column_that_needs_no_fill(condition: Any, f
 
 def test_a_fit_that_is_asked_for_twice_is_learned_once() -> None:
     found = graph(
-        view(x=[1.0]), a=col("x").standardise(), b=col("x").standardise() * 2.0, c=col("x").bucketize(quantiles=3)
+        view(x=[1.0]), a=col("x").standardize(), b=col("x").standardize() * 2.0, c=col("x").bucketize(quantiles=3)
     )
     assert [fit.how for fit in found.fits] == ["moments", "quantiles"]
 

@@ -90,7 +90,7 @@ def features(**changed: Any) -> cb.FeatureSet:
     dense: dict[str, Any] = {
         "overlap": cb.overlap(query, title),
         "vector": title.get(0).fill("").lookup(dictionary()),
-        "scaled": col("price").standardise(),
+        "scaled": col("price").standardize(),
         "log_bid": col("bid").log1p(),
         "rate": cb.rate("user_id", time="ts", label="clicked"),
     }

@@ -335,7 +335,7 @@ def test_damaged_manifests_and_missing_files_are_refused(catalog: SqlCatalog) ->
     (data,) = (folder(table) / "data").rglob("*.parquet")
     kept = data.read_bytes()
     data.unlink()
-    with pytest.raises(SourceError, match=r"needs the data file data/.*vacuumed or expired"):
+    with pytest.raises(SourceError, match=r"needs the data file data/.*vacuumed or its snapshots expired"):
         open_source(table)
     data.write_bytes(kept[:-1])
     with pytest.raises(SourceError, match=r"but the log of snapshot .* says"):

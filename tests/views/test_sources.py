@@ -338,7 +338,7 @@ def test_a_filesystem_may_be_given(tmp_path: Path) -> None:
         assert read(open_source(str(tmp_path / name), filesystem=LocalFileSystem())).equals(log())
     with pytest.raises(SourceError, match="filesystem is a int; expected a pyarrow or fsspec filesystem"):
         open_source("a.parquet", filesystem=3)
-    with pytest.raises(SourceError, match="storage_options are for"):
+    with pytest.raises(SourceError, match="storage_options= can be used only with s3:// and hdfs:// paths, but"):
         open_source("a.parquet", storage_options={"region": "x"})
 
 

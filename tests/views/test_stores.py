@@ -114,7 +114,9 @@ def test_a_path_lies_on_a_store(path: str, filesystem: Any, prefix: str, remote:
 
 
 def test_options_of_a_store_are_for_remote_paths() -> None:
-    with pytest.raises(SourceError, match="storage_options are for s3:// and hdfs:// paths; 'a/b' is a local path"):
+    with pytest.raises(
+        SourceError, match="storage_options= can be used only with s3:// and hdfs:// paths, but 'a/b' is a local path"
+    ):
         open_store("a/b", None, {"region": "r"})
 
 

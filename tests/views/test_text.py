@@ -544,4 +544,4 @@ def test_numbers_in_a_column_declared_a_time_are_told_how_to_become_one(
     assert f"{name} row 0: column {column!r}: " in told
     assert f"a number is not a time; read the column as int, types={{{column!r}: 'int'}}" in told
     assert f"col({column!r}).cast('time', unit='s')" in told
-    assert "one JSON object a line" not in told
+    assert "expected one JSON object per line" not in told

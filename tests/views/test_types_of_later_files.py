@@ -104,7 +104,7 @@ def test_a_time_given_as_text_or_number_is_answered_with_what_to_do() -> None:
             (DataError, PlanError), match=r"plan was built on time; make it a time first, .*, utc=True\)$"
         ):
             run(text)
-        with pytest.raises((DataError, PlanError), match=r"a number does not say what it counts; .*, unit='s'\)$"):
+        with pytest.raises((DataError, PlanError), match=r"which has no unit; .*, unit='s'\)$"):
             run(number)
 
 

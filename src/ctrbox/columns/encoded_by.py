@@ -61,9 +61,11 @@ class EncodedBy:
     def rounding(self, other: EncodedBy) -> str:
         """Return why vectors of ``other`` may differ from these in their last bits; "" if they do not."""
         if self.device != other.device:
-            return f"they were computed on {self.device}, and here vectors are computed on {other.device}"
+            return f"the published vectors were computed on {self.device}, but this process computes vectors on {other.device}"
         if self.torch != other.torch:
-            return f"they were computed by torch {self.torch}, and this is torch {other.torch}"
+            return (
+                f"the published vectors were computed with torch {self.torch}, but this process has torch {other.torch}"
+            )
         return ""
 
 

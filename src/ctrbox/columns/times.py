@@ -77,8 +77,8 @@ def check_are_times(units: Mapping[str, str], schema: pa.Schema) -> None:
         if kind in ("t", "*t"):
             continue
         advice = {
-            "i": f"make it a time with col({name!r}).cast('time', unit={unit!r}); where it is the event time of ctrbox online, "
-            f"pass --time-unit {unit}",
+            "i": f"make it a time with col({name!r}).cast('time', unit={unit!r}); where it is the event time of ctrbox "
+            f"online, pass --time-unit {unit}",
             "s": f"make it a time with col({name!r}).cast('time')",
         }.get(kind or "", "a unit is declared for times only")
         shown = name_of(kind) if kind else schema.field(name).type
@@ -92,10 +92,10 @@ def outside_years(value: Any, unit: str | None) -> str:
     # The calendar repeats after 400 years of 146,097 days.
     eras, days = divmod(_microseconds(value, unit) // 86_400_000_000, 146_097)
     year = (date(1970, 1, 1) + timedelta(days=days)).year + 400 * eras
-    shown = f"{year:,}" if abs(year) < 10**9 else "beyond a thousand million"
+    shown = f"{year:,}" if abs(year) < 10**9 else "beyond 1,000,000,000"
     finer = list(UNITS)[list(UNITS).index(unit) + 1 :]
     fits = [u for u in finer if FIRST <= _microseconds(value, u) <= LAST]
-    asked = f"; is it {UNITS[fits[0]]}?" if fits else ""
+    asked = f"; check the unit, which may be {UNITS[fits[0]]}" if fits else ""
     return (
         f"{brief_number(value)} {UNITS[unit]} since 1970 lie in the year {shown}, outside the years 0001 to 9999{asked}"
     )
@@ -136,7 +136,7 @@ def as_time_advice(name: str, kind: str | None) -> str:
     how = {"s": "utc=True", "i": "unit='s'"}.get(kind or "")
     if how is None:
         return ""
-    unit = "; a number does not say what it counts" if kind == "i" else ""
+    unit = ", which has no unit" if kind == "i" else ""
     return f"{unit}; make it a time first, for example frame[{name!r}] = pandas.to_datetime(frame[{name!r}], {how})"
 
 

@@ -80,7 +80,10 @@ def parts(
 
 def _ordered(engine: Engine, batch_size: int, start: Position, limit: int | None, stop: int | None) -> Walk:
     if start.skip:
-        raise PlanError("this position lies inside a shuffle window; continue with the same shuffle= and seed=")
+        raise PlanError(
+            "the position lies inside a shuffle window; continue with the shuffle= and seed= of the "
+            "stream that it comes from"
+        )
     stream = engine(start.row).batches(batch_size, start.row, limit, stop)
     try:
         for batch, after in stream:

@@ -32,7 +32,7 @@ def columns_of(
     graph = build_columns(plan.log, columns)
     if graph.fits:
         raise PlanError(
-            "columns cannot run operators that are fitted on the log (bucketize(quantiles=…), standardise, rate, …)"
+            "columns cannot run operators that are fitted on the log (bucketize(quantiles=…), standardize, rate, …)"
         )
     extractor = Extractor(graph, {}, schema=NO_FEATURES, chunk_rows=plan.chunk_rows, threads=plan.threads)
     frames = extractor.frames(rows, start, None, stop)
@@ -50,7 +50,7 @@ def compute(columns: dict[str, Any], rows: Any, *, chunk_rows: int = CHUNK_ROWS)
     graph.check_units()
     if graph.fits:
         raise PlanError(
-            "compute cannot run operators that are fitted on the log (bucketize(quantiles=…), standardise, shows, clicks, rate); "
+            "compute cannot run operators that are fitted on the log (bucketize(quantiles=…), standardize, shows, clicks, rate); "
             "make a plan with cb.compile"
         )
     extractor = Extractor(graph, {}, schema=NO_FEATURES, chunk_rows=chunk_rows)

@@ -166,7 +166,7 @@ def exported(frame: Any, column: int) -> Values:
 def described(spec: FitSpec) -> str:
     names = {
         "quantiles": "bucketize",
-        "moments": "standardise",
+        "moments": "standardize",
         "history": "shows, clicks or rate",
         "delays": "the delays",
     }

@@ -156,16 +156,16 @@ def nothing_kept(met: Met) -> str:
     if unit is not None:
         finer = " or ".join(f"unit={other!r}" for other in list(UNITS)[list(UNITS).index(unit) + 1 :])
         return (
-            f"{lost} lies within the years 0001 to 9999 when it counts {UNITS[unit]} since 1970, so {met.cast} makes all of them "
-            f"null; numbers this large usually count a finer unit: {finer}"
+            f"{lost} lies within the years 0001 to 9999 when it counts {UNITS[unit]} since 1970, so {met.cast} makes all of "
+            f"them null; numbers this large usually count a finer unit: {finer}"
         )
     if met.node.op == "json":
         return (
-            f"none of the first {met.values:,} values that {met.cast} finds in {met.column!r} can be read, so they are all null "
-            f"or left out of their lists{first_of(met)}; {other_type(met)}"
+            f"none of the first {met.values:,} values that {met.cast} finds in {met.column!r} can be read, so they are all "
+            f"null or left out of their lists{first_of(met)}; {other_type(met)}"
         )
     if met.node.kind.startswith("*"):
-        return f"{lost} keeps all its elements in {met.cast}; {not_read(met)}"
+        return f"{lost} keeps all of its elements when {met.cast} converts it; {not_read(met)}"
     return f"{lost} could be converted by {met.cast}, so all of them are null{first_of(met)}; {not_read(met)}"
 
 

@@ -90,10 +90,14 @@ def refuse_own_input(plan: Any, place: Path, stored: StoredFolder | None = None)
         for source in frame.sources:
             for file in getattr(source.view.source, "_files", ()):
                 if stored is not None and file.shown.startswith(f"{stored.url}/"):
-                    raise PlanError(f"cannot write {stored}: the plan reads {file.shown}; choose another place")
+                    raise PlanError(
+                        f"cannot write {stored}, because the plan reads {file.shown} from there; choose another place"
+                    )
                 read = Path(file.path).resolve()
                 if not file.store.remote and (place.resolve() == read or place.resolve() in read.parents):
-                    raise PlanError(f"cannot write {place}: the plan reads {read.name} from there; choose another path")
+                    raise PlanError(
+                        f"cannot write {place}, because the plan reads {read.name} from there; choose another path"
+                    )
 
 
 # ---- what is written ---------------------------------------------------------------------------------------
@@ -211,12 +215,14 @@ def stored_target(path: str | os.PathLike[str]) -> StoredFolder | None:
         return None
     if url.endswith(".parquet"):
         raise PlanError(
-            f"{url} ends with .parquet, but on S3 and HDFS materialize writes a folder of part files; leave it out"
+            f"{url} ends with .parquet, but on S3 and HDFS materialize writes a folder of part files; remove this ending"
         )
     stored = StoredFolder(url, "a folder of features")
     other = next((name for name in stored.files if not PurePosixPath(name).match("part-*.parquet")), None)
     if other is not None:
-        raise PlanError(f"folder {url} would be replaced, but holds {other!r}, which is not a part file")
+        raise PlanError(
+            f"folder {url} would be replaced, but it holds {other!r}, which is not a part file; choose another folder"
+        )
     stored.claim()
     return stored
 
@@ -235,7 +241,9 @@ def target(path: str | os.PathLike[str]) -> Path:
             raise PlanError(f"{place} {met}; expected a folder, or a file that ends with .parquet")
         other = next((p.name for p in sorted(place.iterdir()) if not p.match("part-*.parquet")), None)
         if other is not None:
-            raise PlanError(f"folder {place} would be replaced, but holds {other!r}, which is not a part file")
+            raise PlanError(
+                f"folder {place} would be replaced, but it holds {other!r}, which is not a part file; choose another folder"
+            )
     return place
 
 

@@ -48,10 +48,10 @@ Fitted = dict[int, dict[str, np.ndarray]]
 
 
 class Plan:
-    """The compiled way from raw rows to batches. ``cb.compile`` and ``cb.Plan.load`` make plans.
+    """A compiled plan, which turns raw rows into batches. ``cb.compile`` and ``cb.Plan.load`` create plans.
 
     A plan does not change. Setting an attribute raises an error; ``using`` returns another plan, with other threads or on another
-    device. What a plan keeps are results that its definition decides: fitted values, loaded views and the compiled program.
+    device. A plan keeps only results of its definition: fitted values, loaded views and the compiled program.
     """
 
     log: View
@@ -180,8 +180,10 @@ class Plan:
     @overload
     def explain(self, device: Any = None, *, json: Literal[True]) -> dict[str, Any]: ...
     def explain(self, device: Any = None, *, json: bool = False) -> str | dict[str, Any]:
-        """Layers, placement and its reasons, rows and bytes, in words or as plain data; for another ``cb.types.Device`` if given.
-        For a GPU, behind ``measure()``, with the times it found beside the estimates."""
+        """Describe layers, placement and its reasons, rows and bytes, as text or as plain data.
+
+        ``device``: a ``cb.types.Device`` to plan for; default: the device of the plan. After ``measure()`` on a GPU, the
+        description also has the measured times."""
         from ctrbox.plan.drawing.explain import explain, explain_json
 
         where = self._known(self.device if device is None else device)
@@ -204,14 +206,15 @@ class Plan:
         return device_named(device, gpu_bytes=gpu_bytes())
 
     def measure(self) -> dict[str, dict[str, float]]:
-        """Nanoseconds per row by operator, from the rows run so far on the CPU (all threads together) or, on a GPU, each group
-        of operators alone over the last chunk. ``explain()`` then shows them, and placement goes by them."""
+        """Measure the nanoseconds per row of each operator: on the CPU from all rows so far (all threads together), on a GPU
+        by running each group of operators alone over the last chunk. ``explain()`` then shows these times, and placement uses
+        them."""
         self._measured = work_done.measured(self.extractor())
         return self._measured
 
     @property
     def measured(self) -> dict[str, dict[str, float]]:
-        """What ``measure`` found last, by device and operator; empty before."""
+        """The result of the last ``measure``, by device and operator; empty before the first."""
         return self._measured
 
     def show(self, path: str | os.PathLike[str], device: Any = None) -> None:
@@ -221,7 +224,7 @@ class Plan:
         draw(self.graph, path, self._known(self.device if device is None else device))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a file: views, features and what was fitted, checksummed."""
+        """Write the plan to a file with checksums: its views, features and fitted values."""
         from ctrbox.engines.plan_file import save_plan
 
         save_plan(self, path)
@@ -239,7 +242,7 @@ class Plan:
         their path only with ``allow_operators=True``; a list of operators allows these and imports nothing. Opens no path of
         the file either: views are opened when the plan runs, and only below the current folder, beside the plan, or below one
         of ``allow_views`` (such as ``["/data", "s3://bucket/"]``).
-        ``device``: as of ``cb.compile``; a plan that was not for the CPU alone is loaded for "auto"."""
+        ``device``: as for ``cb.compile``; default: "cpu" for a plan that was compiled for it, otherwise "auto"."""
         from ctrbox.engines.plan_file import load_plan
 
         plan = load_plan(path, views=views, allow_operators=allow_operators, allow_views=allow_views)
@@ -253,7 +256,7 @@ class Plan:
 
     # ---- running
     def extractor(self, begin: int | None = None) -> Extractor:
-        """Return the engine, made ready on first use: fits learned, dimensions loaded, programs assembled.
+        """Return the engine of the plan. The first call fits the operators, loads the joined views and builds the programs.
 
         ``begin``: the row of the log from which its caller is about to ask for batches, so that the CPU engine can read the
         log while it loads the joined views.
@@ -283,8 +286,9 @@ class Plan:
     ) -> BatchStream:
         """Return a stream of batches of ``batch_size`` rows in the order of the log; the last batch may be smaller.
 
-        ``shuffle``: rows within which the order is drawn at random (from ``seed``), at least a batch. ``start``: go on from the
-        ``position`` of an earlier stream. ``limit``: stop after so many rows. ``stop``: read no row of the log from this one on.
+        ``shuffle``: rows within which the order is drawn at random (from ``seed``), at least a batch. ``start``: continue
+        from the ``position`` of an earlier stream. ``limit``: maximum number of rows. ``stop``: the first row of the log that
+        is not read.
         """
         walk = batch_order.walk(self.extractor, batch_size, shuffle, seed, start, limit, stop)
         return BatchStream(walk, start)
@@ -300,7 +304,7 @@ class Plan:
         start: Position | None = None,
         stop: int | None = None,
     ) -> Generator[tuple[Batch, Position, int], None, None]:
-        """As ``walk``, but of each batch of n rows only rows n·part/of to n·(part + 1)/of, and n: for one of several workers.
+        """Yield one worker's part of each batch of n rows, rows n·part/of to n·(part + 1)/of, together with n.
         Without ``shuffle`` the operators run over those rows alone."""
         return batch_order.parts(self.extractor, batch_size, part, of, shuffle, seed, start, stop)
 
@@ -388,7 +392,7 @@ class Plan:
         return full.run(rows)
 
     def request_schema(self, *, label: bool = False) -> pa.Schema:
-        """The columns that a request may bring: those of the log that features read (with ``label``, label and weight too), and
+        """The columns that a request may contain: those of the log that features read (with ``label``, label and weight too), and
         those of streamed merges."""
         full = Requests(self._request_extractor())
         needed = full if label else self._without_labels(full.extractor)

@@ -158,7 +158,7 @@ def _check_importable(operator: UserOperator) -> None:
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not operator and found is not operator.function and found != operator:
-        raise PlanError(f"operator {operator.path!r} cannot be saved: that path leads to another object; {cure}")
+        raise PlanError(f"operator {operator.path!r} cannot be saved: that path names another object; {cure}")
 
 
 # ---- loading -----------------------------------------------------------------------------------------------
@@ -251,7 +251,9 @@ def _read(path: Path) -> tuple[dict[str, Any], list[memoryview]]:
     if hashlib.sha256(data[:-32]).digest() != data[-32:]:
         raise PlanError(f"the plan at {path} is damaged or cut off: its checksum does not match")
     if version < 1 or length > min(MOST_HEADER_BYTES, size - HEAD.size - 32):
-        raise PlanError(f"the plan at {path} is malformed: layout {version}, a header of {length:,} bytes")
+        raise PlanError(
+            f"the plan at {path} is malformed: its head says layout {version} and a header of {length:,} bytes"
+        )
     begin = HEAD.size + length
     try:
         header = a_dict(json.loads(bytes(data[HEAD.size : begin])), "the header")

@@ -98,11 +98,11 @@ def without_budget(step: list[Any]) -> list[Any]:
 def difference(plan: Plan, other: Plan) -> str:
     """Return how a plan for evaluation differs from the plan that a model is trained with, and what to do."""
     if not only_filters_differ(plan, other):
-        return "other features than the one for training; make it by plan.over(data)"
+        return "other features than the training plan; create it with plan.over(data)"
     theirs, mine = (_filters(p.log) or "no filter" for p in (other, plan))
     return (
-        f"another filter than the one for training ({theirs}; for training {mine}). Its other steps and its features are the "
-        "same: divide the data before cb.View, compile one plan over the training rows, and use plan.over(validation_rows)"
+        f"another filter than the training plan (here: {theirs}; in the training plan: {mine}). Everything else is equal, so "
+        "divide the data before cb.View, compile one plan over the training rows, and use plan.over(validation_rows)"
     )
 
 

@@ -73,9 +73,8 @@ def _computed(view: View, known: pa.Schema, rows: int) -> Iterator[pa.Table]:
     graph = build_columns(view, {name: col(name) for name in known.names})
     if graph.fits:
         raise PlanError(
-            "head cannot run operators that are fitted on the log (bucketize(quantiles=…), standardise, "
-            "shows, "
-            "clicks, rate); select other columns, or make a plan with cb.compile"
+            "head cannot run operators that are fitted on the log (bucketize(quantiles=…), standardize, shows, clicks, "
+            "rate); select other columns, or make a plan with cb.compile"
         )
     extractor = Extractor(graph, {}, schema=Schema((), (), False, False, False))
     frames = extractor.frames(rows, 0, rows)

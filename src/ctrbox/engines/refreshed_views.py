@@ -128,8 +128,8 @@ class JoinedViews:
             left.remove(frame.id)
             if not dimensions[frame.id].rows and (had := self.dimensions[frame.id].rows):
                 raise DataError(
-                    f"view {frame.name!r} has no rows now, and it had {had:,}; write at least one row, or start anew to use an "
-                    "empty view"
+                    f"view {frame.name!r} has no rows now, and it had {had:,}; write at least one row, or restart the "
+                    "server to use an empty view"
                 )
         made = object.__new__(JoinedViews)
         made.dimensions, made.frames = dimensions, self.frames

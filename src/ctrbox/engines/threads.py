@@ -21,7 +21,7 @@ def checked_threads(threads: Any, most: int, *, rows: int | None = None, stackle
     if threads > cores:
         reason = f"this process may use {_counted(cores, 'core')}"
     elif rows is not None and threads > max(rows, 1):
-        reason = f"only {_counted(rows, 'row')} can be worked on at once"
+        reason = f"only {_counted(rows, 'row')} can be processed at once"
     else:
         return int(threads)
     warnings.warn(

@@ -70,8 +70,8 @@ def read_blocks(file: Any, header: Header) -> Iterator[tuple[int, bytes]]:
         rows, size = _long(file, first), _long(file)
         if not 0 <= rows <= MOST_ROWS or not 0 <= size <= MOST_BLOCK:
             raise pa.ArrowInvalid(
-                f"a block would hold {rows:,} rows in {size:,} bytes; at most {MOST_ROWS:,} rows and {MOST_BLOCK:,} bytes "
-                "are read"
+                f"a block would hold {rows:,} rows in {size:,} bytes; at most {MOST_ROWS:,} rows and {MOST_BLOCK:,} bytes are "
+                "read"
             )
         data = _exactly(file, size)
         if _exactly(file, SYNC) != header.sync:
@@ -139,7 +139,7 @@ def _long(file: Any, first: bytes = b"") -> int:
             return (found >> 1) ^ -(found & 1)
         shift += 7
         if shift > 63:
-            raise pa.ArrowInvalid("a number of its header or of a block is damaged")
+            raise pa.ArrowInvalid("a number in its header or in a block is damaged")
 
 
 def _sized(file: Any, most: int) -> bytes:

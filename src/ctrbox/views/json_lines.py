@@ -75,7 +75,7 @@ class Json:
         except BlockError as error:
             where = "" if error.row is None else f" row {error.row}"
             parsed = error.__cause__ is not None and not isinstance(error.__cause__, Rounded)
-            expected = "; expected one JSON object a line" if parsed else ""
+            expected = "; expected one JSON object per line" if parsed else ""
             raise SourceError(f"{file.shown}{where}: {error}{expected}") from error
         if not found.names:
             raise SourceError(
@@ -215,7 +215,7 @@ def _check_plain(data: bytes, path: Path) -> None:
             name = ".".join(path)
             raise BlockError(
                 f"column {name!r} is read as text and holds the number {value[:60]}, expected strings, or whole numbers "
-                f"without a fraction or an exponent; write such numbers as strings, or pass types={{{name!r}: 'float'}}",
+                f"without a fraction or an exponent; write such numbers as strings, or pass types={{{name!r}: 'float'}}}}",
                 row,
             )
 

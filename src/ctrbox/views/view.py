@@ -119,7 +119,7 @@ class View:
     """Rows from a path, a glob or a folder on any filesystem, or from anything that speaks Arrow.
 
     ``key`` names the column (or columns) that identifies a row: joins look it up, ``merge`` aligns by it. ``keep="last"``
-    lets later rows of an equal key win where a joined view has duplicates; otherwise they are an error. ``time_units`` declares
+    keeps the last row of each key if a joined view has duplicates; otherwise duplicates are an error. ``time_units`` declares
     in which unit ("s", "ms", "us" or "ns") requests and streams may give a column of times as a number, for example
     ``{"ts": "s"}``; without it they must give ISO 8601 text. It changes nothing about how the view itself is read.
 
@@ -376,7 +376,8 @@ class View:
         budget: str | int = DEFAULT_BUDGET,
         spill: bool | str | os.PathLike[str] = False,
     ) -> View:
-        """Look up each row's ``on`` among the keys of ``view`` and take its columns along, named with ``prefix``.
+        """Join each row with the row of ``view`` whose key equals its columns ``on``, and add that row's columns, named with
+        ``prefix``.
 
         Several columns of ``on`` are paired with the columns of the key by their position.
         "left" keeps rows whose key is missing, with nulls that fills clean; "inner" drops them.
@@ -418,10 +419,11 @@ class View:
         budget: str | int = DEFAULT_BUDGET,
         spill: bool | str | os.PathLike[str] = False,
     ) -> View:
-        """Take along the columns of ``view`` for the same instance id (the key of both views).
+        """Add the columns of ``view`` from the row with the same id, which is the key of both views.
 
-        Streams when both sides are in id order (found from statistics, or said by ``ordered=True``). Otherwise ``view`` is loaded
-        and indexed, within ``budget`` (default "4GB"); ``spill`` stores a larger one on a local disk, as in ``join``.
+        The views are merged as streams if both are in the order of their ids, which statistics of the files or
+        ``ordered=True`` say. Otherwise ``view`` is loaded and indexed, within ``budget`` (default "4GB"); ``spill`` stores a
+        larger one on a local disk, as in ``join``.
         """
         if not isinstance(view, View):
             raise PlanError(f"merge needs a View, got {type(view).__name__}; wrap it: cb.View(data, key=…)")

@@ -143,7 +143,7 @@ def numbers() -> dict[str, Any]:
         "bucketize": x.bucketize([-1.5, 0.0, 2.5, 1e300]),
         "bucketize.none": x.bucketize([]),
         "bucketize.i": n.bucketize([0]),
-        "standardise": x.standardise(),
+        "standardize": x.standardize(),
         "quantiles": x.bucketize(quantiles=4),
     }
     return found

@@ -614,7 +614,7 @@ def test_what_was_fitted_runs_on_the_device(runtime: Runtime) -> None:
     clicked = col("n") > 0
     wanted = features(
         dense={
-            "z": col("n").cast("float").standardise(),
+            "z": col("n").cast("float").standardize(),
             "rate": cb.rate("user", time="ts", label=clicked, every="1h").fill(0.5),
             "clicks": cb.clicks("words", time="ts", label=clicked, every="1h", window="5h"),
         },

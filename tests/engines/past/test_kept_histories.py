@@ -257,7 +257,7 @@ def test_damaged_and_foreign_files_are_refused_and_change_nothing(tmp_path: Path
         with pytest.raises((DataError, PlanError)):
             other.load(path)
     path.write_bytes(data + b"x")
-    with pytest.raises(DataError, match="1 bytes behind its last state"):
+    with pytest.raises(DataError, match="1 bytes after its last state"):
         other.load(path)
     path.write_bytes(data)
     with pytest.raises(PlanError, match="holds the state of other histories"):
@@ -291,7 +291,10 @@ def test_a_call_with_events_of_another_view_that_fails_halfway_breaks_the_state(
             kept.observe(table, view="clicks")
     assert kept.states[0].native.events == 40  # the first state has them, the second has not
     for call in (lambda: kept.observe(table, view="clicks"), lambda: kept.save(tmp_path / "state")):
-        with pytest.raises(PlanError, match="an earlier call failed while it fed this state"):
+        with pytest.raises(
+            PlanError,
+            match="an earlier call failed while it added events to this state, so the state can no longer be used",
+        ):
             call()
     assert list(tmp_path.iterdir()) == []
 
@@ -381,7 +384,11 @@ def test_a_plan_does_not_begin_with_a_state_that_was_replaced_since(tmp_path: Pa
     later = plan.over(table.slice(40), histories=path)
     assert len(list(later.batches(100))) == 1
     state.save(path)
-    with pytest.raises(DataError, match="was replaced after the plan was told to begin with it; copy the file"):
+    with pytest.raises(
+        DataError,
+        match="the state with which the histories begin, was replaced after the plan was "
+        "created; copy the file, and pass the copy",
+    ):
         list(later.batches(100))
 
 

@@ -75,7 +75,7 @@ def test_a_plan_is_explained_for_a_gpu_on_a_machine_without_one() -> None:
     assert "Device     cuda with 32.0 GB, beside 16 cores; 54 GB/s between them" in page
     alone = world.plan().explain(device=cb.types.Device("cuda", memory="32GB", cores=1))
     assert "beside 1 core; 54 GB/s" in alone
-    assert re.search(r"Kernels    \d+ meta-kernels a chunk for \d+ operators", page)
+    assert re.search(r"Kernels    \d+ meta-kernels per chunk for \d+ operators", page)
     assert re.search(r"Expected   [\d.]+ million rows/s, bound by the (copy|kernels)", page)
 
 
@@ -126,16 +126,16 @@ def test_the_page_and_the_json_tell_the_same() -> None:
     for table in placement["tables"]:
         assert any(table["what"] in line and shown_bytes(table["bytes"]) in line for line in lines)
     raw = [c for c in placement["copies"] if c["raw"]]
-    assert any(f"{sum(c['row_bytes'] for c in raw):.1f} B a row  {len(raw)} raw columns" in line for line in lines)
+    assert any(f"{sum(c['row_bytes'] for c in raw):.1f} B per row  {len(raw)} raw columns" in line for line in lines)
     for copy in placement["copies"]:
         if not copy["raw"]:
-            assert any(f"{copy['row_bytes']:.1f} B a row  {copy['operator']} = " in line for line in lines)
+            assert any(f"{copy['row_bytes']:.1f} B per row  {copy['operator']} = " in line for line in lines)
     assert placement["used_bytes"] == sum(placement["memory"].values()) <= facts["memory_bytes"]
     for name, size in placement["memory"].items():
         assert f"{name} {shown_bytes(size)}" in lines[0]
     for name, ns in facts["expected"]["parts_ns"].items():
         (line,) = (x for x in lines if x.lstrip().startswith(f"{name} "))
-        assert f"{ns:.3f} ns a row" in line
+        assert f"{ns:.3f} ns per row" in line
         assert ("the bottleneck" in line) == (name == facts["expected"]["bottleneck"])
     slowest = max(facts["expected"]["parts_ns"].values())
     assert facts["expected"]["rows_s"] == pytest.approx(1e9 / slowest)
@@ -176,7 +176,7 @@ def test_a_budget_that_is_too_small_is_said_to_be_so() -> None:
     graph = cb.compile(log, features, device="cpu").graph
     page = explain(graph, "cuda:16MB")
     assert "a dictionary of 60,000 words to vectors of 64: 31.3 MB do not fit in the" in page
-    assert re.search(r"H2D .* 520\.0 B a row  %\d+ = dictionary_vector", page)
+    assert re.search(r"H2D .* 520\.0 B per row  %\d+ = dictionary_vector", page)
     assert "CPU share  3 operators on 16 cores" not in page  # hash and look-up
     assert "CPU share  2 operators on 16 cores" in page
     nothing = explain(graph, cb.types.Device("cuda", 5000))
@@ -223,7 +223,7 @@ def test_a_view_nobody_uses_is_said_not_to_be_read() -> None:
     log = cb.View(pa.table({"k": [1, 2]}), name="log")
     joined = log.join(cb.View(pa.table({"k": [1], "x": [2]}), key="k", name="idle"), on="k")
     page = cb.compile(joined, cb.FeatureSet(sparse={"k": col("k")}), device="cpu").explain()
-    assert "nothing needs it: it is not read" in page
+    assert "not read, because no feature needs this view" in page
 
 
 def test_the_cpu_page_has_a_note_when_a_gpu_was_asked_for() -> None:

@@ -80,7 +80,10 @@ def test_the_shortest_file_is_a_head_and_a_checksum(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "length", "says"),
-    [(0, 2, "is malformed: layout 0, a header of 2 bytes"), (1, 3, "is malformed: layout 1, a header of 3 bytes")],
+    [
+        (0, 2, "is malformed: its head says layout 0 and a header of 2 bytes"),
+        (1, 3, "is malformed: its head says layout 1 and a header of 3 bytes"),
+    ],
 )
 def test_a_head_that_lies_about_its_header(tmp_path: Path, version: int, length: int, says: str) -> None:
     assert says in refusal(tmp_path, sealed(HEAD.pack(MAGIC, version, length) + b"{}"))
@@ -152,7 +155,7 @@ def test_an_operator_is_found_again_by_its_path(mine: Any, tmp_path: Path) -> No
 
 def test_an_operator_whose_name_leads_elsewhere_is_not_saved(mine: Any, tmp_path: Path) -> None:
     mine.twice = len
-    with pytest.raises(PlanError, match="'mine_for_a_test:twice' cannot be saved: that path leads to another object"):
+    with pytest.raises(PlanError, match="'mine_for_a_test:twice' cannot be saved: that path names another object"):
         saved_with(declared(), tmp_path / "p.plan")
 
 

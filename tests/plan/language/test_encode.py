@@ -145,5 +145,5 @@ def test_wrong_uses_are_named() -> None:
     features = cb.FeatureSet(
         label=col("y"), dense={"n": col("n").cast("str").encode(cb.tables.Encoder(Wide(), kind="text"))}
     )
-    with pytest.raises(DataError, match="has 2 numbers or some that are not finite; expected 1"):
+    with pytest.raises(DataError, match="has 2 numbers; expected 1 numbers, all of them finite"):
         list(cb.compile(cb.View(pa.table({"n": [17], "y": [0]})), features, device="cpu").batches(8))

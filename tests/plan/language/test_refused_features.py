@@ -34,7 +34,7 @@ TABLE = pa.table(
         (lambda: col("word").cast("list[int]"), r"cast of 'word' \(str\) to a list: use .split"),
         (lambda: col("word").bucketize([1.0]), r"bucketize takes a number, not str \('word'\)"),
         (lambda: col("word").bucketize(quantiles=4), r"bucketize takes a number, not str \('word'\)"),
-        (lambda: col("word").standardise(), r"standardise takes a number, not str \('word'\)"),
+        (lambda: col("word").standardize(), r"standardize takes a number, not str \('word'\)"),
         (lambda: col("words").is_in(["a"]), "is_in takes int, float, str or time, not list\\[str\\]"),
         (lambda: col("number").json("a"), "json reads a str column; 'number' is float"),
         (
@@ -91,7 +91,7 @@ def test_views_that_cannot_be_made_are_refused() -> None:
 
 
 def test_what_is_fitted_is_refused_where_nothing_is_fitted() -> None:
-    fitted = {"x": col("number").standardise()}
+    fitted = {"x": col("number").standardize()}
     with pytest.raises(PlanError, match="compute cannot run operators that are fitted"):
         cb.compute(fitted, TABLE)
     plan = cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"number": col("number")}))

@@ -54,7 +54,10 @@ def history(label: Any, member: Any) -> Expr:
         (lambda: lit([1]), "a list literal must be empty"),
         (lambda: col("n").bucketize(), "exactly one of boundaries=[…] and quantiles=n"),
         (lambda: col("n").bucketize([1], quantiles=4), "exactly one of boundaries=[…] and quantiles=n"),
-        (lambda: cb.overlap("words", "words", "cosine"), "overlap measures 'count' or 'jaccard', got 'cosine'"),
+        (
+            lambda: cb.overlap("words", "words", "cosine"),
+            "the measure of overlap must be 'count' or 'jaccard', got 'cosine'",
+        ),
         (lambda: cb.concat(), "concat needs at least one part"),
         (lambda: cb.FeatureSet(sparse=["n"]), "sparse features must be a dict from names to expressions, got list"),  # type: ignore[arg-type]
         (lambda: cb.FeatureSet(dense=col("n")), "dense features must be a dict from names to expressions, got Expr"),  # type: ignore[arg-type]
@@ -113,7 +116,7 @@ def test_an_expression_is_refused_when_its_columns_are_known(expression: Expr, s
         ({"weight": col("at")}, "the weight must be a number, but 'at' is time"),
         ({"group": col("words")}, "the group must be a single value per row, not a list"),
         ({"dense": {"many": col("many")}}, "dense feature 'many' is a list of no fixed length; reduce it with .sum()"),
-        ({"dense": {"x": col("s").standardise()}}, "standardise takes a number, not str ('s')"),
+        ({"dense": {"x": col("s").standardize()}}, "standardize takes a number, not str ('s')"),
         ({"dense": {"x": history("y", "words")}}, "shows counts single values, not lists ('words')"),
         ({"dense": {"x": history("s", "n")}}, "shows needs a label of numbers, 's' is str"),
     ],
@@ -132,14 +135,14 @@ def test_a_history_takes_labels_that_are_bools_and_whole_numbers() -> None:
 
 def test_what_is_fitted_cannot_be_evaluated_or_read_as_a_column() -> None:
     with pytest.raises(PlanError, match="compute cannot run operators that are fitted"):
-        cb.compute({"x": col("f").standardise()}, ROWS)
+        cb.compute({"x": col("f").standardize()}, ROWS)
     with pytest.raises(PlanError, match="columns cannot run operators that are fitted"):
         next(compiled(dense={"f": col("f")}).columns({"x": col("f").bucketize(quantiles=2)}))
 
 
 def test_what_is_fitted_in_a_joined_view_is_moved_behind_the_join() -> None:
     side = cb.View(pa.table({"n": [1, 2], "p": [0.5, 1.0]}), key="n", name="side")
-    log = cb.View(ROWS, name="log").join(side.with_columns(q=col("p").standardise()).fill(q=0.0), on="n")
+    log = cb.View(ROWS, name="log").join(side.with_columns(q=col("p").standardize()).fill(q=0.0), on="n")
     with pytest.raises(PlanError, match="fitted on the log; move this one from view 'side' to the log, after the join"):
         cb.compile(log, cb.FeatureSet(dense={"q": col("q")}), device="cpu")
 

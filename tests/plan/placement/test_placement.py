@@ -88,7 +88,7 @@ def test_joined_views_are_loaded_by_the_cpu_and_their_tables_copied() -> None:
     hoisted = [p for p in found.operators.values() if p.node.frame > 0 and p.node.op != "column"]
     assert hoisted
     assert {p.device for p in hoisted} == {"cpu"}
-    assert all("once a row of" in p.reason and "loaded" in p.reason for p in hoisted)
+    assert all("once per row of" in p.reason and "loaded" in p.reason for p in hoisted)
     where = {t.what: t.device for t in found.tables}
     assert where["index and records of users"] == where["index and records of ads"] == "cuda"
     assert where["index and records of advertisers"] == "cpu"  # joined into ads, before ads are copied
@@ -193,7 +193,7 @@ def test_a_view_that_does_not_fit_keeps_its_joins_on_the_cpu() -> None:
     assert "do not fit" in by_op(found)["gather"].reason
     below = [p for p in found.operators.values() if p.node.frame == 1 and p.node.op != "column"]
     assert below
-    assert all("once a row of wide" in p.reason for p in below)
+    assert all("once per row of wide" in p.reason for p in below)
     # What is gathered travels as columns, rows of the view do not.
     carried = [c.node for c in found.copies if c.node.op != "column"]
     assert {n.op for n in carried} == {"gather"}

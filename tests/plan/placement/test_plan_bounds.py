@@ -170,7 +170,7 @@ def test_a_device_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert gpu_here()
     for wrong, told in (
         ("cdua", "'cdua' is not a device; expected one of cpu, cuda, cuda:0, cuda:32GB, auto; nearest: 'cuda'"),
-        (3, "a device is 'cpu', 'cuda', 'cuda:0', 'cuda:32GB', 'auto' or a cb.types.Device, got 3"),
+        (3, "a device must be 'cpu', 'cuda', 'cuda:0', 'cuda:32GB', 'auto' or a cb.types.Device, got 3"),
     ):
         with pytest.raises(PlanError) as caught:
             device_named(wrong)

@@ -171,7 +171,7 @@ def duplicate(frame: FrameSpec, first: int, second: int) -> str:
     )
     return (
         f"view {frame.name!r} has key {one} {same} ({here} and {there}); "
-        f"make it unique or let the last one win: View(…, keep='last')"
+        f"make the keys unique, or keep only the last row of each key: View(…, keep='last')"
     )
 
 

@@ -250,6 +250,10 @@ def call_user(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Arra
             f"operator {op.name!r} got {rows} rows and returned {len(array)}; it must return one value for each row"
         )
     if array.null_count and not op.nullable:
-        cure = "one with a cuda body makes none" if op.on_gpu else "declare it with nullable=True"
+        cure = (
+            "an operator with a cuda body must return a value for every row"
+            if op.on_gpu
+            else ("declare it with nullable=True")
+        )
         raise DataError(f"operator {op.name!r} returned {array.null_count} nulls; {cure}")
     return array if valid is None else pc.if_else(pa.array(valid), array, pa.scalar(None, wanted))

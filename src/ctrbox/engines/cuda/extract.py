@@ -519,9 +519,9 @@ def on_gpu(graph: Graph, fitted: dict[int, dict[str, np.ndarray]], device: Any, 
     placement = place(graph, device_named(device, gpu_bytes=gpu_bytes()))
     if not placement.chunk_rows:
         reasons = [o.reason for o in placement.operators.values() if o.node.op != "column"]
-        reason = next(iter(reasons), "not even its columns do")
+        reason = next(iter(reasons), "its columns alone do not fit")
         raise DeviceError(
-            f"not even a small chunk of this plan fits into {placement.device}: {reason}; allow more memory, or use "
+            f"even a small chunk of this plan does not fit into {placement.device}: {reason}; allow more memory, or use "
             f"device='cpu'"
         )
     return CudaExtractor(

@@ -257,7 +257,9 @@ class Device:
 
     def sized(self, what: str, need: int, have: int) -> int:
         if need > MOST:
-            raise DeviceError(f"{what} asks for {need:,} bytes of GPU memory, which no GPU has; use a smaller chunk")
+            raise DeviceError(
+                f"{what} would need {need:,} bytes of GPU memory, more than any GPU has; use a smaller chunk"
+            )
         return max(need + need // 4, have)
 
     def larger(self, what: str, old: torch.Tensor, need: int) -> torch.Tensor:

@@ -159,7 +159,7 @@ def use_gpu(index: int) -> None:
             if not present:
                 raise DeviceError(f"there is no cuda:{index}; this machine shows no NVIDIA GPU; {ON_THE_CPU}")
             met = f"{present} GPUs, cuda:0 to cuda:{present - 1}" if present > 1 else "one GPU, cuda:0"
-            raise DeviceError(f"there is no cuda:{index}; this machine has {met}, so name one that is there")
+            raise DeviceError(f"there is no cuda:{index}; this machine has {met}; choose one of these")
         torch.cuda.set_device(index)
         _gpu, _chosen = index, True
 

@@ -343,7 +343,7 @@ class Histories:
         """Raise a PlanError if an earlier call failed after it fed a part of its rows."""
         if self._broken:
             raise PlanError(
-                f"an earlier call failed while it fed this state, so it cannot be used any more: {self._broken}"
+                f"an earlier call failed while it added events to this state, so the state can no longer be used: {self._broken}"
             )
 
     def _check_usable(self) -> None:
@@ -364,8 +364,9 @@ class Histories:
         limit = None if until is None else microseconds(until)
         if self.events and len(self.steps) > 1:
             raise PlanError(
-                "read_log cannot feed a log with several steps with_history and events of another view, because a later step "
-                "may read what an earlier one saw of these events; feed them in the order of time with observe"
+                "read_log cannot be used with a log that has several with_history steps and events of another view, "
+                "because a later step may read what an earlier step computed from these events; call observe(…) with "
+                "the rows of both in the order of their times"
             )
         before = self.taken
         left = Taken(0)
@@ -382,9 +383,9 @@ class Histories:
         if taken.late:
             last = morsel.origin.row + morsel.rows.num_rows
             raise DataError(
-                f"{taken.late:,} rows of view {name!r} in {morsel.origin.path}, rows {morsel.origin.row:,} to {last:,}, come too "
-                "late: sort the rows by time, give a larger lateness=, or drop rows with a wrong time with .filter(…) before "
-                "with_history"
+                f"{taken.late:,} rows of view {name!r} in {morsel.origin.path}, rows {morsel.origin.row:,} to {last:,}, are "
+                "older than lateness= allows: sort the rows by time, give a larger lateness=, or drop rows with a wrong time "
+                "with .filter(…) before with_history"
             )
         return Taken(before.rows + taken.rows, 0, before.future + taken.future)
 

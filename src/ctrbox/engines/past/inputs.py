@@ -124,7 +124,7 @@ class Expressions:
             )
         if self.builder.fits:
             raise PlanError(
-                "with_history cannot read operators that are fitted on the log (bucketize(quantiles=…), standardise, shows, "
+                "with_history cannot read operators that are fitted on the log (bucketize(quantiles=…), standardize, shows, "
                 "clicks, rate)"
             )
         if self.builder.typed.units_unsaid:

@@ -104,8 +104,8 @@ def _loaded(histories: Histories, place: Path) -> tuple[dict[str, int], int, str
     if head.get("histories") != histories.fingerprint:
         raise PlanError(
             f"{place} holds the state of other histories than those of this plan (digest {str(head.get('histories'))[:16]}…, "
-            f"expected {histories.fingerprint[:16]}…): their keys, filters, windows or values differ, or the columns that they "
-            "read. Make a new state from the log: plan.histories(), read_log() and save()"
+            f"expected {histories.fingerprint[:16]}…): their keys, filters, windows or values differ, or the columns that "
+            "they read. Make a new state from the log: plan.histories(), read_log() and save()"
         )
     taken, position = head.get("taken"), head.get("position")
     if type(taken) is not int or taken < 0 or type(position) is not str or head.get("states") != histories.names:
@@ -115,7 +115,7 @@ def _loaded(histories: Histories, place: Path) -> tuple[dict[str, int], int, str
         begins[name], at = at, load_state(state, str(place), at)
     behind = place.stat().st_size - at
     if behind:
-        raise DataError(f"{place} is damaged: it has {behind:,} bytes behind its last state")
+        raise DataError(f"{place} is damaged: it has {behind:,} bytes after its last state")
     return begins, taken, position
 
 

@@ -45,8 +45,8 @@ def add_histories(view: View, features: Mapping[str, Any]) -> View:
     for name, feature in features.items():
         if not isinstance(feature, PastFeature):
             raise PlanError(
-                f"with_history: {name!r} must be cb.history(…) or a feature of cb.past(…), got {type(feature).__name__}; other "
-                "expressions belong into with_columns"
+                f"with_history: {name!r} must be cb.history(…) or a feature of cb.past(…), got "
+                f"{type(feature).__name__}; put other expressions into with_columns"
             )
     step = WithHistory(tuple(features.items()))
     for name in step.names:
@@ -72,8 +72,8 @@ def wrapped(view: View) -> View:
             continue
         if there:
             raise PlanError(
-                f"{source.name} has the column {there[0]!r} of with_history and lacks others of its columns; bring all of "
-                f"{step.names}, or none, so that they are computed"
+                f"{source.name} has the column {there[0]!r}, which with_history computes, but not the other columns "
+                f"of this step; the data must have all of {step.names}, or none of them"
             )
         before = replaced_source(view.with_steps(view.steps[:place]), source)
         try:
@@ -154,7 +154,8 @@ class Saved:
             self.version.check()
         except (SourceError, OSError):
             raise DataError(
-                f"{self.path} was replaced after the plan was told to begin with it; copy the file, and begin with the copy"
+                f"{self.path}, the state with which the histories begin, was replaced after the plan was created; "
+                "copy the file, and pass the copy"
             ) from None
 
 

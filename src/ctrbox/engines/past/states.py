@@ -130,8 +130,8 @@ class State:
             (times,) = rows.columns[self.first.time.id].arrays
             raise DataError(
                 f"{self.first.name!r}: the time {_shown(times[row])} at {rows.where(row)} is more than "
-                f"{(self.lateness + READ_BACK) / 1e6:g} s before the newest event, {_shown(newest)}, and events that such a row "
-                "would see may be forgotten already; send the time of the request, or give a larger lateness="
+                f"{(self.lateness + READ_BACK) / 1e6:g} s before the newest event, {_shown(newest)}, so events that "
+                "such a row should see may have been removed already; send the time of the request, or give a larger lateness="
             )
 
     def _arguments(self, rows: Rows, columns: list[Any], extra: np.ndarray | None) -> Given:
@@ -211,8 +211,8 @@ class State:
         remedy = (
             f"their keys and texts alone, which stay in memory, need more than budget={self.budget:,}; raise budget="
             if self.folder
-            else f"more than budget={self.budget:,}; raise budget=, shorten last=, within= or gap=, or let them lie on a local "
-            "disk: spill=True, or spill='/a/folder'"
+            else f"more than budget={self.budget:,}; raise budget=, shorten last=, within= or gap=, or store them on "
+            "a local disk: spill=True, or spill='/a/folder'"
         )
         raise DataError(
             f"the past events of {self.first.name!r} take {used:,} bytes ({self.native.events:,} events of "

@@ -62,7 +62,7 @@ MEMBERS = {
     "keys": "hash key cross",
     "joins": "row gather found",
     "tables": "dictionary_id dictionary_maybe dictionary_vector history_shows history_clicks history_rate "
-    "is_in bucketize standardise",
+    "is_in bucketize standardize",
     "Python": "user",
 }
 FAMILY = {op: family for family, ops in MEMBERS.items() for op in ops.split()}
@@ -484,7 +484,7 @@ class _Page:
         fill = "#fbfcfd" if frame.id == 0 else "#f5f8ff"
         add(_rect(lane.x, top, lane.width, bottom - top, 12, fill, "#d5dbe3"))
         rows = frame.view.source.rows
-        about = "the log" if frame.id == 0 else "once a row"
+        about = "the log" if frame.id == 0 else "once per row"
         if rows is not None:
             about += f", {rows:,} rows"
         if frame.role == "inner":

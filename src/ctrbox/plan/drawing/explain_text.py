@@ -33,7 +33,7 @@ def _head(facts: Facts) -> list[str]:
     read = sum(len(s["columns_read"]) for s in sources)
     total = read + sum(len(s["columns_unread"]) for s in sources)
     sharing = facts["sharing"]
-    dropped = f"; {sharing['dropped']:,} that nothing needs dropped" if sharing["dropped"] else ""
+    dropped = f"; {sharing['dropped']:,} unused ones were dropped" if sharing["dropped"] else ""
     layers = [len(f["layers"]) for f in facts["frames"] if f["read"]]
     lines = [
         f"Features   {', '.join(parts)}",
@@ -68,12 +68,14 @@ def _speed(facts: Facts) -> list[str]:
     count = sum(len(k["operators"]) - k["loads"] for k in kernels)
     more = len(facts["launches"]) - len(kernels)
     lines = [
-        f"Kernels    {len(kernels)} meta-kernels a chunk for {count:,} operators, and {more} more to pick rows and write batches"
+        f"Kernels    {len(kernels)} meta-kernels per chunk for {count:,} operators, and {more} more to pick rows and "
+        "write batches"
     ]
     if found["rows_s"] is not None:
         name = {"copy": "the copy", "kernels": "the kernels", "CPU share": "the CPU's share"}[found["bottleneck"]]
         lines.append(
-            f"Expected   {shown_rate(found['rows_s'])}, bound by {name}; from columns in host memory; reading files comes on top"
+            f"Expected   {shown_rate(found['rows_s'])}, limited by {name}, for columns in host memory; reading files "
+            "takes additional time"
         )
     return lines
 
@@ -101,11 +103,11 @@ def _frame_lines(frame: Facts, placed: bool) -> list[str]:
             lines.append(cut("   never read: " + ", ".join(source["columns_unread"])))
     lines += _where_lines(frame["memory"])
     if not frame["read"]:
-        return [*lines, "   nothing needs it: it is not read"]
+        return [*lines, "   not read, because no feature needs this view"]
     lines += [cut(f"   filter: {text}") for text in frame["filters"]]
     if frame["hoisted"]:
         factor = frame["hoisted_factor"]
-        saved = "" if factor is None else f" (the log has {factor:,.1f} rows for each)"
+        saved = "" if factor is None else f" (the log has {factor:,.1f} rows for each of them)"
         lines.append(
             f"   hoisted before the join: {frame['hoisted']} operators, which run once per row of this view{saved}"
         )
@@ -186,7 +188,7 @@ def _placement_lines(facts: Facts) -> list[str]:
             some = listed([n["id"] for n in group], 48, arrow="")
             lines.append(cut(f"   {ON[place_]}  {len(group):>4}  {reason}:{some}"))
     if placement["tables"]:
-        lines.append("   tables; those of the GPU are copied once" if gpu else "   tables")
+        lines.append("   tables; each table of the GPU is copied once" if gpu else "   tables")
     width = max((len(t["what"]) for t in placement["tables"]), default=0)
     for t in placement["tables"]:
         reason = f"  {t['reason']}" if t["reason"] else ""
@@ -204,7 +206,7 @@ def _memory_lines(facts: Facts) -> list[str]:
     if not used:
         return [first]
     parts = ", ".join(f"{name} {shown_bytes(size)}" for name, size in memory.items())
-    lines = [f"{first}: {parts}", f"   {placement['slots']} chunks of {placement['chunk_rows']:,} rows under way"]
+    lines = [f"{first}: {parts}", f"   {placement['slots']} chunks of {placement['chunk_rows']:,} rows in flight"]
     if facts["frames"][0]["filters"]:
         lines[-1] += f"; filters run on the {ON[placement['filters']]}"
     return lines
@@ -227,7 +229,7 @@ def _copy_lines(copies: list[Facts]) -> list[str]:
 
 
 def _copy(size: int, row: float, what: str) -> str:
-    return cut(f"     H2D  {shown_bytes(size):>9}  {row:>7.1f} B a row  {what}")
+    return cut(f"     H2D  {shown_bytes(size):>9}  {row:>7.1f} B per row  {what}")
 
 
 def _expected_lines(facts: Facts) -> list[str]:
@@ -235,17 +237,17 @@ def _expected_lines(facts: Facts) -> list[str]:
     if found is None:
         return []
     about = {
-        "copy": f"{found['copy_row_bytes']:,.1f} B a row at {facts['pcie_bytes_s'] / 1e9:g} GB/s",
-        "kernels": f"{len(facts['launches'])} launches a chunk",
+        "copy": f"{found['copy_row_bytes']:,.1f} B per row at {facts['pcie_bytes_s'] / 1e9:g} GB/s",
+        "kernels": f"{len(facts['launches'])} launches per chunk",
         "CPU share": f"{found['cpu_operators']} operators on {facts['cores']} cores"
         if found["cpu_operators"]
-        else "nothing but columns to hand over",
+        else "no operators, only columns to hand over",
     }
-    lines = ["   expected, side by side"]
+    lines = ["   expected time of each part"]
     for name, ns in found["parts_ns"].items():
         rate = shown_rate(1e9 / ns) if ns else ""
         mark = "  ← the bottleneck" if name == found["bottleneck"] and ns else ""
-        lines.append(f"     {name:<9}  {about[name]:<36}  {shown_ns(ns):>9} ns a row  {rate:>20}{mark}")
+        lines.append(f"     {name:<9}  {about[name]:<36}  {shown_ns(ns):>9} ns per row  {rate:>20}{mark}")
     return lines
 
 

@@ -61,8 +61,8 @@ class Scope:
             )
         if isinstance(found, Unusable) and pa.types.is_null(found.type):
             raise PlanError(
-                f"column {name!r} of view {found.view!r} has Arrow type null: none of its values is known, so its type is "
-                "not known either; write it with the type that it should have, such as pa.nulls(rows, pa.int64())"
+                f"column {name!r} of view {found.view!r} has Arrow type null: none of its values is known, so its type is not "
+                "known either; write it with the type that it should have, such as pa.nulls(rows, pa.int64())"
             )
         if isinstance(found, Unusable):
             raise PlanError(
@@ -200,7 +200,8 @@ class Builder:
                 for name in step.names:
                     if name in scope.columns:
                         raise PlanError(
-                            f"with_history adds column {name!r}, which view {scope.frame.name!r} has already; choose another name"
+                            f"with_history adds column {name!r}, which view {scope.frame.name!r} has already; choose "
+                            "another name"
                         )
                     scope.columns[name] = scope.past[name]
 
@@ -246,7 +247,7 @@ class Builder:
             other_kind = kind_of_arrow(other.type)
             if mine.kind != other_kind:
                 raise PlanError(
-                    f"join on {name!r}: {name_of(mine.kind)} in view {scope.frame.name!r}, "
+                    f"join on {name!r}: the column is {name_of(mine.kind)} in view {scope.frame.name!r}, but "
                     f"{name_of(other_kind) if other_kind else other.type} in view {step.view.name!r} ({theirs!r}); "
                     f"{key_advice(name, mine.kind, theirs, other_kind, step.view)}"
                 )

@@ -58,6 +58,11 @@ def canonical(value: Any) -> str:
 # ---- writing ----------------------------------------------------------------------------------------------
 
 
+# An operator keeps the name under which plans were first saved, so that files and fingerprints stay the same.
+STORED = {"standardize": "standardise"}
+CALLED = {stored: op for op, stored in STORED.items()}
+
+
 @dataclass
 class Writer:
     """Collects expressions, dictionaries and views, each once."""
@@ -82,7 +87,7 @@ class Writer:
             stack.pop()
             if id(here) not in self._seen:
                 params = {name: self.value(value) for name, value in here.params}
-                entry = [here.op, [self._seen[id(a)][1] for a in here.args], params]
+                entry = [STORED.get(here.op, here.op), [self._seen[id(a)][1] for a in here.args], params]
                 place = self._known.setdefault(canonical(entry), len(self.expressions))
                 if place == len(self.expressions):
                     self.expressions.append(entry)
@@ -275,7 +280,7 @@ class Reader:
         entries = a_list(table, "expressions")
         for place, entry in enumerate(entries):
             op, args, params = a_list(entry, "an expression", length=3)
-            if a_text(op, "an operator") not in OPERATORS:
+            if CALLED.get(a_text(op, "an operator"), op) not in OPERATORS:
                 raise malformed(f"there is no operator {op!r}{nearest(op, OPERATORS)}")
             for a in a_list(args, "arguments"):
                 a_number(a, "an argument", place)
@@ -283,7 +288,7 @@ class Reader:
         calls = sizes(entries)
         for op, args, params in entries:
             values = tuple(sorted((name, self.value(value)) for name, value in params.items()))
-            self.made.append(Expr(op, tuple(self.made[a] for a in args), values))
+            self.made.append(Expr(CALLED.get(op, op), tuple(self.made[a] for a in args), values))
         self._calls = calls
 
     def at(self, place: Any) -> Expr:

@@ -119,7 +119,7 @@ NUMBERS = {
     "floordiv": two_sided("floordiv", "floordiv", 'col("n") // 60'),
     "mod": two_sided("mod", "mod", 'col("n") % 7'),
     "neg": one('-col("n")', ".__neg__", "neg"),
-    **plain("abs sqrt log1p floor ceil standardise is_nan", "x"),
+    **plain("abs sqrt log1p floor ceil standardize is_nan", "x"),
     "round": one('col("x").round(2)', ".round", "round"),
     "min": one('cb.min_("n", 10)', "min_", "min"),
     "max": one('cb.max_("n", col("x"))', "max_", "max"),

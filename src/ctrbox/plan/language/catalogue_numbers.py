@@ -69,7 +69,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("floor", "Returns the largest whole number that is not above x.", NULL, NO, NO, NONE),
     ("ceil", "Returns the smallest whole number that is not below x.", NULL, NO, NO, NONE),
     (
-        "standardise",
+        "standardize",
         "Returns (x − mean) / standard deviation. Both are fitted on the log.",
         NULL,
         NO,

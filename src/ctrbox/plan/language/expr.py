@@ -173,9 +173,9 @@ class Expr:
             return self._call("bucketize", boundaries=checks.boundaries(boundaries))
         return self._call("bucketize", quantiles=checks.whole("bucketize", "quantiles", quantiles))
 
-    def standardise(self) -> Expr:
+    def standardize(self) -> Expr:
         """Return (x − mean) / standard deviation, both fitted on the log."""
-        return self._call("standardise")
+        return self._call("standardize")
 
     # ---- comparison and logic
     def __eq__(self, other: object) -> Expr:  # type: ignore[override]  # an expression, as in every frame library
@@ -359,7 +359,7 @@ class Expr:
         return self._call("key", space=space)
 
     def as_key(self, space: str | None = None) -> Expr:
-        """Whole numbers that are keys already, such as features written by ``plan.materialize``: taken as they are.
+        """Use whole numbers as keys without hashing them, such as features written by ``plan.materialize``.
 
         0 is the null slot, so ``.fill(0)`` before it means "no key"; lists are filled with ``[]``.
         """
@@ -474,7 +474,7 @@ def cross(*members: Any, limit: int = 1024) -> Expr:
 def overlap(a: Any, b: Any, measure: str = "count") -> Expr:
     """Count the distinct values that two lists share ("count"), or divide that by the number in either ("jaccard")."""
     if measure not in ("count", "jaccard"):
-        raise PlanError(f"overlap measures 'count' or 'jaccard', got {measure!r}")
+        raise PlanError(f"the measure of overlap must be 'count' or 'jaccard', got {measure!r}")
     return Expr(f"overlap_{measure}", (column(a), column(b)))
 
 

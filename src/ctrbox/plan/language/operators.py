@@ -188,8 +188,9 @@ def unit_unsaid(number: int, like: Node) -> list[str]:
     if number == 0 or isinstance(number, Time):
         return []
     return [
-        f"the constant {number} beside {origin(like).name or 'a value'!r}, which is a time, does not say what it counts; write "
-        f"datetime(2026, 1, 31, 9, 30), or cb.lit({number}).cast('time', unit='s') with its unit, 's', 'ms', 'us' or 'ns'"
+        f"the constant {number} is used with {origin(like).name or 'a value'!r}, which is a time, but a number has no unit; "
+        f"write datetime(2026, 1, 31, 9, 30), or cb.lit({number}).cast('time', unit='s') with its unit, 's', 'ms', 'us' or "
+        "'ns'"
     ]
 
 
@@ -313,12 +314,12 @@ def bucketize(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> N
     return names.typed.call("bucketize", (value,), table=table)
 
 
-def standardise(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+def standardize(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     value = names.typed.widen(args[0], "f") if args[0].kind in "bi" else args[0]
     if value.kind != "f":
-        raise PlanError(f"standardise takes a number, not {name_of(value.kind)} ({origin(value).name!r})")
+        raise PlanError(f"standardize takes a number, not {name_of(value.kind)} ({origin(value).name!r})")
     table = TableSpec("fit", names.fit("moments", (value,), ()), "moments")
-    return names.typed.call("standardise", (value,), table=table)
+    return names.typed.call("standardize", (value,), table=table)
 
 
 def is_in(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
@@ -526,7 +527,7 @@ SPECIAL: dict[str, Callable[[Names, tuple[Node, ...], dict[str, Any]], Node]] = 
     "is_null": is_null,
     "clip": clip,
     "bucketize": bucketize,
-    "standardise": standardise,
+    "standardize": standardize,
     "is_in": is_in,
     "age": age,
     "contains": contains,

@@ -149,7 +149,7 @@ def past(
     """
     members = tuple(by) if isinstance(by, Sequence) and not isinstance(by, str) else (by,)
     if not members:
-        raise PlanError("past needs by=: the columns whose equal values share a past")
+        raise PlanError("past needs by=, the columns that say whose events are counted, such as by='user_id'")
     if where is not None and not isinstance(where, Expr):
         raise PlanError(f"where must be a condition such as col('clicked') == 1, got {checks.shown(where)}")
     return Past(

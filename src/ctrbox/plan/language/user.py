@@ -115,7 +115,7 @@ def operator(
     if cuda is not None or scalar:
         what = "a cuda body" if cuda is not None else "a scalar function"
         if gives not in FIXED:
-            raise PlanError(f"operator: {what} gives one {NUMBERS} a row, not {name_of(gives)}")
+            raise PlanError(f"operator: {what} returns one {NUMBERS} per row, not {name_of(gives)}")
         if nullable:
             raise PlanError(
                 f"operator: {what} returns no nulls of its own, because its result is null where an argument is null; "

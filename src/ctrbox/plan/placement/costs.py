@@ -44,7 +44,7 @@ def _of(names: str, rate: Rate) -> dict[str, Rate]:
 CPU: dict[str, Rate] = {
     **_of("add sub mul neg abs is_nan and or not eq ne lt le gt ge clip found", Rate(1.6, 0.2)),
     **_of("fill select is_null as_key byte_length first last", Rate(1.6)),
-    **_of("div floordiv mod sqrt jaccard age standardise", Rate(3.0)),
+    **_of("div floordiv mod sqrt jaccard age standardize", Rate(3.0)),
     **_of("cast_b cast_i cast_f cast_t cast_s", Rate(2.3, 0.5, 3.0)),
     **_of("floor ceil round bucketize", Rate(7.0)),
     **_of("log1p", Rate(17.0)),

@@ -27,7 +27,7 @@ PCIE_GBS = 54.0  # measured on an H200, pinned memory, PCIe 5
 class Device:
     """The device on which a plan's operators are placed: ``Device("cuda", memory="80GB")``, or ``Device("cpu")``.
 
-    ``cores``: of the CPU beside the GPU. ``pcie``: GB (10⁹ bytes) a second that travel to the GPU.
+    ``cores``: number of CPU cores beside the GPU. ``pcie``: bandwidth to the GPU in GB (10⁹ bytes) per second.
     """
 
     kind: str
@@ -68,7 +68,7 @@ def device_named(device: Any, *, gpu_bytes: int | None = None) -> Device:
         return device
     if not isinstance(device, str):
         raise PlanError(
-            f"a device is 'cpu', 'cuda', 'cuda:0', 'cuda:32GB', 'auto' or a cb.types.Device, got {device!r}"
+            f"a device must be 'cpu', 'cuda', 'cuda:0', 'cuda:32GB', 'auto' or a cb.types.Device, got {device!r}"
         )
     if gpu_number(device) is not None:
         device = "cuda"
@@ -83,7 +83,10 @@ def device_named(device: Any, *, gpu_bytes: int | None = None) -> Device:
         raise PlanError('the memory size of the GPU is not known; give it: cb.types.Device("cuda", memory="80GB")')
     if device in ("auto", "cuda"):
         why = "has no GPU" if not gpu_here() else "has no GPU of known size"
-        note = f'{device}: this machine {why}; for a GPU\'s placement: cb.types.Device("cuda", memory="80GB")'
+        note = (
+            f"{device}: this machine {why}; to plan for a GPU that this machine does not have, describe it: "
+            'cb.types.Device("cuda", memory="80GB")'
+        )
         return Device("cpu", note=note)
     known = ["cpu", "cuda", "cuda:0", "cuda:32GB", "auto"]
     raise PlanError(f"{device!r} is not a device; expected one of {', '.join(known)}{nearest(device, known)}")

@@ -393,7 +393,7 @@ class _Placer:
         out: dict[Any, str] = {}
         for key, need in sorted(tables.items(), key=lambda item: item[1].bytes or 0):
             if need.bytes is None:
-                out[key] = f"{need.what}: nobody knows its size before it is read"
+                out[key] = f"{need.what}: its size is not known before it is read"
             elif need.bytes > left:
                 room = f"the {shown_bytes(left)} left of {shown_bytes(self.device.budget)}"
                 out[key] = f"{need.what}: {shown_bytes(need.bytes)} do not fit in {room}"
@@ -430,7 +430,7 @@ class _Placer:
         if node.op == "column":
             return "cpu", read_by_the_cpu()
         if frame.id:
-            return "cpu", f"once a row of {frame.name}, when the view is loaded"
+            return "cpu", f"once per row of {frame.name}, when the view is loaded"
         if node.id in self.pinned:
             return "cpu", self.pinned[node.id]
         if node.id in self.here_ids:
@@ -443,8 +443,8 @@ class _Placer:
                 own, self.device.cores
             )
         if node.id in self.there_ids:
-            return "cpu", "only operators on the CPU need it"
-        return "cpu", "only what is fitted needs it, before the first batch"
+            return "cpu", "only operators on the CPU use its result"
+        return "cpu", "only fitted operators use its result, before the first batch"
 
 
 def faster(compared: Compared, cores: int) -> str:

@@ -62,8 +62,8 @@ def data_file(store: Store, root: str, below: str, size: int, table: str) -> Fil
         found = File(store, f"{root.rstrip('/')}/{below}", size, 0)
     except SourceError as error:
         raise SourceError(
-            f"{table} needs the data file {below}, which cannot be opened ({error}); if the table was vacuumed or expired "
-            "its snapshots since, open a newer version"
+            f"{table} needs the data file {below}, which cannot be opened ({error}); if the table was vacuumed or its "
+            "snapshots expired in the meantime, open a newer version"
         ) from error
     if found.size != size:
         raise SourceError(
