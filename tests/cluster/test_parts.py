@@ -244,7 +244,7 @@ def test_a_handshake_names_the_difference() -> None:
     with pytest.raises(PlanError, match=r"a different data: \['ads', '3'\]"):
         handshake.check_same(mine, {**mine, "data": [["log", "1"], ["ads", "3"]]}, "worker 1")
     with pytest.raises(PlanError, match="cannot see the run folder"):
-        handshake.check_same(mine, {**mine, "run folder": "not to be seen"}, "worker 1")
+        handshake.check_same(mine, {**mine, "run folder": "not visible"}, "worker 1")
 
 
 def test_a_worker_whose_copy_of_the_log_has_other_rows_is_refused(tmp_path: Path) -> None:

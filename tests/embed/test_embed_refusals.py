@@ -117,7 +117,10 @@ def test_a_published_table_is_only_looked_up() -> None:
 
 def test_a_sparse_table_of_first_order_weights_is_opened_first(tmp_path: Path) -> None:
     with cb.SparseTable(tmp_path / "t", 0, ram="1MB") as table:
-        with pytest.raises(PlanError, match="a table of dim=0 has only first-order weights: open"):
+        with pytest.raises(
+            PlanError,
+            match="a table with dim=0 holds only first-order weights, and this table was opened without them; call open",
+        ):
             table.pull(KEYS)
         table.open(Row(0, linear=True))
         assert table.pull(KEYS).shape == (2, 1)
@@ -162,7 +165,7 @@ def test_the_list_of_tables_must_be_readable(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"cannot read .*TABLES: "):
         dims.named_in(tmp_path)
     (tmp_path / "LOCK").mkdir()
-    with pytest.raises(SourceError, match=r"cannot keep tables in .*: Is a directory"):
+    with pytest.raises(SourceError, match=r"cannot use .* as the folder of tables: Is a directory"):
         dims._locked(tmp_path)
 
 
@@ -301,7 +304,7 @@ def test_a_head_that_no_file_of_vectors_has(vectors: cb.tables.VectorFile, tmp_p
         made = HEAD.pack(*{**fields, **changed}.values())
         file = tmp_path / "v"
         file.write_bytes(made + struct.pack("<I", zlib.crc32(made)) + bytes(data[HEAD.size + 4 :]))
-        with pytest.raises(SourceError, match=r"v is damaged: kind \d+, width \d+, shard \d+ of \d+"):
+        with pytest.raises(SourceError, match=r"v is damaged: its header says kind \d+, width \d+, shard \d+ of \d+"):
             cb.tables.VectorFile(file)
 
 

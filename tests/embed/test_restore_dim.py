@@ -39,7 +39,9 @@ def test_restoring_rows_of_another_dim_is_refused_and_changes_nothing(tmp_path: 
     saved.save(tmp_path / "kept")
     table = TABLES[kind](tmp_path / "table", 16)
     settings = str(table.optimizer) if kind != "levels" else ""
-    with pytest.raises(DataError, match="kept was saved with dim 8, but this table has 16; make this one with dim=8"):
+    with pytest.raises(
+        DataError, match="kept was saved with dim 8, but this table has 16; create this table with dim=8"
+    ):
         table.restore(tmp_path / "kept")
     assert table.dim == 16
     assert kind == "levels" or str(table.optimizer) == settings

@@ -87,7 +87,12 @@ def test_rows_with_the_keys_of_their_leader_are_told_from_others() -> None:
         ([5], True, "common must be a list of fields"),
         (["tag"], True, "common names 'tag', which the model does not read; nearest: 'tags'"),
         (["ad"], True, "common names 'ad', which has one key per row"),
-        (["tags"], False, "common features are shared within a group"),
+        (
+            ["tags"],
+            False,
+            "common= needs a group, because the rows of a group share these features; add one to the "
+            "FeatureSet: cb.FeatureSet",
+        ),
     ],
 )
 def test_only_fields_of_several_keys_are_shared(fields: Any, group: bool, says: str) -> None:

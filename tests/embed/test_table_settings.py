@@ -204,10 +204,14 @@ def shape(row: Row = ROW, linear: Any = STEP, vector: Any = STEP, **others: Any)
         (shape(vector=cb.optim.SGD(0.5)), shape(vector=cb.optim.SGD(0.25)), ""),
         (shape(Row(2), linear=cb.optim.Adam()), shape(Row(2), linear=cb.optim.SGD()), ""),
         (shape(Row(0, linear=True), vector=cb.optim.Adam()), shape(Row(0, linear=True)), ""),
-        (shape(Row(2)), shape(Row(3)), "t was saved with dim 2, but this table has 3; make this one with dim=2"),
-        (shape(Row(2)), shape(), "linear weights False, but this table has True; make this one as that one was made"),
-        (shape(init=0.25), shape(), r"init 0\.25, but this table has 0\.5; make this one with init=0\.25"),
-        (shape(seed=1), shape(), "seed 1, but this table has 3; make this one with seed=1"),
+        (shape(Row(2)), shape(Row(3)), "t was saved with dim 2, but this table has 3; create this table with dim=2"),
+        (
+            shape(Row(2)),
+            shape(),
+            "linear weights False, but this table has True; create this table with the settings of the saved one",
+        ),
+        (shape(init=0.25), shape(), r"init 0\.25, but this table has 0\.5; create this table with init=0\.25"),
+        (shape(seed=1), shape(), "seed 1, but this table has 3; create this table with seed=1"),
         (
             shape(vector=cb.optim.Adam()),
             shape(),
@@ -463,7 +467,7 @@ def test_a_folder_of_shards_is_complete_or_refused(tmp_path: Path) -> None:
         shard_path(tmp_path, shard, 2).write_text("")
     assert [path.name for path in shards_in(tmp_path)] == ["00000-of-00002.ctrtable", "00001-of-00002.ctrtable"]
     shard_path(tmp_path, 2, 3).write_text("")
-    with pytest.raises(DataError, match="is damaged: it holds 3 of 2 shards, or shards of two saves"):
+    with pytest.raises(DataError, match="is damaged: it holds 3 of 2 shards, or its shards come from different saves"):
         shards_in(tmp_path)
     check_splits(cb.MemoryTable(1))
     for options in ({"counters": cb.tables.Counters()}, {"admission": cb.tables.Admission(count=2)}):

@@ -321,7 +321,7 @@ def test_a_damaged_calibration_is_refused(place: str, value: Any) -> None:
 
 
 def test_a_calibration_of_another_format_and_a_falling_line_are_refused() -> None:
-    with pytest.raises(DataError, match="here has a calibration of format 2; this version reads 1"):
+    with pytest.raises(DataError, match="here has a calibration of format 2; this version of CTRBox reads 1"):
         Calibration.of({**good(), "format": 2}, "here")
     for slope in (-1.0, math.nan, math.inf, None, "1"):
         plain = Calibration("platt", PlattMap(1.0, 0.0)).plain()

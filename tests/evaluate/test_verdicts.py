@@ -176,7 +176,7 @@ def test_a_trial_is_printed_as_two_aligned_tables() -> None:
             "better",
         )
     ]
-    assert lines[5].endswith("cannot tell; about 4,000 judged rows might settle it")
+    assert lines[5].endswith("cannot tell; about 4,000 validation rows might be enough to tell")
     assert lines[7].split() == ["extract", "µs/row", "learn", "µs/row", "keys/row", "new", "keys", "table", "bytes"]
     assert lines[9].split() == ["x", "+1.50", "+0.25", "+2.00", "+1,000", "-5"]
     # Numbers end below each other, names begin below each other.
@@ -195,8 +195,8 @@ def test_a_trial_says_what_its_intervals_cover() -> None:
         len(str(tried(one, two)).splitlines()) > len(str(tried(one)).splitlines()) + 2
     )  # a word about several candidates
     for found, words in (
-        (candidate(0.1, 0.3, clicks=9), "cannot tell; fewer than 10 clicks or non-clicks were judged"),
-        (candidate(-0.3, 0.3000001), "cannot tell; a difference too small to find"),
+        (candidate(0.1, 0.3, clicks=9), "cannot tell; the validation rows have fewer than 10 clicks or non-clicks"),
+        (candidate(-0.3, 0.3000001), "cannot tell; the difference is too small to measure"),
     ):
         assert words in str(tried(found))
 

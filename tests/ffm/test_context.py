@@ -145,10 +145,10 @@ def test_batches_give_only_the_fields_that_are_asked() -> None:
     [
         (
             lambda: cb.DeepFFM(["a", "b"], context=iter(["a"]), bits=8),
-            "context= takes field names in a list, got <list_it",
+            "context= must be a list of field names, got <list_it",
         ),
-        (lambda: cb.DeepFFM(["a", "b"], context="a", bits=8), "context= takes field names in a list, got 'a'"),
-        (lambda: cb.DeepFFM(["a", "b"], context=None, bits=8), "context= takes field names in a list, got None"),
+        (lambda: cb.DeepFFM(["a", "b"], context="a", bits=8), "context= must be a list of field names, got 'a'"),
+        (lambda: cb.DeepFFM(["a", "b"], context=None, bits=8), "context= must be a list of field names, got None"),
         (lambda: cb.DeepFFM(5, bits=8), "fields= must be names, got 5"),
         (
             lambda: cb.DeepFFM(["a", "b"], bits=8).score(None, None),
@@ -160,7 +160,7 @@ def test_batches_give_only_the_fields_that_are_asked() -> None:
             "an interaction must have two or more fields.* got 5",
         ),
         (lambda: cb.ffm.ExampleText("x", fields=5), "fields= must be names, got 5"),
-        (lambda: cb.ffm.ExampleText("x", ignore=5), "ignore= takes field names in a list, got 5"),
+        (lambda: cb.ffm.ExampleText("x", ignore=5), "ignore= must be a list of field names, got 5"),
     ],
 )
 def test_arguments_of_other_kinds_are_refused_in_our_words(make: Any, said: str) -> None:

@@ -34,10 +34,10 @@ def test_keys_become_features_and_numbers_fields_of_one_feature() -> None:
     assert found.values.tolist() == [1, 1, 0.5, 1, 1]
     assert found.weights.size == 0
     assert np.isnan(found.labels).all()
-    assert (found.rows, found.features, found.unlabelled) == (2, 5, 2)
+    assert (found.rows, found.features, found.unlabeled) == (2, 5, 2)
     assert len(set(found.keys.tolist())) == 5
     labeled = examples(label=[0, 1], weight=[0.0, 2.5])
-    assert (labeled.labels.tolist(), labeled.weights.tolist(), labeled.unlabelled) == ([0, 1], [0, 2.5], 0)
+    assert (labeled.labels.tolist(), labeled.weights.tolist(), labeled.unlabeled) == ([0, 1], [0, 2.5], 0)
 
 
 @pytest.mark.parametrize(

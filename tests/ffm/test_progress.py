@@ -124,7 +124,7 @@ def test_the_last_line_says_of_which_examples_its_auc_is(capsys: pytest.CaptureF
     progress = Progress(window=100)
     names = ["duplicates", "late_impressions", "late_clicks", "lone_clicks", "outside_clicks", "future"]
     counts = dict.fromkeys([*names, "dropped_by_filters", "left_out", "refused_chunks"], 0)
-    for upto, examples, said in ((60, 60, "of all examples"), (250, 100, "of the last whole window (100 examples)")):
+    for upto, examples, said in ((60, 60, "of all examples"), (250, 100, "of the last complete window (100 examples)")):
         progress.add(labels[progress.examples : upto], predictions[progress.examples : upto])
         found = status(progress, counts=counts, learned=upto, unlearned=0, held=0, version=1)
         assert (found["examples"], found["auc_examples"]) == (upto, examples)

@@ -286,7 +286,7 @@ COLUMNS = st.lists(st.floats(-1e9, 1e9, width=32), min_size=1, max_size=40)
 
 @settings(max_examples=60, deadline=None)
 @given(COLUMNS, st.lists(st.integers(0, 40), max_size=4))
-def test_dense_columns_are_standardised_over_all_rows_seen(values: list[float], cuts: list[int]) -> None:
+def test_dense_columns_are_standardized_over_all_rows_seen(values: list[float], cuts: list[int]) -> None:
     part = DenseInput(1)
     column = torch.tensor(values).unsqueeze(1)
     edges = [0, *sorted(min(c, len(values)) for c in cuts), len(values)]

@@ -27,7 +27,7 @@ def schema() -> Any:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda s: Reads("user"), "a model takes a schema, such as plan.schema, got a str"),  # type: ignore[arg-type]
+        (lambda s: Reads("user"), "a model needs a schema, such as plan.schema, got a str"),  # type: ignore[arg-type]
         (
             lambda s: Reads(s, fields=["usr"]),
             "'usr' is not a sparse field of this plan; nearest: 'user'; it has ['user', 'words']",

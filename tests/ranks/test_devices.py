@@ -53,7 +53,9 @@ def test_nccl_is_used_where_every_rank_has_a_gpu_of_its_own() -> None:
 def test_the_command_line_refuses_gpus_without_work_and_unknown_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     with pytest.raises(
-        Mistake, match=r"^--ranks 2 would leave 2 of --gpus 4 without work; use --gpus 2, or remove --ranks"
+        Mistake,
+        match=r"^--ranks 2 would use only 2 of the 4 GPUs of --gpus, because each process trains on one GPU; "
+        r"use --gpus 2, or remove --ranks",
     ):
         joined(2, 60.0, None, gpus=4)
     with pytest.raises(DeviceError, match=r"^--gpus 5 needs 5 GPUs"):

@@ -154,8 +154,8 @@ def test_a_normalization_at_different_places_is_an_error_in_all_ranks() -> None:
     found = together(parts, lambda: Skips(dense_first=next(places)), mean_loss)
     assert [type(one) for one in found] == [TrainError] * 2
     assert {str(one) for one in found} == {
-        "the ranks run part 1 of 3 with statistics of a batch (Norm) at different places of the model, so its statistics cannot "
-        "be taken over the whole batch; train in one process"
+        "the ranks run part 1 of 3 with statistics of a batch (Norm) at different places of the model, so the "
+        "statistics of the whole batch cannot be computed; train in one process"
     }
 
 

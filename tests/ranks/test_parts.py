@@ -125,6 +125,10 @@ def test_a_run_that_cannot_read_its_tables_predicts_nothing(plan: cb.Plan, tmp_p
         for part, content in zip(parts, whole, strict=True):
             part.write_bytes(content)
     other = fit(plan, 2, **{**options, "limit": 800}, overwrite=True)[0]
-    with pytest.raises(DataError, match="holds the model of another training by now"):
+    with pytest.raises(
+        DataError,
+        match=r"now holds the model of another training, but this run reads its tables from "
+        r"there; load the new run with cb\.Run\.load, or choose",
+    ):
         next(run.predictions(checkerboard(50)))
     assert np.isfinite(next(other.predictions(checkerboard(50)))).all()

@@ -94,7 +94,7 @@ def test_the_facts_of_a_rank_hold_the_code_and_what_it_sees_of_the_run_folder(tm
     version, digest = here["ctrbox"].split()
     assert (version, len(digest), here["torch"]) == (cb.__version__, 16, torch.__version__)
     plan: Any = SimpleNamespace(fingerprint="f", data_fingerprints=lambda: ["d"])
-    assert facts.facts_of(plan, tmp_path)["run folder"] == "not to be seen"
+    assert facts.facts_of(plan, tmp_path)["run folder"] == "not visible"
     (tmp_path / "config.json").write_bytes(b"{}")
     seen = facts.facts_of(plan, tmp_path)
     assert seen == {**here, "plan": "f", "data": ["d"], "run folder": hashlib.sha256(b"{}").hexdigest()[:16]}
@@ -251,7 +251,7 @@ def test_bytes_given_to_other_ranks_are_counted_and_long_news_are_refused(monkey
         added = group.moved - exchanged
         assert group.everyone(json.loads(text)) == ["x" * 98] * 2
         calls = group.entered
-        with pytest.raises(TrainError, match=r"a rank tells 101 bytes about itself; expected at most 100"):
+        with pytest.raises(TrainError, match=r"a rank sent 101 bytes about itself; expected at most 100"):
             group.everyone("x" * 99)
         group.leave()
         assert group.ended.is_set()

@@ -196,7 +196,9 @@ def test_a_run_without_the_stage_is_stored_as_before_and_a_damaged_map_is_refuse
         cb.Run.load(tmp_path / "run", views={run.plan.log.name: log})
     weights = run.published()
     weights.about["calibration"] = {"format": 9}
-    with pytest.raises(DataError, match="cannot read here: it has a calibration of format 9; this version reads 1"):
+    with pytest.raises(
+        DataError, match="cannot read here: it has a calibration of format 9; this version of CTRBox reads 1"
+    ):
         click_model_of(weights, run.plan.schema, "here")
 
 

@@ -125,7 +125,7 @@ def test_an_answer_is_refused_since_it_would_mean_nothing(plan: cb.Plan) -> None
         fit(plan, Answers())
 
 
-class Misspelt:
+class Misspelled:
     def on_step(self, event: Any) -> None: ...
 
     def on_evaluation(self, event: Any) -> None: ...
@@ -137,7 +137,7 @@ class Misspelt:
         (Seen(), "callbacks must be a list"),
         ([Seen], "Seen is a class; callbacks takes an instance of it"),
         ([object()], "object is not a callback: it has none of the methods on_step"),
-        ([Misspelt()], "Misspelt.on_evaluation would never be called"),
+        ([Misspelled()], "Misspelled.on_evaluation would never be called"),
     ],
 )
 def test_what_is_no_callback_is_refused_before_training(plan: cb.Plan, callbacks: Any, words: str) -> None:

@@ -148,5 +148,9 @@ def test_what_cannot_be_shared_is_refused(plan: cb.Plan) -> None:
         trained(plan, ["history"], counters=cb.tables.Counters())
     view = cb.View(log(), key="id").fill(history=[])
     alone = cb.compile(view, cb.FeatureSet(label=col("clicked"), sparse={"history": col("history")}))
-    with pytest.raises(PlanError, match="shared within a group; give one"):
+    with pytest.raises(
+        PlanError,
+        match=r"common= needs a group, because the rows of a group share these features; add "
+        r"one to the FeatureSet: cb\.FeatureSet",
+    ):
         cb.Trainer(cb.models.LR(alone.schema), common=["history"]).fit(alone, batch_size=100)

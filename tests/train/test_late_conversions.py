@@ -171,6 +171,7 @@ def test_an_objective_of_ones_own_is_refused(rows: pa.Table) -> None:
 
     p = plan(rows)
     with pytest.raises(
-        cb.errors.PlanError, match=r"cannot be told how many have arrived; derive it from cb\.models\.Obj"
+        cb.errors.PlanError,
+        match=r"does not account for conversions that arrive late; derive its class from cb\.models\.Obj",
     ):
         cb.Trainer(Mine(p.schema), cb.MemoryTable(4), threads=1).fit(p, valid=0.0)

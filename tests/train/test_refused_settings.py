@@ -75,7 +75,7 @@ def test_dims_and_poolings_are_read_as_asked_for(plan: cb.Plan) -> None:
     assert reads.sequences == ("user",)
     assert reads.fields == tuple(name for name in names if name != "user")
     assert {reads.pooling[name] for name in reads.fields} == {"mean"}
-    with pytest.raises(PlanError, match=r"a model takes a schema, such as plan.schema, got a Plan"):
+    with pytest.raises(PlanError, match=r"a model needs a schema, such as plan.schema, got a Plan"):
         Reads(plan)  # type: ignore[arg-type]
 
 

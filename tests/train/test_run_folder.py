@@ -250,7 +250,10 @@ def test_a_run_folder_with_any_damaged_file_is_refused_by_name(plan: cb.Plan, tm
 def test_a_plan_of_another_fingerprint_is_refused(plan: cb.Plan, tmp_path: Path) -> None:
     run = fit(plan, limit=600)
     other = plan_of(checkerboard(600), dense={"twice": cb.col("price") * 2})
-    with pytest.raises(PlanError, match=f"fingerprint {plan.fingerprint[:16]}…, this one has {other.fingerprint[:16]}"):
+    with pytest.raises(
+        PlanError,
+        match=f"fingerprint {plan.fingerprint[:16]}…, but this plan has the fingerprint{other.fingerprint[:16]}",
+    ):
         run.evaluate(other)
     with pytest.raises(PlanError, match="trained with a plan of fingerprint"):
         run.predict_batch(next(iter(other.batches(10))))

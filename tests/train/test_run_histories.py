@@ -64,5 +64,9 @@ def test_the_commands_take_a_state_or_say_that_histories_begin_empty(
         predict(run, tomorrow, out)
     evaluate(run, tomorrow, state=place / "my.past", as_json=True)
     assert f'"rows": {2_000 - FIRST}' in capsys.readouterr().out
-    with pytest.raises((Mistake, typer.Exit), match="--state is for another log"):
+    with pytest.raises(
+        (Mistake, typer.Exit),
+        match="--state can be used only with DATA, the log whose histories "
+        "begin with that state: ctrbox evaluate RUN DATA --state FILE",
+    ):
         evaluate(run, None, state=place / "my.past")

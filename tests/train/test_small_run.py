@@ -354,7 +354,7 @@ def test_rows_are_predicted_wherever_they_come_from(world: World) -> None:
     batch = world.run.plan.run(rows)
     assert np.array_equal(world.run.predict_batch(batch), expected)
     other = dataclasses.replace(batch, schema=dataclasses.replace(batch.schema, fingerprint="f" * 64))
-    with pytest.raises(PlanError, match=f"this one has {'f' * 16}…; features"):
+    with pytest.raises(PlanError, match=f"but this plan has the fingerprint{'f' * 16}…; features"):
         world.run.predict_batch(other)
     assert other_plan("a" * 64, "b" * 64).startswith(f"this model was trained with a plan of fingerprint {'a' * 16}…, ")
     blank = dataclasses.replace(batch, schema=dataclasses.replace(batch.schema, fingerprint=""))
@@ -416,7 +416,7 @@ def test_a_published_sub_model_that_contradicts_its_table_is_refused(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"fingerprint": "other"}, "v1 was trained with a plan of fingerprint other…, this one has"),
+        ({"fingerprint": "other"}, "v1 was trained with a plan of fingerprint other…, but this plan has"),
         ({"shift": 50.0}, "cannot read v1: it is damaged: its shift is 50.0"),
         ({"shift": -50.0}, "cannot read v1: it is damaged: its shift is -50.0"),
         ({"shift": None}, "cannot read v1: it is damaged: its shift is None"),
@@ -442,7 +442,9 @@ def test_a_model_of_ones_own_comes_back_into_one_of_the_same_class(world: World,
     batch = world.run.plan.run(log(30, 9))
     back = click_model_of(changed, world.run.plan.schema, "v1", mine)
     assert back.predict(batch) == pytest.approx(world.run.learner.predict(batch), abs=1e-6)
-    with pytest.raises(DataError, match="it holds the weights of 'EmbeddingMLP'; the model that was given is a LR"):
+    with pytest.raises(
+        DataError, match="it holds the weights of 'EmbeddingMLP', but the model that was passed is a LR"
+    ):
         click_model_of(changed, world.run.plan.schema, "v1", cb.models.LR(world.run.plan.schema))
     wider = cb.models.EmbeddingMLP(world.run.plan.schema, dim=DIM, hidden=(5,))
     with pytest.raises(DataError, match=r"holds a different model: weight .* expected"):

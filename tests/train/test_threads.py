@@ -55,5 +55,5 @@ def test_more_threads_than_rows_of_a_batch_are_warned_of(monkeypatch: pytest.Mon
     plan = plan_of(checkerboard(400))
     trainer = cb.Trainer(cb.models.FM(plan.schema, 4), cb.MemoryTable(4), threads=9)
     monkeypatch.setattr(_native, "usable_cores", lambda: 16)
-    with pytest.warns(UserWarning, match=r"threads=9, but only 8 rows can be worked on at once"):
+    with pytest.warns(UserWarning, match=r"threads=9, but only 8 rows can be processed at once"):
         trainer.fit(plan, **FAST | {"batch_size": 8, "epochs": 1, "limit": 80})

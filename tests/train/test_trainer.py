@@ -285,7 +285,7 @@ def test_a_module_that_does_not_say_what_it_reads_is_told_how(plan: cb.Plan) -> 
 
 def test_a_validation_plan_of_other_expressions_is_refused(log: pa.Table, plan: cb.Plan) -> None:
     other = plan_of(log, dense={"price": -col("price")})
-    with pytest.raises(PlanError, match=r"make it by plan\.over\(data\)"):
+    with pytest.raises(PlanError, match=r"create it with plan\.over\(data\)"):
         fit(plan, valid=other)
 
 

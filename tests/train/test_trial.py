@@ -375,7 +375,7 @@ def test_several_features_need_names_of_their_own() -> None:
         parse_features([3])  # type: ignore[list-item]
 
 
-def test_a_misspelt_function_names_the_nearest() -> None:
+def test_a_misspelled_function_names_the_nearest() -> None:
     with pytest.raises(cb.errors.PlanError, match="nearest: 'cross'"):
         parse_feature("a=crss('x', 'y')")
     with pytest.raises(cb.errors.PlanError, match="nearest: 'lower'"):
@@ -409,5 +409,5 @@ def test_a_trial_with_weights_says_that_its_figures_are_plain() -> None:
     weighted = weighted.append_column("w", pa.array(np.where(weighted.column("clicked").to_numpy() == 1, 3.0, 1.0)))
     plan = worlds.plan_of(weighted, weight=col("w"))
     found = cb.trial(plan, cb.models.LR(plan.schema), {"both": BOTH}, seeds=1, **FAST)
-    assert "AUC and log loss here do not: all judged rows count alike" in str(found)
+    assert "AUC and log loss here do not: all validation rows count equally" in str(found)
     assert found.to_dict()["weighted_training"] is True

@@ -23,21 +23,23 @@ from ctrbox.train.fit import Fit
 
 MOST = 1024  # workers or servers
 REACHED_SECONDS = 10.0  # in which a Ray cluster must answer a connection
-STRANGER = "; does it run, and is the token of this process its token?"  # Ray does not tell the two apart
+STRANGER = "; check that the cluster runs and that this process has its token"  # Ray does not tell the two apart
 TOKENLESS = (
-    "; does it run? If it asks for a token, which this process has none of: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+    "; check that the cluster runs. This process has no token; if the cluster requires one, set RAY_AUTH_MODE=token "
+    "and RAY_AUTH_TOKEN_PATH"
 )
 
 
 class Cluster:
-    """Workers and servers on Ray.
+    """A cluster of workers and parameter servers on Ray.
 
-    ``address``   "local" starts Ray here and ends it afterwards; "auto" or "host:port" joins one that runs
-    ``workers``   that learn, each a part of every batch
-    ``servers``   that hold the tables and Model Servers, each a shard of all keys
-    ``cores``     of a worker: its threads, and what Ray keeps free for it
-    ``restarts``  how often lost actors are replaced before the training gives up
-    ``dashboard`` whether a local Ray shows its pages, where they are installed: pip install 'ray[default]'
+    ``address``   Ray cluster to use: "local" starts Ray on this machine and ends it afterwards; "auto" or "host:port" joins a
+                  running cluster
+    ``workers``   number of workers; each trains on a part of every batch
+    ``servers``   number of parameter servers, which hold the tables and Model Servers; each holds a shard of all keys
+    ``cores``     number of cores of each worker: its threads, and the cores that Ray reserves for it
+    ``restarts``  number of times that lost workers or servers are replaced before the training ends with an error
+    ``dashboard`` whether a local Ray starts its dashboard, which needs: pip install 'ray[default]'
 
     After a training ``moved`` is the number of bytes of keys, rows, gradients and counts that went between workers and servers.
     It does not count dense gradients, which workers exchange among themselves, nor what Ray adds to a message.

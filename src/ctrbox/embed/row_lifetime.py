@@ -41,9 +41,11 @@ class Counters:
 class Admission:
     """The rule by which a key gets a row. Until then the key has its initial value, and its gradients are dropped.
 
-    ``count``        once it was met this often: references where shows are pushed, as trainers do, else pushes
-    ``probability``  of every push of it; decided by seed, key and the number of the push
-    ``sketch``       memory for the counts of keys without a row, two bytes each; crowded, it admits early, never late
+    ``count``        number of occurrences after which a key gets a row: references if shows are pushed, as
+                     trainers do, else pushes
+    ``probability``  probability with which a push of the key gives it a row; decided by seed, key and the number of the push
+    ``sketch``       memory for the counts of keys without a row, two bytes each; if it is too small, keys
+                     are admitted early, never late
     """
 
     count: int = 1

@@ -149,7 +149,9 @@ def shards_in(path: Path) -> list[Path]:
     of = int(found[0][2])
     names = [shard_path(path, s, of) for s in range(min(of, MOST_SHARDS))]
     if [m[0] for m in found] != [p.name for p in names]:
-        raise DataError(f"{path} is damaged: it holds {len(found)} of {of} shards, or shards of two saves")
+        raise DataError(
+            f"{path} is damaged: it holds {len(found)} of {of} shards, or its shards come from different saves"
+        )
     return names
 
 

@@ -30,14 +30,18 @@ def check_common(batch_fields: dict[str, bool], fields: Sequence[str], group: bo
     for name in fields:
         if name not in batch_fields:
             raise PlanError(
-                f"common names {name!r}, which the model does not read{nearest(name, batch_fields)}; it reads {[*batch_fields]}"
+                f"common names {name!r}, which the model does not read{nearest(name, batch_fields)}; it reads "
+                f"{[*batch_fields]}"
             )
         if not batch_fields[name]:
             raise PlanError(
                 f"common names {name!r}, which has one key per row, so there is nothing to share; remove it from common"
             )
     if fields and not group:
-        raise PlanError("common features are shared within a group; give one: cb.FeatureSet(group=col('user_id'), …)")
+        raise PlanError(
+            "common= needs a group, because the rows of a group share these features; add one to the "
+            "FeatureSet: cb.FeatureSet(group=col('user_id'), …)"
+        )
     return tuple(dict.fromkeys(fields))
 
 

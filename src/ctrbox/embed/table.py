@@ -416,15 +416,15 @@ def as_saved(found: tuple[Any, ...], optimizer: Optimizer | None, linear: Optimi
     }
 
 
-AS_SAVED = "make this one as that one was made"
+AS_SAVED = "create this table with the settings of the saved one"
 
 
 def same_dim(path: str | os.PathLike[str], saved: int, mine: int) -> None:
     """Refuse a saved table whose vectors have another length than those of this one."""
     if saved != mine:
         raise DataError(
-            f"{path} was saved with dim {saved}, but this table has {mine}; make this one with dim={saved}, or open the saved "
-            "table with load"
+            f"{path} was saved with dim {saved}, but this table has {mine}; create this table with dim={saved}, or "
+            "open the saved table with load"
         )
 
 
@@ -448,7 +448,7 @@ def same_shape(path: str | os.PathLike[str], found: tuple, mine: tuple) -> None:
         if name == "counters and admission":
             raise DataError(f"{path} was saved with {shown(theirs)}, but this table has {shown(ours)}; {AS_SAVED}")
         shown_as = [repr(v) for v in (theirs, ours)]
-        cure = f"make this one with {name}={shown_as[0]}" if name in ("dim", "init", "seed") else AS_SAVED
+        cure = f"create this table with {name}={shown_as[0]}" if name in ("dim", "init", "seed") else AS_SAVED
         raise DataError(f"{path} was saved with {name} {shown_as[0]}, but this table has {shown_as[1]}; {cure}")
 
 

@@ -89,7 +89,7 @@ class Traits:
             raise PlanError("Traits(look_ahead=True) needs folder=, where batches wait that were read ahead")
         if self.publishes and self.initial is None:
             raise PlanError(
-                "Traits(publishes=True) needs initial=, which decides the rows of keys that were never learned"
+                "Traits(publishes=True) needs initial=, which gives the rows of keys that were never learned"
             )
 
 

@@ -112,8 +112,9 @@ def label_shift(weights: Mapping[int, tuple[float, float]]) -> float:
     for label, (least, most) in sorted(weights.items()):
         if least != most:
             raise PlanError(
-                f"calibrate='weights' needs weights that depend on the label alone, and those of rows with label {label} range "
-                f"from {least:g} to {most:g}; take calibrate='intercept', which fits the click rate of the validation rows"
+                "calibrate='weights' needs weights that depend on the label alone, but the weights of rows with "
+                f"label {label} range from {least:g} to {most:g}; use calibrate='intercept', which fits the click "
+                "rate of the validation rows"
             )
     if set(weights) != {0, 1}:
         raise TrainError(
@@ -122,7 +123,7 @@ def label_shift(weights: Mapping[int, tuple[float, float]]) -> float:
     without, clicked = weights[0][0], weights[1][0]
     if not (without > 0 and clicked > 0):
         raise PlanError(
-            f"calibrate='weights' needs weights above 0 for both labels, and they are {without:g} for label 0 and {clicked:g} "
+            f"calibrate='weights' needs weights above 0 for both labels, but they are {without:g} for label 0 and {clicked:g} "
             "for label 1"
         )
     return math.log(without / clicked)
@@ -136,11 +137,12 @@ def weights_advice(metrics: Mapping[str, float], corrected: bool = False) -> str
     remedy = (
         "calibrate='intercept' fits the mean prediction to the click rate of the validation rows"
         if corrected
-        else "calibrate='weights' (weights that depend on the label alone) or calibrate='intercept' (any weights) corrects them"
+        else "calibrate='weights' (weights that depend on the label alone) or calibrate='intercept' (any weights) "
+        "corrects them"
     )
     return (
-        f"training with sample weights has left predictions far from the click rate: they average "
-        f"{metrics['mean_prediction']:.4g} where {metrics['base_rate']:.4g} of the rows are clicks (calibration "
-        f"{metrics['calibration']:.3f}; by weight it is {metrics['weighted_calibration']:.3f}). Ranking is not affected. Where "
-        f"predictions are used as probabilities, {remedy}"
+        "because training used sample weights, the predictions are far from the click rate: their mean is "
+        f"{metrics['mean_prediction']:.4g}, but {metrics['base_rate']:.4g} of the rows are clicks (calibration "
+        f"{metrics['calibration']:.3f}; by weight it is {metrics['weighted_calibration']:.3f}). Ranking is not affected. "
+        f"Where predictions are used as probabilities, {remedy}"
     )

@@ -125,7 +125,8 @@ class Calibration:
         """Raise a DataError unless the field ``by`` has exactly one key per row of this schema."""
         if self.by is not None and not any(f.name == self.by and not f.ragged for f in schema.sparse):
             raise DataError(
-                f"its calibration is by field {self.by!r}, which has not exactly one key per row in its plan"
+                f"the calibration of the model is fitted by field {self.by!r}, but rows of its plan may have no key "
+                "or several keys in this field; expected exactly one"
             )
 
     def plain(self) -> dict[str, Any]:
@@ -142,7 +143,9 @@ class Calibration:
     def of(plain: Any, where: str) -> Calibration:
         """Read what ``plain`` returned; ``where`` names its file. Raises a DataError for anything else."""
         if isinstance(plain, Mapping) and plain.get("format") != FORMAT:
-            raise DataError(f"{where} has a calibration of format {plain.get('format')!r}; this version reads {FORMAT}")
+            raise DataError(
+                f"{where} has a calibration of format {plain.get('format')!r}; this version of CTRBox reads {FORMAT}"
+            )
         try:
             kind, by, slices = plain["kind"], plain["by"], plain["slices"]
             if kind not in KINDS:

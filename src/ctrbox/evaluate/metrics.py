@@ -120,7 +120,11 @@ class Rows:
                 raise DataError(f"time has type {given.dtype}; expected int64 microseconds or datetime64")
             times = given.astype(np.int64)
             _refuse(
-                times == np.iinfo(np.int64).min, "time", times, "a moment; this one stands for a missing time", first
+                times == np.iinfo(np.int64).min,
+                "time",
+                times,
+                "a time; this value means that the time is missing",
+                first,
             )
         return Rows(labels.astype(np.uint8), p, weights, groups, times)
 
@@ -291,7 +295,10 @@ class Scores:
         if self._given is not None and self._given != rows.given:
             what = next(name for name, given in rows.given.items() if given != self._given[name])
             states = ("with", "without") if rows.given[what] else ("without", "with")
-            raise DataError(f"a batch {states[0]} {what} follows batches {states[1]}; expected all batches to be alike")
+            raise DataError(
+                f"this batch comes {states[0]} {what}, but the batches before it came {states[1]}; "
+                f"expected {what} for all batches or for none"
+            )
         self._given = rows.given
         self._waiting.append(rows)
         self._waiting_rows += len(rows)

@@ -58,8 +58,8 @@ class TaskCalibration:
         met = plain.get("format") if isinstance(plain, Mapping) else None
         if met != FORMAT or isinstance(met, bool):
             raise DataError(
-                f"{where} has a calibration of format {str(met)[:100]}, but its plan has several labels; this version reads "
-                f"{FORMAT} for them"
+                f"{where} has a calibration of format {str(met)[:100]}, but its plan has several labels; this version "
+                f"of CTRBox reads {FORMAT} for them"
             )
         kind, by, labels = plain.get("kind"), plain.get("by"), plain.get("labels")
         binary = [task.name for task in tasks if task.kind == "binary"]

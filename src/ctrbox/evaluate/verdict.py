@@ -142,7 +142,7 @@ class Trial(Mapping[str, Candidate]):
         found = [*self.candidates.values()]
         seeds = f"{len(self.seeds)} seed" + ("s" if len(self.seeds) > 1 else "")
         often = f" in {self.epochs:,} epochs" if self.epochs > 1 else ""
-        head = f"{self.model} on {self.data}: {self.train_rows:,} rows learned{often}, {self.valid_rows:,} judged "
+        head = f"{self.model} on {self.data}: {self.train_rows:,} training rows{often}, {self.valid_rows:,} validation rows "
         what = "clicks" if self.label is None else f"with {self.label!r}"
         head += f"({self.valid_clicks:,} {what}), {seeds}"
         gain = [
@@ -180,7 +180,10 @@ class Trial(Mapping[str, Candidate]):
                 f"{len(found)} candidates: each interval is widened; with 95 % probability all of them contain the true value.",
             ]
         if self.weighted:
-            lines += ["", "Training used sample weights. AUC and log loss here do not: all judged rows count alike."]
+            lines += [
+                "",
+                "Training used sample weights. AUC and log loss here do not: all validation rows count equally.",
+            ]
         return "\n".join(lines)
 
 
@@ -195,12 +198,12 @@ def _shown(d: Difference) -> list[str]:
 def _words(c: Candidate) -> str:
     needed = c.rows_needed
     if c.too_few:
-        return f"{c.verdict}; fewer than {FEW} clicks or non-clicks were judged"
+        return f"{c.verdict}; the validation rows have fewer than {FEW} clicks or non-clicks"
     if needed is None:
         return c.verdict
     if needed > 1000 * c.auc.rows:
-        return f"{c.verdict}; a difference too small to find"
-    return f"{c.verdict}; about {float(f'{needed:.2g}'):,.0f} judged rows might settle it"
+        return f"{c.verdict}; the difference is too small to measure"
+    return f"{c.verdict}; about {float(f'{needed:.2g}'):,.0f} validation rows might be enough to tell"
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:

@@ -70,18 +70,20 @@ HIDDEN = (24, 24)
 
 @named_arguments
 class DeepFFM:
-    """A click model that learns from a stream.
+    """The Deep FFM, a click model that learns from a stream of examples.
 
-    ``fields``    a plan's schema (its dense columns are fields with a value), the names, or an `ExampleCache`
-    ``context``   those of them that come once per request; they are put first
-    ``k``         floats of a latent vector; a feature has one for every field
-    ``hidden``    neurons of each layer of the network, 1 to 1,024; default: (24, 24); (): no network
-    ``bits``      2^bits weights each for lr and ffm; features beyond share places
-    ``lr``, ``ffm``, ``nn``   Adagrad of the three parts (`Rate`, or another rate as a number); default: 0.05, 0.12 and 0.1; None
+    ``fields``    fields of the model: a plan's schema (each dense column is a field with a value), a list of names, or an
+                  `ExampleCache`
+    ``context``   names of the fields that a request contains once, for all its candidates; they are numbered first
+    ``k``         number of floats in a latent vector, 1 to 64; a feature has one latent vector for every field
+    ``hidden``    number of neurons in each hidden layer of the network, 1 to 1,024; default: (24, 24); (): no network
+    ``bits``      base-2 logarithm of the number of weights of lr and of ffm, 4 to 36; if there are more features, some share
+                  their weights
+    ``lr``, ``ffm``, ``nn``   learning rates of the three parts, as a number or a `Rate`; default: 0.05, 0.12 and 0.1; None
                   switches lr or ffm off
-    ``norm``      layer norm of the network's input
-    ``residual``  add lr and ffm to the network's output
-    ``ffm_init``  latent weights start uniform within ± ffm_init / sqrt(k)
+    ``norm``      whether the input of the network passes through a layer norm
+    ``residual``  whether the outputs of lr and ffm are added to the output of the network
+    ``ffm_init``  range of the initial latent weights, 0 to 10: they are uniform within ± ffm_init / sqrt(k)
     """
 
     kind = DEEP_FFM
@@ -147,10 +149,10 @@ class DeepFFM:
         ``block``    number of examples, 1 to 4,096, whose gradients are computed with the same weights. 1 learns one
                      example after the other on one thread. Default: 1 with ``threads=1``, else 2,048. Blocks end where a
                      batch ends, and the first blocks of a model are smaller.
-        ``sparse_updates``  skip what cannot change a weight; False computes all of it and gives the same weights
-        ``show``     print a running table to stderr, or give its lines to a function
+        ``sparse_updates``  whether to skip computations that cannot change a weight; False gives the same weights, but slower
+        ``show``     True prints a progress table to stderr; a function is called with each of its lines
 
-        Returns ``progress``, which goes on over calls.
+        Returns ``progress``, which covers all calls of this method so far.
         """
         if block is None:
             block = 1 if threads == 1 else BLOCK
@@ -162,9 +164,9 @@ class DeepFFM:
         counted: Future[None] | None = None
         with ThreadPoolExecutor(1) as aside:
             for examples in self._examples(source):
-                if examples.unlabelled:
+                if examples.unlabeled:
                     raise DataError(
-                        f"{examples.unlabelled:,} of {examples.rows:,} examples have no label; learning needs a label for "
+                        f"{examples.unlabeled:,} of {examples.rows:,} examples have no label; learning needs a label for "
                         f"every example"
                     )
                 self.learned_from_text |= isinstance(source, ExampleCache | ExampleText)
@@ -234,7 +236,7 @@ class DeepFFM:
     def context(self, source: Any) -> _native.FfmContext:
         """Compute what the candidates of one request share, from one row with the context's fields.
 
-        ``source`` is a batch or examples. The result holds for the weights as they are: not after `learn`.
+        ``source`` is a batch or examples. The result is valid only for the present weights: do not use it after `learn`.
         """
         try:
             return self._native.context(self._part(source, self.context_fields))
@@ -242,7 +244,7 @@ class DeepFFM:
             raise DataError(f"the context: {error}") from error
 
     def score(self, context: _native.FfmContext, candidates: Any) -> npt.NDArray[np.float32]:
-        """Return the click probabilities of candidates, which have the fields that the context lacks.
+        """Return the click probabilities of the candidates of one request; they have all fields that are not in the context.
 
         The probabilities have the same bits as those of `predict` for whole rows.
         """
@@ -431,7 +433,7 @@ def field_names(fields: Schema | Sequence[str] | ExampleCache) -> list[str]:
 
 def checked_context(given: Sequence[str]) -> list[str]:
     if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
-        raise PlanError(f"context= takes field names in a list, got {given!r}")
+        raise PlanError(f"context= must be a list of field names, got {given!r}")
     return names(list(given)) if len(given) else []
 
 

@@ -47,10 +47,12 @@ class ExampleText:
 
     Each iteration reads the text again; stdin and open files can be read once.
 
-    ``fields``   names of namespaces; a line with another one is bad. None: as they are met
+    ``fields``   names of the namespaces to read; a line with another namespace is malformed. None: all
+                 namespaces, in the order in which they occur
     ``ignore``   namespaces to leave out
-    ``interactions``   fields made of several: ("user", "ad") gives field "user*ad", a feature for each pair; needs ``fields``
-    ``strict``   stop at the first bad line
+    ``interactions``   fields that combine several others: ("user", "ad") gives the field "user*ad" with a feature for each pair;
+                 needs ``fields``
+    ``strict``   whether to stop with an error at the first malformed line
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class ExampleText:
         self.source, self.format, self.strict = source, format, strict
         self.given = None if fields is None else names(fields)
         if isinstance(ignore, str) or not isinstance(ignore, Iterable):
-            raise PlanError(f"ignore= takes field names in a list, got {ignore!r}")
+            raise PlanError(f"ignore= must be a list of field names, got {ignore!r}")
         self.ignore = [str(name) for name in dict.fromkeys(ignore)]
         if both := [name for name in self.ignore if name in (self.given or [])]:
             raise PlanError(f"{both[0]!r} is both in fields= and in ignore=; remove it from one of them")
@@ -179,7 +181,7 @@ class ExampleCache:
     ) -> ExampleCache:
         """Read text once and write the file; the arguments are those of `ExampleText`.
 
-        Bad lines are told on stderr. Text without one good line is refused, and then nothing is written.
+        Malformed lines are reported on stderr. Text without a single good line is refused, and then nothing is written.
         """
         text = ExampleText(
             source, format=format, fields=fields, ignore=ignore, interactions=interactions, strict=strict
@@ -269,7 +271,9 @@ def crossed_name(fields: Sequence[str]) -> str:
 
 def checked_interactions(given: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise PlanError(f"interactions= takes lists of field names, such as [('user', 'ad')], got {given!r}")
+        raise PlanError(
+            f"interactions= must be a list of lists of field names, such as [('user', 'ad')], got {given!r}"
+        )
     for one in given:
         if isinstance(one, str) or not isinstance(one, Sequence):
             raise PlanError(f"an interaction must have two or more fields, such as ('user', 'ad'), got {one!r}")

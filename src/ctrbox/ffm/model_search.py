@@ -164,7 +164,7 @@ class Results:
             "<section><h2>AUC before learning</h2>"
             f'<p class="note">In windows of {self.window:,} examples; {front}.</p>',
             line_chart(lines, label="AUC", across="examples", width=1080, height=380),
-            "</section><section><h2>Of the windows, and of the test</h2>"
+            "</section><section><h2>Results by window and on the test examples</h2>"
             f'<div class="wide"><table><tr>{heads}</tr>{cells}</table></div></section>',
         ]
         with written_aside(local_path(path, "the page of a model search")) as aside:
@@ -196,16 +196,16 @@ def search(
     threads: int | None = None,
     tick: Callable[[int], None] = lambda examples: None,
 ) -> Results:
-    """Learn all of ``models`` (options of `DeepFFM` by name) from ``source``; see this file's head.
+    """Learn all of ``models`` (options of `DeepFFM` by name) from ``source`` at the same time, and compare them.
 
-    ``source``, ``test``  what `DeepFFM.learn` takes, or the path of a cache
+    ``source``, ``test``  examples to learn from and to test on: what `DeepFFM.learn` takes, or the path of an `ExampleCache`
     ``threads``           number of models that learn at once, from 1 to 256; default: the cores that this process may use
-    ``tick``              called with the examples learned from so far
-    ``fields``            needed where the source does not know them: text without ``fields=``, batches
+    ``tick``              function that is called with the number of examples learned from so far
+    ``fields``            names of the fields; needed for text without ``fields=`` and for batches
     """
     source, test = opened(source), opened(test)
     if not isinstance(models, Mapping) or not 1 <= len(models) <= MOST:
-        raise PlanError(f"a search needs 1 to {MOST:,} models by name, as cb.ffm.grid gives them")
+        raise PlanError(f"models= must be a dict of 1 to {MOST:,} models by name, as cb.ffm.grid returns it")
     window = whole("window=", window, 2, 2**62)
     for name, options in models.items():
         for option in options:
@@ -303,7 +303,7 @@ def check_memory(models: Mapping[str, Mapping[str, Any]]) -> None:
     if needed > memory:
         raise BudgetError(
             f"{len(models):,} models need {needed:,} bytes at the same time, but this machine has {memory:,}; use fewer "
-            f"models, or fewer bits"
+            "models, or fewer bits"
         )
 
 

@@ -56,7 +56,7 @@ class Reads:
         bf16: bool = False,
     ) -> None:
         if not isinstance(schema, Schema):
-            raise PlanError(f"a model takes a schema, such as plan.schema, got a {type(schema).__name__}")
+            raise PlanError(f"a model needs a schema, such as plan.schema, got a {type(schema).__name__}")
         known = [f.name for f in schema.sparse]
         asked = known if fields is None else list(dict.fromkeys(fields))
         by_field = {} if isinstance(pooling, str) else dict(pooling)

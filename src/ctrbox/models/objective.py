@@ -44,7 +44,7 @@ NOTHING_LATE: Mapping[str, torch.Tensor] = {}
 def tasks_of(schema: Schema, model: str) -> tuple[Task, ...]:
     """Return the tasks of a plan, or raise a PlanError if it has none."""
     if not isinstance(schema, Schema):
-        raise PlanError(f"a model takes a schema, such as plan.schema, got a {type(schema).__name__}")
+        raise PlanError(f"a model needs a schema, such as plan.schema, got a {type(schema).__name__}")
     if not schema.tasks:
         raise PlanError(
             f"{model} predicts several labels, but this plan names none; write cb.FeatureSet(labels={{'click': "
@@ -162,7 +162,8 @@ def objective_of(model: nn.Module, schema: Schema) -> nn.Module:
     if (tasks := late(schema.tasks)) and not isinstance(found, Objective):
         raise PlanError(
             f"conversions of label {tasks[0].name!r} arrive late, but the objective of {type(model).__name__} is a "
-            f"{type(found).__name__}, which cannot be told how many have arrived; derive it from cb.models.Objective"
+            f"{type(found).__name__}, which does not account for conversions that arrive late; derive its class from "
+            "cb.models.Objective"
         )
     return found
 

@@ -72,7 +72,8 @@ class SIM(HistoryModel):
         named = category is not None and categories is not None
         if named != (search == "category") or (category is None) != (categories is None):
             raise PlanError(
-                'SIM takes category= and categories= together with search="category", and with no other search; '
+                'SIM needs both category= and categories= with search="category", and neither of them with any other '
+                "search; "
                 f"got search={search!r}, category={category!r}, categories={categories!r}"
             )
         if category is not None and categories is not None:

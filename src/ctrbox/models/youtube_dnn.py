@@ -21,7 +21,7 @@ from ctrbox.models.mlp import scoring_tower
 class YouTubeDNN(TowerModel):
     """y = b + tower(vectors, u, u², √u), u a dense column's place in its distribution, from 0 to 1.
 
-    The paper takes quantiles; here u is the normal distribution function of the standardised column.
+    The paper takes quantiles; here u is the normal distribution function of the standardized column.
     """
 
     def make(self, hidden: Sequence[int], *, dropout: float, batch_norm: bool) -> None:

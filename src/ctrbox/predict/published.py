@@ -83,8 +83,8 @@ def click_model_of(weights: Weights, schema: Schema, where: str, own: nn.Module 
     about = weights.about
     if about.get("fingerprint") != schema.fingerprint:
         raise DataError(
-            f"{where} was trained with a plan of fingerprint {str(about.get('fingerprint'))[:16]}…, this one has "
-            f"{schema.fingerprint[:16]}…; features, cleaning or fitted values differ"
+            f"{where} was trained with a plan of fingerprint {str(about.get('fingerprint'))[:16]}…, but this plan has "
+            f"the fingerprint {schema.fingerprint[:16]}…; features, cleaning or fitted values differ"
         )
     try:
         if about.get("own") is True:
@@ -117,12 +117,13 @@ def _own(own: nn.Module | None, name: str, where: str) -> nn.Module:
     """Return a copy of the user's model for a version of one; a name in a file imports nothing."""
     if own is None:
         raise PlanError(
-            f"it holds weights of your own model class {name[:100]!r}, and CTRBox never imports code that a file names; "
-            f"pass the "
-            "model: open(…, model=…)"
+            f"it holds weights of the user-defined model class {name[:100]!r}, and CTRBox never imports code that a "
+            "file names; pass the model: open(…, model=…)"
         )
     if type(own).__name__ != name:
-        raise PlanError(f"it holds the weights of {name[:100]!r}; the model that was given is a {type(own).__name__}")
+        raise PlanError(
+            f"it holds the weights of {name[:100]!r}, but the model that was passed is a {type(own).__name__}"
+        )
     return copy.deepcopy(own).cpu()
 
 

@@ -214,7 +214,6 @@ def server_tables(folder: str | Path) -> dict[Path, list[str]]:
 
 def other_plan(mine: str, theirs: str) -> str:
     return (
-        f"this model was trained with a plan of fingerprint {mine[:16]}…, this one has {theirs[:16]}…"
-        f"; features, "
-        f"cleaning or fitted values differ; use run.plan, or run.plan.over(data)"
+        f"this model was trained with a plan of fingerprint {mine[:16]}…, but this plan has the fingerprint {theirs[:16]}…; "
+        "features, cleaning or fitted values differ; use run.plan, or run.plan.over(data)"
     )

@@ -56,7 +56,7 @@ def key_field(model: TwoTower, side: str, key: str | None) -> str:
 def one_key_each(ragged: Ragged, rows: int, name: str) -> Keys:
     """Return the keys of a field that has exactly one key in each row."""
     if len(ragged.values) != rows or not np.array_equal(ragged.offsets, np.arange(rows + 1)):
-        raise PlanError(f"{name!r} has rows with no key or several keys; choose a field with one key per row: key=")
+        raise PlanError(f"{name!r} has rows with no key or several keys; choose a field with one key per row with key=")
     return np.ascontiguousarray(ragged.values, np.int64)
 
 
@@ -143,15 +143,14 @@ def rows_of_view(view: View | str, plan: Plan, tower: TowerVectors, more: tuple[
         nulls = np.flatnonzero(table.column(name).is_null().to_numpy())
         if len(nulls):
             raise DataError(
-                f"column {name!r} is null in row {nulls[0]:,} of view {view.name!r}, so this {tower.side} has no name; remove "
-                "such "
-                "rows with .filter"
+                f"column {name!r} is null in row {nulls[0]:,} of view {view.name!r}, so this {tower.side} cannot be "
+                "identified; remove such rows with .filter"
             )
     for field in tower.columns:
         met = table.schema.field(field.name).type
         if kind_of_arrow(met) != kind_of_arrow(field.type):
             raise PlanError(
-                f"column {field.name!r} is {met} in view {view.name!r} but {field.type} in the log, so its keys would be others"
+                f"column {field.name!r} is {met} in view {view.name!r} but {field.type} in the log, so its keys would differ"
             )
         try:
             at = table.schema.get_field_index(field.name)
@@ -183,7 +182,7 @@ def vectors_of_view(table: pa.Table, tower: TowerVectors, name: str) -> tuple[Ke
     empty = np.flatnonzero(every == 0)
     if len(empty):
         raise DataError(
-            f"row {empty[0]:,} of view {name!r} has no value in {tower.key!r}, by which candidates are named"
+            f"row {empty[0]:,} of view {name!r} has no value in {tower.key!r}, by which candidates are identified"
         )
     order = np.argsort(every, kind="stable")
     again = np.flatnonzero(every[order][1:] == every[order][:-1])

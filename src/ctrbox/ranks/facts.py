@@ -45,7 +45,7 @@ def facts_of(plan: Plan, folder: Path) -> dict[str, Any]:
         **facts_here(),
         "plan": plan.fingerprint,
         "data": plan.data_fingerprints(),
-        "run folder": hashlib.sha256(config.read_bytes()).hexdigest()[:16] if config.exists() else "not to be seen",
+        "run folder": hashlib.sha256(config.read_bytes()).hexdigest()[:16] if config.exists() else "not visible",
     }
 
 

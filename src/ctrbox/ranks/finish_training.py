@@ -78,7 +78,7 @@ class AllRanks(FixedShape):
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
         if create:
-            raise PlanError("the training has ended; its tables create no rows any more")
+            raise PlanError("the training has ended; its tables can no longer create rows")
         with self.caller.call("pull", self.number):
             return self.table.pull(keys, create=False)
 
@@ -86,7 +86,7 @@ class AllRanks(FixedShape):
         """Do nothing: predictions create no rows."""
 
     def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
-        raise PlanError("the training has ended; its tables take no gradients any more")
+        raise PlanError("the training has ended; its tables can no longer take gradients")
 
     def save(self, path: Path) -> None:
         with self.caller.call("save", self.number):

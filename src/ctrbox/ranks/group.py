@@ -92,8 +92,8 @@ class Group(Gang):
             store = dist.TCPStore(world.host, world.port, world.size, serves, within, wait_for_workers=False)
         except RuntimeError as error:
             raise DeviceError(
-                f"rank {world.rank} cannot reach the other ranks at {world.host}:{world.port}: {first_line(error)}; is "
-                "MASTER_ADDR the address of the machine of rank 0, and is MASTER_PORT free?"
+                f"rank {world.rank} cannot reach the other ranks at {world.host}:{world.port}: {first_line(error)}; "
+                "check that MASTER_ADDR is the address of the machine of rank 0, and that MASTER_PORT is free"
             ) from error
         ours = dist.PrefixStore(f"ctrbox/{world.attempt}", store)
         ours.set(f"here/{world.rank}", "1")
@@ -102,8 +102,8 @@ class Group(Gang):
         while missing := [rank for rank in missing if not ours.check([f"here/{rank}"])]:
             if time.monotonic() > deadline:
                 raise DeviceError(
-                    f"{named(missing)} did not come to the start of the training within {timeout:g} s; look at what "
-                    "that process does, or raise --rank-timeout if it only is slow"
+                    f"{named(missing)} did not reach the start of the training within {timeout:g} s; check what that "
+                    "process is doing, or raise --rank-timeout if it is only slow"
                 )
             time.sleep(ASKED)  # in Python, so that signals are heard
         return Group(world, ours, timeout, orphaned)
@@ -204,7 +204,7 @@ class Group(Gang):
         text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
         sizes = self.counts([len(text)] * self.of)
         if max(sizes) > MOST_TOLD:
-            raise TrainError(f"a rank tells {max(sizes):,} bytes about itself; expected at most {MOST_TOLD:,}")
+            raise TrainError(f"a rank sent {max(sizes):,} bytes about itself; expected at most {MOST_TOLD:,}")
         got = self.exchange(np.tile(text, self.of), [len(text)] * self.of, sizes)
         return [json.loads(part.tobytes()) for part in np.split(got, np.cumsum(sizes)[:-1])]
 
@@ -277,8 +277,8 @@ class Group(Gang):
                 hung = [rank for rank, entered in at.items() if entered == min(at.values()) < self.entered]
                 if hung:
                     return RankHangs(
-                        f"{named(hung)} did not answer for {self.seconds:g} s while rank {self.part} waited; look at what that "
-                        "process does, or raise --rank-timeout if it only is slow"
+                        f"{named(hung)} did not answer for {self.seconds:g} s while rank {self.part} waited; check "
+                        "what that process is doing, or raise --rank-timeout if it is only slow"
                     )
         return RankLost(
             f"rank {self.part} lost the connection to another rank ({first_line(error)}); the message of the rank that ended "

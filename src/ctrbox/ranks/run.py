@@ -59,8 +59,8 @@ class RankRun(Run):
             return
         if read_state(model) != self._saved:
             raise DataError(
-                f"{model} holds the model of another training by now, and this run reads its tables from there; load the one "
-                "that is there with cb.Run.load, or choose another out= for each training"
+                f"{model} now holds the model of another training, but this run reads its tables from there; load the "
+                "new run with cb.Run.load, or choose another out= for each training"
             )
         for k, source in enumerate(self._learner.sources):
             restore_shard(source.embedder, model / f"table-{k}.ctrtable")

@@ -38,17 +38,18 @@ from ctrbox.train.warm_up import WarmUp
 
 @named_arguments
 class Trainer:
-    """A model and its embedder, and how to fit them.
+    """A trainer of a model and the embedders of its sparse fields.
 
-    ``embedder``: one for all fields, a dict by field (``"*"``: the rest), `SparseTables` by dim, or
+    ``embedder``: one embedder for all fields, a dict by field (``"*"``: all others), `SparseTables`, or
     None for tables on the model's device.
     ``threads``: number of threads that learn, from 1 to 256; default: as many as the plan has. The weights do not depend on it.
-    ``optimizer``: of the dense weights, ``cb.optim.Adam(lr=…)``, ``cb.Adagrad``, ``cb.optim.SGD``, or a function from parameters
-    to a torch optimizer. ``device``: of the model, "cpu", "cuda", a GPU by number such as "cuda:3", or "auto": where its tables
-    are, or its plan was told to run.
-    ``bf16``: products of the dense part in bfloat16, weights and tables stay float32. ``common``: fields of many keys per row
-    that rows of one group share, such as a user's history: looked up and pooled once a user and batch. ``lr``: learning rate
-    of the tables (`FTRL`: ``alpha``) in place of the one they were made with; their rows and optimizer states stay.
+    ``optimizer``: optimizer of the dense weights: ``cb.optim.Adam(lr=…)``, ``cb.Adagrad``, ``cb.optim.SGD``, or a function
+    from parameters to a torch optimizer. ``device``: device of the model: "cpu", "cuda", a GPU by number such as "cuda:3", or
+    "auto", the device of its tables or of the plan.
+    ``bf16``: compute matrix products of the dense part in bfloat16; weights and tables stay float32. ``common``: fields of
+    many keys per row that the rows of one group share, such as a user's history; they are looked up and pooled once per group
+    and batch. ``lr``: learning rate of the tables (`FTRL`: ``alpha``) instead of the one that they were created with; rows
+    and optimizer states are kept.
     """
 
     def __init__(

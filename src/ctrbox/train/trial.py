@@ -104,7 +104,9 @@ def trial(
     """
     for name in unknown:
         if name in ("patience", "evaluate_every", "monitor"):
-            raise PlanError(f"a trial trains every learner equally long, so it takes no {name}=; give epochs=")
+            raise PlanError(
+                f"a trial trains every learner equally long, so {name}= cannot be used; set epochs= instead"
+            )
         raise no_argument(
             "trial", [name], [known for known in trial.__annotations__ if known not in ("unknown", "return")]
         )
@@ -131,7 +133,7 @@ def trial(
     )
     if isinstance(chosen.schedule, ReduceOnPlateau):
         raise PlanError(
-            "a trial does not evaluate its learners before they have ended, so it takes no schedule=cb.optim.ReduceOnPlateau(…); "
+            "a trial evaluates its learners only at the end, so schedule=cb.optim.ReduceOnPlateau(…) cannot be used; "
             "choose a schedule of the step, such as cb.optim.Cosine(steps)"
         )
     if not isinstance(valid, Plan) and not chosen.valid:
@@ -220,7 +222,8 @@ def _judged_label(plan: Plan, label: str | None) -> int | None:
         raise PlanError(f"label={shown_value(label)} is not a label of this plan{near}; expected one of {binary}")
     if label not in binary:
         raise PlanError(
-            f"label {label!r} is a {kinds[label]}, but a trial compares predictions of a binary label; expected one of {binary}"
+            f"label {label!r} is a {kinds[label]}, but a trial compares predictions of a binary label; expected one "
+            f"of {binary}"
         )
     return [*kinds].index(label)
 

@@ -290,7 +290,7 @@ def test_bad_arguments_are_refused_by_name(runtime: Runtime, tmp_path: Path) -> 
         table.push(np.array([5, 6]), np.array([[0.0] * 9, [np.nan] * 9], np.float32))
     with pytest.raises(DataError, match=r"expected gradients of shape \(2, 9\) float32"):
         table.push(np.arange(2), np.zeros((2, 8), np.float32))
-    with pytest.raises(PlanError, match="needs its own folder"):
+    with pytest.raises(PlanError, match="needs a folder of its own"):
         table.like(Row(4))
     table.pull(np.arange(1, 3))
     with pytest.raises(PlanError, match="holds 2 rows of dim=8, linear, but the model reads dim=3"):

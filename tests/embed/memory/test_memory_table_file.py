@@ -185,7 +185,7 @@ def test_a_disk_that_fills_leaves_the_old_file(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(old) // 2, limits[1]))
     try:
-        with pytest.raises(WriteError, match=r"File too large after .* what was there before is untouched"):
+        with pytest.raises(WriteError, match=r"File too large after .* the previous contents are unchanged"):
             table.save(place)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

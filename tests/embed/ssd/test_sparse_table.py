@@ -282,7 +282,7 @@ def test_a_folder_without_a_table_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="holds no table: it has no MANIFEST"):
         cb.SparseTable.load(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(SourceError, match="cannot keep a table in"):
+    with pytest.raises(SourceError, match="as the folder of a table"):
         cb.SparseTable(tmp_path / "file" / "t")
 
 

@@ -353,7 +353,7 @@ def test_texts_are_encoded_by_a_module_that_takes_strings(tmp_path: Path) -> Non
         ({"key": "name"}, "key must be an expression"),
         ({"dtype": "int8"}, "dtype must be float32 or float16"),
         ({"batch_size": 0}, "batch_size="),
-        ({"data": {"a": 1}}, "images come from a folder, and images or texts from a cb.View, got a dict"),
+        ({"data": {"a": 1}}, "expected a folder of images, or a cb.View with images or texts, got a dict"),
         ({"data": cb.View(pa.table({"name": ["a"]}))}, "name the column"),
         ({"data": cb.View(pa.table({"name": ["a"]})), "column": "imag"}, "has no column 'imag'"),
         ({"data": cb.View(pa.table({"name": [1]})).fill(name=0), "column": "name"}, "has steps"),

@@ -90,7 +90,7 @@ class References:
                 most = 1 if offsets is None or not batch.rows else int((offsets[1:] - offsets[:-1]).max())
                 longest[name] = max(1, most)
         if starts[-1] >= 2**31 or batch.rows * max(1, len(fields)) >= 2**31:
-            raise DataError("more than 2^31 - 1 references; use smaller batches")
+            raise DataError("the batch refers to more than 2^31 - 1 keys; use smaller batches")
         values = [values for values, _ in parts]
         if here:
             keys, *rest = sent([np.concatenate([*values, np.empty(0, np.int64)]), *ragged], device)

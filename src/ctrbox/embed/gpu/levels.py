@@ -57,23 +57,28 @@ class Expected:
 
 @named_arguments
 class LevelTable(WithCheckpoint, GpuTable):
-    """The rows of a `SparseTable`, those of the batches under way in GPU memory.
+    """A table over a `SparseTable` that holds the rows of the batches in progress in GPU memory.
 
-    ``below``      has shape, optimizers, initial values and seed; nobody else changes it in the meantime
-    ``memory``     GPU memory for rows and slots, taken at once, in bytes or as text ("4GB"): five batches' keys or more
-    ``runtime``    runs the kernels; the machine's GPU unless given
+    ``below``      Sparse Table that holds all rows and decides shape, optimizers, initial values and seed; nothing else may
+                   change it in the meantime
+    ``memory``     GPU memory for rows and index, in bytes or as text ("4GB"), allocated at once; it must hold the keys of at
+                   least five batches
+    ``runtime``    object that runs the kernels; default: the GPU of this machine
     """
 
     def __init__(self, below: SparseTable, *, memory: int | str = "8GB", runtime: Runtime | None = None) -> None:
         if not isinstance(below, SparseTable):
-            raise PlanError(f"a cb.LevelTable is made over a cb.SparseTable, got {type(below).__name__}")
+            raise PlanError(
+                f"cb.tables.LevelTable needs a cb.SparseTable, which holds its rows on disk, got {type(below).__name__}"
+            )
         if below.read_only:
             raise PlanError(
-                f"{below!r} was opened with read_only=True, but a cb.LevelTable over it would change its rows"
+                f"{below!r} was opened with read_only=True, but a cb.tables.LevelTable changes its rows; open the "
+                "Sparse Table without read_only=True"
             )
         if below.counters is not None or below.admission is not None:
             raise PlanError(
-                f"{below!r} has counters= or admission=, which cb.LevelTable does not support; use a Sparse "
+                f"{below!r} has counters= or admission=, which cb.tables.LevelTable does not support; use a Sparse "
                 f"Table without them"
             )
         super().__init__(
@@ -112,7 +117,8 @@ class LevelTable(WithCheckpoint, GpuTable):
 
     def set_optimizer(self, optimizer: Optimizer, linear: Optimizer | None = None) -> None:
         raise PlanError(
-            "set the optimizer of the Sparse Table before a cb.tables.LevelTable is made over it: below.set_optimizer(…)"
+            "the optimizer cannot be changed after the cb.tables.LevelTable was created; set the optimizer of the "
+            "Sparse Table first: below.set_optimizer(…)"
         )
 
     def prefetch(self, keys: Any, *, next_use: NextUse | None = None) -> None:
@@ -185,7 +191,7 @@ class LevelTable(WithCheckpoint, GpuTable):
 
     @contextlib.contextmanager
     def replaced(self) -> Iterator[None]:
-        """Inside, the caller replaces the contents of the Sparse Table; the GPU holds none of its rows afterwards."""
+        """Return a context in which the caller may replace the contents of the Sparse Table; no row stays on the GPU."""
         with self._moving:
             try:
                 yield
@@ -257,7 +263,9 @@ class LevelTable(WithCheckpoint, GpuTable):
             self.below.close(checkpoint)
 
     def like(self, row: Row) -> GpuTable:
-        raise PlanError(f"another table like {self!r} needs its own folder: cb.tables.LevelTable(cb.SparseTable(…))")
+        raise PlanError(
+            f"a second table with the settings of {self!r} needs a folder of its own: cb.tables.LevelTable(cb.SparseTable(…))"
+        )
 
     def __repr__(self) -> str:
         return f"LevelTable({self.below!r}, memory {self.memory:,} on {self.device})"
@@ -265,7 +273,7 @@ class LevelTable(WithCheckpoint, GpuTable):
     # ---- batches under way
 
     def expect(self, references: References, ready: Any = None) -> None:
-        """Bring the rows of a batch that will be learned soon, and keep them until then; nothing where there is no room."""
+        """Bring the rows of a batch that will be learned soon to the GPU and keep them there, if there is room for them."""
         with self._moving:
             number, oldest = self._next()
             with self._lock:
@@ -276,7 +284,7 @@ class LevelTable(WithCheckpoint, GpuTable):
                     self._reserve(references, number, oldest, ready)
 
     def reach(self, references: References, train: bool) -> tuple[Store, torch.Tensor]:
-        """The rows of a batch: to ``train`` where they are, else values alone, in memory of their own."""
+        """Return the rows of a batch: with ``train`` the rows in the store itself, otherwise copies of their values."""
         if not train:
             return self._read(references)
         with self._lock:
@@ -291,7 +299,7 @@ class LevelTable(WithCheckpoint, GpuTable):
         return self.store, expected.rows
 
     def learned(self, references: References) -> None:
-        """Its rows may leave from now on, and those of all batches before it."""
+        """Allow the rows of this batch and of all earlier ones to leave the GPU from now on."""
         with self._lock:
             expected = self._ahead.get(references)
             self._stepped(0 if expected is None else expected.number)
@@ -330,9 +338,8 @@ class LevelTable(WithCheckpoint, GpuTable):
                 store = self.store
                 unique = len(torch.unique(references.keys[references.keys != 0]))
                 raise BudgetError(
-                    f"a batch refers to {unique:,} keys, and the {self.memory:,} bytes on {self.device} that this table "
-                    f"may use "
-                    f"hold {store.capacity:,} rows{error.cause}; raise memory=, or use smaller batches"
+                    f"the batch refers to {unique:,} keys, but memory={self.memory:,} bytes on {self.device} can hold "
+                    f"only {store.capacity:,} rows of this table{error.cause}; raise memory=, or use smaller batches"
                 ) from None
             fits = True
             for later in waiting:
@@ -465,8 +472,7 @@ class LevelTable(WithCheckpoint, GpuTable):
 
     def _full(self, error: NoRoom) -> BudgetError:
         return BudgetError(
-            f"{self.memory:,} bytes on {self.device} "
-            f"have no room for {error.more:,} working rows of this "
+            f"memory={self.memory:,} bytes on {self.device} has no room for {error.more:,} more rows of this "
             f"table{error.cause}; raise memory=, so that the keys of several batches fit"
         )
 

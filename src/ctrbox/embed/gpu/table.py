@@ -64,15 +64,15 @@ MOST_ROWS = 1 << 29
 
 @named_arguments
 class GpuTable(Shaped):
-    """Trainable rows in GPU memory.
+    """A table of trainable rows in GPU memory.
 
-    ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
+    ``dim``        number of floats in a key's vector; ``open`` can change it while the table is empty
     ``optimizer``  optimizer of the vectors; default: Adagrad(lr=0.02, initial=1).
     ``linear``     optimizer of the first-order weights; default: ``optimizer`` if that is given, else Adagrad(lr=0.05, initial=1)
     ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
-    ``memory``     the most GPU memory for rows and slots, in bytes or as text ("32GB")
-    ``rows``       how many keys to have room for at once; more come as they are met
-    ``runtime``    runs the kernels; the machine's GPU unless given
+    ``memory``     maximum GPU memory for rows and index, in bytes or as text ("32GB")
+    ``rows``       number of keys for which room is reserved at once; the table grows when more keys occur
+    ``runtime``    object that runs the kernels; default: the GPU of this machine
     """
 
     def __init__(
@@ -303,11 +303,11 @@ class GpuTable(Shaped):
         return Reading(self, references, pooled, pooling, sequences, **how)
 
     def told(self) -> int:
-        """The first reference of the last step whose gradient was not finite, or -1: as far as heard, without waiting."""
+        """The first reference in the last step whose gradient was not finite; -1 if none is known yet. Does not wait."""
         return -1 if self._made is None else self._made.bad()
 
     def wait(self) -> None:
-        """Until ``told`` knows of everything launched so far."""
+        """Wait until ``told`` covers all steps that were launched so far."""
         if self._made is not None:
             with self.ordered():
                 self._made.tell()
@@ -323,23 +323,23 @@ class GpuTable(Shaped):
         return torch.cuda.Stream(self.device)
 
     def expect(self, references: References, ready: Any = None) -> None:
-        """This batch will be learned soon. ``ready``: event behind its keys. Here the step itself makes its rows."""
+        """Announce a batch that will be learned soon. This table ignores it: the step itself creates the rows."""
 
     # ---- for gpu_pooling.py
 
     def reach(self, references: References, train: bool) -> tuple[Store, torch.Tensor]:
-        """The rows of a batch's references, and the store they are in; to ``train`` those of new keys are made."""
+        """Return the store, and where in it the rows of a batch are. With ``train``, new keys get rows."""
         with self.ordered():
             if train:
                 self.make_room(references.keys)
             return self.store, self.store.find(references.keys, create=train)
 
     def learned(self, references: References) -> None:
-        """The step of this batch is launched."""
+        """Note that the step of this batch was launched."""
 
     @contextlib.contextmanager
     def ordered(self) -> Iterator[None]:
-        """One caller at a time; on a GPU each call behind the one before, whatever streams they came on."""
+        """Let one caller in at a time; on a GPU, each call runs after the one before, even on different streams."""
         with self._lock:
             if self.device.type == "cuda":
                 stream = torch.cuda.current_stream(self.device)
@@ -350,11 +350,12 @@ class GpuTable(Shaped):
 
     @property
     def store(self) -> Store:
-        """Its memory, made when it is first needed."""
+        """The memory of the table, which is allocated at the first access."""
         if self._made is None:
             if self._row.width == 0:
                 raise PlanError(
-                    "a table of dim=0 has only first-order weights: open(Row(0, linear=True)) before using it"
+                    "a table with dim=0 holds only first-order weights, and this table was opened without them; call "
+                    "open(Row(0, linear=True)) before using it"
                 )
             try:
                 self._made = self._new_store(self._row, self.rows)
@@ -363,7 +364,7 @@ class GpuTable(Shaped):
         return self._made
 
     def make_room(self, keys: torch.Tensor) -> None:
-        """Room for these keys, of which any number may be new; BudgetError where there is none."""
+        """Make room for these keys, of which any number may be new. Raises BudgetError if the memory is used up."""
         try:
             self.store.make_room(keys)
         except NoRoom as error:

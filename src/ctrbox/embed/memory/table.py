@@ -45,17 +45,18 @@ from ctrbox.files.urls import local_path
 
 @named_arguments
 class MemoryTable(Table):
-    """Trainable rows in memory, on all cores.
+    """A table of trainable rows in main memory.
 
-    ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
+    ``dim``        number of floats in a key's vector; ``open`` can change it while the table is empty
     ``optimizer``  optimizer of the vectors; default: Adagrad(lr=0.02, initial=1). ``cb.optim.Adam(dense=True)`` and
                    ``cb.optim.AdamW()`` move all rows at every push, as in torch
     ``linear``     optimizer of the first-order weights; default: ``optimizer`` if that is given, else Adagrad(lr=0.05, initial=1)
     ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
-    ``budget``     the most memory for rows and index, in bytes or as text ("512MB")
-    ``threads``    the most threads of a call; None: every core this process may use. Results do not depend on it.
-    ``counters``   ``admission``: how rows come and go (`Counters`, `Admission`); default: every key has a row
-    ``nonfinite``  gradients that are not finite: "refuse" the push, or "skip" their keys and count them
+    ``budget``     maximum memory for rows and index, in bytes or as text ("512MB")
+    ``threads``    maximum number of threads per call; None: all cores that this process may use. It never changes a result
+    ``counters``, ``admission``   rules by which keys get rows and rows expire (`Counters`, `Admission`);
+                   default: every key has a row
+    ``nonfinite``  what to do with gradients that are not finite: "refuse" the whole push, or "skip" their keys and count them
     """
 
     def __init__(
@@ -200,13 +201,13 @@ class MemoryTable(Table):
     ) -> None:
         if is_dense(optimizer) != is_dense(linear):
             raise PlanError(
-                f"optimizer={optimizer} and linear={linear} must both be dense or neither: a dense one takes the gradient of the "
-                "mean loss of a batch, the others take that of the summed loss"
+                f"optimizer={optimizer} and linear={linear} must both be dense or neither: a dense one takes the gradient of "
+                "the mean loss of a batch, the others take that of the summed loss"
             )
         if is_dense(optimizer) and (counters is not None or admission is not None):
             raise PlanError(
-                f"{optimizer} is dense: every push moves all rows, so a table with it takes no counters= or admission=; remove "
-                "them, or use cb.optim.Adam without dense=True"
+                f"{optimizer} is dense: every push moves all rows, so a table with it takes no counters= or admission=; "
+                "remove them, or use cb.optim.Adam without dense=True"
             )
 
     def _shape(self, row: Row) -> tuple:
@@ -215,7 +216,10 @@ class MemoryTable(Table):
     @property
     def _changing(self) -> _native.MemoryTable:
         if self._native is None:
-            raise PlanError("a table of dim=0 has only first-order weights: open(Row(0, linear=True)) before using it")
+            raise PlanError(
+                "a table with dim=0 holds only first-order weights, and this table was opened without "
+                "them; call open(Row(0, linear=True)) before using it"
+            )
         return self._native
 
     _reading = _changing

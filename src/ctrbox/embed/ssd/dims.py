@@ -60,10 +60,12 @@ OWN = re.compile(r"LOCK|TABLES|\.TABLES\..*|dim-\d+|\.?dim-\d+\..*|checkpoint-\d
 class SparseTables(WithCheckpoint):
     """A `SparseTable` for each of ``dims``, all with the same settings.
 
-    ``ram``      of all together; each part gets memory for as many rows, unless ``shares`` says how much of it by dim
-    ``optimizer`` of every part; default, as for `SparseTable`: the one in the folder. A given one may have other settings
-    ``options``  of every part: linear, init, seed, threads, policy, counters, admission, nonfinite, segment_bytes,
-                 compaction_mb_per_s
+    ``ram``      memory of all tables together; each table gets memory for the same number of rows, unless ``shares`` gives the
+                 share of each dim
+    ``optimizer`` optimizer of every table; default: the one in the folder, as for `SparseTable`. It may have other settings than
+                 the one in the folder
+    ``options``  other settings of every table: linear, init, seed, threads, policy, counters, admission,
+                 nonfinite, segment_bytes, compaction_mb_per_s
     """
 
     def __init__(
@@ -267,7 +269,7 @@ def named_in(folder: Path) -> tuple[int, tuple[int, ...]] | None:
         raise SourceError(f"cannot read {folder / 'TABLES'}: {error}") from error
     found = NAMED.fullmatch(text)
     if found is None or int(found[3], 16) != zlib.crc32(text[: found.start(3)].encode()):
-        raise SourceError(f"{folder / 'TABLES'} is damaged; its parts are the tables in {folder / 'checkpoint-*'}")
+        raise SourceError(f"{folder / 'TABLES'} is damaged; the tables themselves are in {folder / 'checkpoint-*'}")
     return int(found[1]), _checked_dims([int(d) for d in found[2].split()])
 
 
@@ -297,7 +299,7 @@ def _locked(folder: Path) -> int:
     try:
         lock = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise SourceError(f"cannot keep tables in {folder}: {error.strerror or error}") from error
+        raise SourceError(f"cannot use {folder} as the folder of tables: {error.strerror or error}") from error
     return flocked(lock, folder)
 
 

@@ -68,7 +68,7 @@ def locked(path: Path, shared: bool) -> int:
             return -1  # a saved table that nobody has opened to write
         raise SourceError(f"cannot open the table in {path}: {error.strerror}") from error
     except OSError as error:
-        raise SourceError(f"cannot keep a table in {path}: {error.strerror or error}") from error
+        raise SourceError(f"cannot use {path} as the folder of a table: {error.strerror or error}") from error
     return flocked(lock, path, shared)
 
 

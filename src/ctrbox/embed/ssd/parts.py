@@ -86,6 +86,6 @@ class TableParts(FixedShape):
 
     def _refuse(self) -> NoReturn:
         raise PlanError(
-            f"the table in {self.path} was saved in {len(self.parts)} parts, which can only be read; to go on learning, start a "
-            "training from its run (ctrbox train JOB --from RUN)"
+            f"the table in {self.path} was saved in {len(self.parts)} parts, which can only be read; to continue "
+            "training, start a training from its run (ctrbox train JOB --from RUN)"
         )

@@ -58,25 +58,28 @@ POLICIES = ("default", "heat", "clock", "lfu")
 
 @named_arguments
 class SparseTable(WithCheckpoint, Table):
-    """Trainable rows on an SSD, within a budget of memory.
+    """A Sparse Table: trainable rows on an SSD, of which a part is in memory.
 
-    ``path``       a folder of its own; made where there is none, opened at its last checkpoint where it holds a table
-    ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
-    ``ram``        memory for rows, filters and what belongs to them, taken page by page as rows come; at most 192 billion rows
+    ``path``       folder of the table, used for nothing else; it is created if it does not exist, and opened at its last
+                   checkpoint if it holds a table
+    ``dim``        number of floats in a key's vector; ``open`` can change it while the table is empty
+    ``ram``        memory for rows, filters and indexes, allocated page by page as rows are added; at most 192 billion rows
                    (29 TB at dim 16 with Adagrad). The process needs some tens of megabytes beside it
     ``optimizer``  optimizer of the vectors; default: the optimizer of the existing table, or Adagrad(lr=0.02, initial=1) for a
                    new one. An existing table accepts another learning rate or other settings of the same kind: rows and states
                    are kept
     ``linear``     optimizer of the first-order weights; default: ``optimizer`` if that is given, else Adagrad(lr=0.05, initial=1)
     ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
-    ``threads``    the most threads of a call; None: every core this process may use. Results do not depend on it.
-    ``policy``     which rows leave memory: "default" ("heat": the least used), "clock" (for keys that change quickly), or
+    ``threads``    maximum number of threads per call; None: all cores that this process may use. It never changes a result
+    ``policy``     rule by which rows are evicted from memory: "default" ("heat": least used first), "clock" (for keys that change
+                   quickly), or
                    "lfu", the lists of the AIBox paper
-    ``counters``   ``admission``: how rows come and go (`Counters`, `Admission`); default: every key has a row
-    ``nonfinite``  gradients that are not finite: "refuse" the push, or "skip" their keys and count them
-    ``compaction_mb_per_s``  the most that compaction in the background writes, in MB (1,048,576 bytes) per second, 1 to
+    ``counters``, ``admission``   rules by which keys get rows and rows expire (`Counters`, `Admission`);
+                   default: every key has a row
+    ``nonfinite``  what to do with gradients that are not finite: "refuse" the whole push, or "skip" their keys and count them
+    ``compaction_mb_per_s``  maximum rate at which background compaction writes, in MB (1,048,576 bytes) per second, 1 to
                    1,000,000; default 512; None: no limit. It reads about as much. Loads wait where it cannot keep up
-    ``read_only``  only pull(create=False), scan and verify; any number of processes may have it open so
+    ``read_only``  open the table only for pull(create=False), scan and verify; any number of processes can do so at the same time
     """
 
     def __init__(
@@ -167,20 +170,21 @@ class SparseTable(WithCheckpoint, Table):
     def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
         """Bring the rows of these keys into memory and keep them there until they are pulled and pushed.
 
-        ``next_use`` (uint8, one per key): in how many prefetched batches a key comes again, 1 to 127, 0 where nobody knows. Rows
-        that come again stay before all others, the soonest longest, where ``policy`` is the default.
+        ``next_use`` (uint8, one per key): in how many prefetched batches a key comes again, 1 to 127, or 0 if that is
+        unknown. Rows that come again soon stay in memory longest if ``policy`` is "default".
         """
         wanted = checked_keys(keys)
         known = None if next_use is None else np.asarray(next_use)
         if known is not None and (known.dtype != np.uint8 or known.shape != wanted.shape):
             raise DataError(
-                f"next_use must be uint8, one value for each of {len(wanted):,} keys, got {known.dtype} of shape {known.shape}"
+                f"next_use must be uint8, one value for each of {len(wanted):,} keys, got {known.dtype} of shape "
+                f"{known.shape}"
             )
         with self._calling(len(wanted)):
             self._changing.prefetch(wanted, None if known is None else np.ascontiguousarray(known))
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
-        """Return the rows (n, width). Without ``create`` no row is created, and none stays in memory."""
+        """Return the rows (n, width). With ``create=False``, no row is created and none is kept in memory."""
         wanted = checked_keys(keys)
         with self._calling(len(wanted)):
             table = self._changing if create else self._reading
@@ -259,7 +263,8 @@ class SparseTable(WithCheckpoint, Table):
             self._opened_natively(source, row, threads=1, read_only=True)
         except _native.DamagedFile as error:
             raise SourceError(
-                f"cannot restore from {source}, which is damaged: {error}; {self.path} is unchanged; restore from another copy"
+                f"cannot restore from {source}, which is damaged: {error}; {self.path} is unchanged; restore from "
+                "another copy"
             ) from error
 
     @classmethod
@@ -309,7 +314,7 @@ class SparseTable(WithCheckpoint, Table):
         return rows
 
     def write(self, keys: Keys, rows: Floats, *, known: bool = False) -> None:
-        """Replace whole rows. ``known``: of keys that were read before; what is on disk of them is not looked at then."""
+        """Replace whole rows. ``known``: whether the keys were read before; their old rows on disk are then not read."""
         changed = checked_keys(keys)
         given = np.asarray(rows)
         if given.dtype != np.float32 or given.shape != (len(changed), self.floats):
@@ -354,12 +359,12 @@ class SparseTable(WithCheckpoint, Table):
         return 0 if self._native is None else int(self._native.version)
 
     def flush(self) -> None:
-        """Write out all rows that no batch under way needs, and let them go."""
+        """Write all rows that no batch in progress needs to disk, and remove them from memory."""
         with self._calling():
             self._changing.flush()
 
     def compact(self) -> None:
-        """Merge the files on disk, so that every row is there once."""
+        """Merge the files on disk, so that each row is stored only once."""
         with self._calling():
             self._changing.compact()
 
@@ -391,7 +396,7 @@ class SparseTable(WithCheckpoint, Table):
 
         ``since``: only rows that changed after that version.
 
-        States of a table that counts end with shows, clicks and the period of the last push. What expired is not told.
+        States of a table that counts end with shows, clicks and the period of the last push. Rows that expired are left out.
         """
         width = self._row.width
         keys: list[np.ndarray] = [np.empty(0, np.int64)]
@@ -485,7 +490,10 @@ class SparseTable(WithCheckpoint, Table):
     def _reading(self) -> _native.SparseTable:
         self._check_usable()
         if self._native is None:
-            raise PlanError("a table of dim=0 has only first-order weights: open(Row(0, linear=True)) before using it")
+            raise PlanError(
+                "a table with dim=0 holds only first-order weights, and this table was opened without them; call "
+                "open(Row(0, linear=True)) before using it"
+            )
         return self._native
 
     def _check_usable(self) -> None:
@@ -515,8 +523,8 @@ class SparseTable(WithCheckpoint, Table):
         least, most = _native.SparseTable.ram_bounds(self._shape(row), self.policy)
         if self.ram > most:
             raise BudgetError(
-                f"ram={self.ram:,} bytes holds more rows of {row} than a table can address, which is 192 billion; "
-                f"expected at most {most:,} bytes"
+                f"ram={self.ram:,} bytes could hold more than 192 billion rows of {row}, the most that a table can "
+                f"address; expected at most {most:,} bytes"
             )
         if self.ram < least:
             raise BudgetError(
@@ -573,10 +581,9 @@ class SparseTable(WithCheckpoint, Table):
             ) from error
         except _native.TableFull as error:
             raise BudgetError(
-                f"the table in {self.path} "
-                f"has no room for all of {keys:,} keys within ram={self.ram:,} bytes: "
-                f"{error}; use smaller batches, or raise ram=. Training holds up to five batches at once; five like "
-                f"this one need {self._enough_for_five(keys)}"
+                f"the table in {self.path} has no room for the {keys:,} keys of this call within ram={self.ram:,} bytes: "
+                f"{error}; use smaller batches, or raise ram=. Training holds up to five batches at once; five like this one "
+                f"need {self._enough_for_five(keys)}"
             ) from error
         except MemoryError as error:
             raise BudgetError(

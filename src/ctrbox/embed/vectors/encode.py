@@ -413,7 +413,10 @@ def _items(data: Any, column: str | None, key: Expr) -> tuple[pa.Schema, Iterato
         return schema, _of_folder(local_path(data, "a folder of images"))
     if isinstance(data, View):
         if data.steps:
-            raise PlanError(f"view {data.name!r} has steps, which an encoding does not run; pass the view without them")
+            raise PlanError(
+                f"view {data.name!r} has steps such as filter or with_columns, which encoding does not run; pass the "
+                "view without steps"
+            )
         if column is None:
             raise PlanError(f"name the column with the images or texts of view {data.name!r}: column='image'")
         names = sorted(_columns_of(key))
@@ -421,7 +424,7 @@ def _items(data: Any, column: str | None, key: Expr) -> tuple[pa.Schema, Iterato
             if name not in data.source.schema.names:
                 raise PlanError(f"view {data.name!r} has no column {name!r}{nearest(name, data.source.schema.names)}")
         return pa.schema([data.source.schema.field(name) for name in names]), _of_view(data, column, names)
-    raise PlanError(f"images come from a folder, and images or texts from a cb.View, got a {type(data).__name__}")
+    raise PlanError(f"expected a folder of images, or a cb.View with images or texts, got a {type(data).__name__}")
 
 
 def _columns_of(key: Expr) -> set[str]:

@@ -71,6 +71,6 @@ class EncodedItems:
             raise DataError(f"the {what} {refused.detail}") from None
         if found.shape != (width,) or not np.isfinite(found).all():
             raise DataError(
-                f"the vector of the {what} has {len(found):,} numbers or some that are not finite; expected {width:,}"
+                f"the vector of the {what} has {len(found):,} numbers; expected {width:,} numbers, all of them finite"
             )
         return found

@@ -60,7 +60,7 @@ class EncodedSoFar:
         except OSError as error:
             if isinstance(error, CtrboxError):
                 raise
-            raise WriteError(f"cannot keep the vectors of this encoding in {folder}: {error.strerror}") from error
+            raise WriteError(f"cannot save the vectors of this encoding in {folder}: {error.strerror}") from error
 
     def _take(self) -> None:
         try:
@@ -131,7 +131,7 @@ class EncodedSoFar:
             self._file.write(records)
             self._file.flush()
         except OSError as error:
-            raise WriteError(f"cannot keep the vectors of this encoding in {self.folder}: {error.strerror}") from error
+            raise WriteError(f"cannot save the vectors of this encoding in {self.folder}: {error.strerror}") from error
         for key in hashes:
             self.places[key] = self._rows
             self._rows += 1

@@ -185,19 +185,26 @@ class _Shard:
         if magic != MAGIC:
             raise SourceError(f"{path} is not a vector file: it begins with {head[:8]!r}, expected {MAGIC!r}")
         if version not in (PLAIN, ENCODED):
-            raise SourceError(f"{path} has version {version}; this version reads {PLAIN} and {ENCODED}")
+            raise SourceError(
+                f"{path} has format version {version}; this version of CTRBox reads {PLAIN} and {ENCODED}"
+            )
         if zlib.crc32(head[: HEAD.size]) != int.from_bytes(head[HEAD.size : HEAD.size + 4], "little"):
             raise SourceError(f"{path} is damaged: the checksum of its header does not match")
         if kind not in KINDS or not 1 <= self.width <= MOST_WIDTH or not self.shard < self.of <= MOST_SHARDS:
-            raise SourceError(f"{path} is damaged: kind {kind}, width {self.width}, shard {self.shard} of {self.of}")
+            raise SourceError(
+                f"{path} is damaged: its header says kind {kind}, width {self.width}, shard {self.shard} of {self.of}"
+            )
         if about > MOST_ABOUT or (about > 0) != (version == ENCODED):
-            raise SourceError(f"{path} is damaged: version {version} with {about:,} bytes about its encoder")
+            raise SourceError(
+                f"{path} is damaged: its header says version {version} and {about:,} bytes about the encoder, which "
+                "contradict each other"
+            )
         self.range = _native.MappedRange(np.frombuffer(self.map, np.uint8))
         self.kind, self.dtype = kind, KINDS[kind]
         index = index_at(self.rows, self.width, self.dtype)
         end = index + 20 * self.rows
         if self.size != end + about:
-            raise SourceError(f"{path} is damaged: {self.size:,} bytes, expected {end + about:,}")
+            raise SourceError(f"{path} is damaged: it has {self.size:,} bytes, expected {end + about:,}")
         found = zlib.crc32(memoryview(self.map)[index:])
         self.check_unchanged()
         if found != self.crc:

@@ -66,19 +66,22 @@ class _Kept:
 
 @named_arguments
 class ModelServer(Shaped):
-    """Trainable vectors of objects.
+    """An embedder that computes the vectors of objects, such as images, with a trainable sub-model.
 
-    ``data``       a `VectorFile` or its path
-    ``submodel``   any torch module from a block of rows to (n, dim) float32; `ImageEmbedding` to ``dim`` floats unless given
-    ``optimizer``  of the sub-model: cb.optim.Adam, cb.Adagrad, cb.optim.SGD or a function from parameters to a torch optimizer
-    ``missing``    keys without data: "zero" vectors, counted, or an "error". Training is refused where no key at all has data
-    ``block``      keys a forward; the order of sums depends on it
-    ``budget``     the most memory for rows and activations, in bytes or as text
-    ``recompute``  run the forward again at the push instead of keeping activations
+    ``data``       inputs of the sub-model by key: a `VectorFile` or its path
+    ``submodel``   torch module that turns a block of rows into vectors (n, dim) float32; default:
+                   `ImageEmbedding` with ``dim`` floats
+    ``optimizer``  optimizer of the sub-model: cb.optim.Adam, cb.Adagrad, cb.optim.SGD or a function from
+                   parameters to a torch optimizer
+    ``missing``    what to do with keys without data: "zero" gives and counts zero vectors, "error" raises an error. Training is
+                   refused if no key has data
+    ``block``      number of keys per forward pass; it changes the order of sums, and so the last bits of results
+    ``budget``     maximum memory for rows and activations, in bytes or as text ("512MB")
+    ``recompute``  whether a push runs the forward pass again instead of keeping its activations
     ``nonfinite``  gradients that are not finite, or whose step would leave weights that are not: "refuse" the push, or "skip"
                    their keys (the whole push, where only the step shows it) and count them
-    ``synchronize`` called with the sub-model's weights between backward and step, every push: adds up the gradients of several
-                   servers that hold shards of the data
+    ``synchronize`` function called with the sub-model's weights between backward and step of every push, to
+                    add up the gradients of several servers that hold shards of the data
     """
 
     def __init__(

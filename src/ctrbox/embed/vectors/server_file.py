@@ -60,12 +60,12 @@ def read_server(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
                 )
             _, version, zero, size, digest = HEAD.unpack(head)
             if version != VERSION:
-                raise SourceError(f"{path} has version {version}; this version reads {VERSION}")
+                raise SourceError(f"{path} has format version {version}; this version of CTRBox reads {VERSION}")
             if zero:
                 raise DataError(f"{path} is damaged: bytes 12 to 15 of its head are not zero")
             there = path.stat().st_size - HEAD.size
             if there != size:
-                raise DataError(f"{path} is damaged: {there:,} bytes after its header, expected {size:,}")
+                raise DataError(f"{path} is damaged: it has {there:,} bytes after its header, expected {size:,}")
             body = file.read(size)
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error

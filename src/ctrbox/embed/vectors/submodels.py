@@ -17,7 +17,7 @@ from ctrbox.errors import DataError, PlanError
 
 
 class ImageEmbedding(nn.Sequential):
-    """(n, width) → (n, dim), a PReLU with a slope a neuron behind each hidden layer."""
+    """(n, width) → (n, dim), with a PReLU, one slope per neuron, after each hidden layer."""
 
     def __init__(self, width: int = 4096, hidden: Sequence[int] = (256, 64), dim: int = 12) -> None:
         sizes = [whole("width=", width, 1, 1 << 20), *(whole("hidden=", h, 1, 1 << 16) for h in hidden)]

@@ -73,7 +73,8 @@ def write_vectors(
     width: int | None = None,
     shards: int | None = None,
 ) -> VectorFile:
-    """Write vectors to ``path``, a file; with ``shards`` a folder. ``width``: of every row; that of the first unless given."""
+    """Write vectors to the file ``path``, or with ``shards`` to a folder. ``width``: numbers per row; default: those of the
+    first row."""
     if dtype not in FLOATS:
         raise PlanError(f"dtype must be float32 or float16, got {dtype!r}{nearest(str(dtype), FLOATS)}")
     if width is not None:
