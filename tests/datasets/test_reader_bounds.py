@@ -66,7 +66,10 @@ def test_an_integer_is_decimal_digits_that_fit(value: bytes, bits: int, fits: bo
 
 
 def test_names_that_are_known_are_listed_up_to_eight() -> None:
-    assert _unknown("'x'", []) == "'x' was not met in the first lines nor named (known: none)"
+    assert _unknown("'x'", []) == (
+        "'x' is unknown: it was not named and does not occur in the first lines, from which "
+        "the names are taken (known: none)"
+    )
     assert _unknown("'x'", list("abcdefgh")).endswith("(known: a, b, c, d, e, f, g, h)")
     assert _unknown("'x'", list("abcdefghi")).endswith("(known: a, b, c, d, e, f, g, h, ...)")
 

@@ -252,7 +252,11 @@ def test_vw_binary_labels(tmp_path: Path) -> None:
         ("1 |a x:heavy", "feature 'x:heavy' has the value 'heavy'; expected a number"),
         ("1 |a x:nan", "expected a number"),
         ("1 |a:big x", "namespace 'a' has the scale 'big'"),
-        ("1 |new x", "namespace 'new' was not met in the first lines nor named (known: a)"),
+        (
+            "1 |new x",
+            "namespace 'new' is unknown: it was not named and does not occur in the first lines, from which "
+            "the names are taken (known: a)",
+        ),
     ],
 )
 def test_a_bad_vw_line_is_named_or_counted(tmp_path: Path, line: str, problem: str) -> None:
@@ -299,7 +303,11 @@ def test_libffm_fields_become_list_columns(tmp_path: Path) -> None:
         ("1 0:1:", "found '0:1:'; expected field:index:value"),
         ("1 -1:1:1", "found '-1:1:1'; expected field:index:value"),
         ("yes 0:1:1", "label is 'yes'; expected a number"),
-        ("1 7:1:1", "field 7 was not met in the first lines nor named (known: f0, f1)"),
+        (
+            "1 7:1:1",
+            "field 7 is unknown: it was not named and does not occur in the first lines, from which the names "
+            "are taken (known: f0, f1)",
+        ),
     ],
 )
 def test_a_bad_libffm_line_is_named_or_counted(tmp_path: Path, line: str, problem: str) -> None:

@@ -110,7 +110,11 @@ def test_paths_are_told_apart_by_their_scheme() -> None:
     ):
         with pytest.raises(SourceError, match=message):
             open_store(path)
-    with pytest.raises(SourceError, match=r"^storage_options are for s3:// and hdfs:// paths; 'a' is a local path"):
+    with pytest.raises(
+        SourceError,
+        match=r"^storage_options= can be used only with s3:// and hdfs:// paths, but 'a' "
+        r"is a local path",
+    ):
         open_store("a", None, {"region": "x"})
     own = pafs.LocalFileSystem()
     store, inside = open_store("mine://a/b", own)

@@ -53,7 +53,7 @@ def test_files_and_ranges_are_read(server: Web) -> None:
     [
         (lies.endless_heads, "the answer does not end"),
         (lies.endless, "has the Content-Length 'none'; expected the number of its bytes"),
-        (lies.endless_chunks, "and no chunks"),
+        (lies.endless_chunks, "expected the length of the answer in bytes, and no chunked encoding"),
         (lies.other(b"x" * (len(CONTENTS) + 1)), "has 10,241 bytes; expected at most 10,240"),
         (lies.silent, "timed out"),
         (lies.compressed, "compressed, although that was not asked for"),

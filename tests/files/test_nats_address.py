@@ -25,9 +25,9 @@ def test_an_address_has_its_parts(url: str, server: str, stream: str, subject: s
     [
         ("http://u:secret@h/S", "expected one of nats, tls, ws, wss before ://"),
         ("h:4222/S", "expected one of nats"),
-        ("nats://u:secret@h", "a server and a stream are needed"),
-        ("nats:///S", "a server and a stream are needed"),
-        ("nats://u:secret@h/S/T", "a server and a stream are needed"),
+        ("nats://u:secret@h", "the address must name a server and a stream"),
+        ("nats:///S", "the address must name a server and a stream"),
+        ("nats://u:secret@h/S/T", "the address must name a server and a stream"),
         ("nats://u:secret@h:x/S", "is not the address of a NATS server"),
         ("nats://u:secret@h:99999/S", "Port out of range"),
         ("nats://u:secret@[h/S", "Invalid IPv6"),

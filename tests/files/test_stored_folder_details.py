@@ -118,7 +118,7 @@ def opened(url: str = "s3://bucket/run") -> StoredFolder:
     ("url", "message"),
     [
         ("runs/a", r"^'runs/a' is not a URL; expected s3://bucket/folder"),
-        ("s3://bucket/run?region=eu", r"has options behind '\?', which a run folder does not take; set the endpoint"),
+        ("s3://bucket/run?region=eu", r"has options after '\?', which a run folder does not take; set the endpoint"),
         ("s3://bucket/.run", r"^s3://bucket/\.run does not name a folder"),
         ("s3://bucket/a\0b", r"does not name a folder"),
         ("gs://bucket/run", r"^gs://bucket/run is a URL, but a run folder can only be on a local disk, on s3:// or"),

@@ -127,6 +127,6 @@ def test_a_store_that_is_neither_s3_nor_hdfs_is_refused(
         STORED[name]("gs://bucket/place")
     with pytest.raises(PlanError, match="takes a plain path: /data/place"):
         STORED[name]("file:///data/place")
-    with pytest.raises(PlanError, match="has options behind '\\?'"):
+    with pytest.raises(PlanError, match="has options after '\\?'"):
         STORED[name]("s3://bucket/place?endpoint=elsewhere")
     assert not list(tmp_path.iterdir())

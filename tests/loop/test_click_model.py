@@ -347,7 +347,8 @@ def test_what_the_loop_cannot_train_is_refused_in_a_sentence(world: Path, tmp_pa
     with pytest.raises(PlanError, match=r"^the online loop trains a cb.DeepFFM or a .*, got LR; wrap a torch model"):
         OnlineLoop(plan, net, "events", tmp_path / "model")  # type: ignore[arg-type]
     with pytest.raises(
-        PlanError, match=r"threads= of the loop is for a Deep FFM; pass it to the model instead: OnlineCl"
+        PlanError,
+        match=r"threads= of the loop can be used only with a Deep FFM; pass it to the model instead: OnlineCl",
     ):
         OnlineLoop(plan, OnlineClickModel(plan, net), "events", tmp_path / "model", threads=2)
     with pytest.raises(PlanError, match=r"whose rows it cannot publish; use a cb\.MemoryTable or a cb\.SparseTable"):

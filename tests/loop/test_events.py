@@ -455,7 +455,9 @@ def test_chunks_too_large_or_changed_under_way_are_refused(tmp_path: Path, monke
     size = (tmp_path / "c1.jsonl").stat().st_size
     monkeypatch.setattr(chunks_module, "MOST_BYTES", size - 1)
     (found,) = pieces(folder(tmp_path)[0])
-    assert found[1].startswith(f"it has {size:,} bytes, expected at most {size - 1:,}: cut it")
+    assert found[1].startswith(
+        f"it has {size:,} bytes, expected at most {size - 1:,}: split it into smaller chunks, or learn from it with --warm-up"
+    )
     monkeypatch.setattr(chunks_module, "MOST_BYTES", size)
     assert list(pieces(folder(tmp_path)[0])) == [("c1.jsonl", "")]
     (found,) = pieces(folder(tmp_path, {"chunk": "c1.jsonl", "rows": 1, "checksum": "another"})[0])
@@ -476,7 +478,7 @@ def test_context_fields_come_first() -> None:
     assert checked_context([]) == []
     assert checked_context(["a"]) == ["a"]
     for given in ("ab", 5):
-        with pytest.raises(PlanError, match="context= takes field names in a list, got"):
+        with pytest.raises(PlanError, match="context= must be a list of field names, got"):
             checked_context(given)  # type: ignore[arg-type]
 
 

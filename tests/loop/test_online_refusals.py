@@ -91,7 +91,10 @@ def test_a_start_that_learned_from_nothing_says_why(
     fresh._restore(Checkpoints(unbroken[0] / "online").last(print))
     assert fresh.nothing_learned == ""
     fresh.began_with, held = fresh.engine.learned, fresh.learner.join.held
-    waiting = "impressions wait for events that are later by more than window and lateness, 3,840 s"
+    waiting = (
+        "impressions still wait: an impression is learned from only when an event arrives that is more than "
+        "3,840 s later, the sum of window and lateness"
+    )
     assert fresh.nothing_learned == f"{expected}: {held:,} {waiting}"
     fresh.events_read = 0
     assert fresh.nothing_learned == "nothing was learned: the stream has no new events"

@@ -310,8 +310,8 @@ def test_the_status_is_written_every_two_seconds_and_the_lag_is_that_of_the_newe
         ),
         (
             {"began_with": 10, "events_read": 1, "held": 2000},
-            "nothing was learned from 1 events: 2,000 impressions wait for events that are later by more than window and "
-            "lateness, 1,260 s",
+            "nothing was learned from 1 events: 2,000 impressions still wait: an impression is learned from only when "
+            "an event arrives that is more than 1,260 s later, the sum of window and lateness",
         ),
     ],
 )

@@ -128,7 +128,7 @@ def test_a_message_that_breaks_the_code_is_left_out_and_a_broken_state_is_fed_no
         patched.setattr(past.histories, "_feed", fails)
         with pytest.raises(KeyError):
             stream._take(3, message(table().slice(HALF + 1, 1)))
-    with pytest.raises(PlanError, match="cannot be used any more"):
+    with pytest.raises(PlanError, match="can no longer be used"):
         stream._take(3, message(table().slice(HALF + 1, 1)))
     assert (stream.refused, stream.told()["message"]) == (1, 2)  # a restart feeds message 3 to the saved state
 

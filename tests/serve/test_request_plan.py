@@ -145,7 +145,7 @@ def test_as_of_joins_tables_of_operators_and_fits_are_in_the_file(tmp_path: Path
         dense={
             "n": doc.json("$.n", "int").fill(-1),
             "b": doc.json("$.a.b[1]", "float").fill(0.0),
-            "bid": col("bid").standardise(),
+            "bid": col("bid").standardize(),
             "length": col("text").length(),
         },
     )

@@ -352,7 +352,9 @@ def test_a_row_with_other_names_is_told_from_the_first() -> None:
     each = RequestReader(SCHEMA, KNOWN, None, 50).readers({})[1]
     row: dict[str, Any] = {f.name: None for f in SCHEMA}
     other = {("extra" if name == "ad" else name): value for name, value in row.items()}
-    with pytest.raises(CtrboxError, match="row 0 has column 'ad', row 1 has not; every row needs the same"):
+    with pytest.raises(
+        CtrboxError, match="row 0 has column 'ad', but row 1 does not; every row needs the same columns"
+    ):
         each.rows([row, other])
     with pytest.raises(CtrboxError, match="row 1 must be an object of columns, got"):
         each.rows([row, 7])

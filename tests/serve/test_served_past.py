@@ -334,15 +334,19 @@ def test_a_state_that_holds_a_part_of_a_call_is_not_saved_and_says_so(
     state = past.histories.states[-1]  # all others are fed when this one fails
     with monkeypatch.context() as patched:
         patched.setattr(type(state), "passed", failing(state, type(state).passed))
-        with pytest.raises(Refused, match="takes no events before the server is started again") as refused:
+        with pytest.raises(
+            Refused,
+            match="the state of histories takes no events until the server is restarted, "
+            "because a call failed after a part of its events was added",
+        ) as refused:
             past.observe(orjson.dumps({"rows": events_of(table().slice(HALF + 20, 10)), "position": "offset 1030"}))
     assert refused.value.status == 500
     for more in (events_of(table().slice(HALF + 20, 10)), []):
-        with pytest.raises(Refused, match="takes no events before"):
+        with pytest.raises(Refused, match="takes no events until"):
             past.observe(orjson.dumps({"rows": more, "position": "offset 1040"}))
-    assert "takes no events before" in past.behind()
+    assert "takes no events until" in past.behind()
     writer.close()
-    with pytest.raises(PlanError, match="cannot be used any more"):
+    with pytest.raises(PlanError, match="can no longer be used"):
         past.histories.save(file)
     assert file.read_bytes() == saved  # whole, so that a restart feeds each event once
 

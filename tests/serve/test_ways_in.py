@@ -285,15 +285,35 @@ def refused_of(format: str, value: Any, unit: str = "") -> None:
 @pytest.mark.parametrize(
     ("unit", "value", "says"),
     [
-        ("s", 1574953200000, r"1574953200000 seconds since 1970 lie in the year 51,878, .*; is it milliseconds\?"),
-        ("s", 1574953200000000, r"lie in the year 49,910,250, outside the years 0001 to 9999; is it microseconds\?"),
-        ("ms", 1574953200000000, r"lie in the year 51,878, outside the years 0001 to 9999; is it microseconds\?"),
-        ("us", 1574953200000000000, r"lie in the year 51,878, outside the years 0001 to 9999; is it nanoseconds\?"),
+        (
+            "s",
+            1574953200000,
+            r"1574953200000 seconds since 1970 lie in the year 51,878, .*; check the unit, which may "
+            r"be milliseconds",
+        ),
+        (
+            "s",
+            1574953200000000,
+            r"lie in the year 49,910,250, outside the years 0001 to 9999; check the unit, which "
+            r"may be microseconds",
+        ),
+        (
+            "ms",
+            1574953200000000,
+            r"lie in the year 51,878, outside the years 0001 to 9999; check the unit, which may "
+            r"be microseconds",
+        ),
+        (
+            "us",
+            1574953200000000000,
+            r"lie in the year 51,878, outside the years 0001 to 9999; check the unit, which "
+            r"may be nanoseconds",
+        ),
         ("s", FAR[0] // 10**6 + 1, r"lie in the year 10,000, outside the years 0001 to 9999"),
         ("ms", FAR[1] // 1000 - 1, r"lie in the year 0, outside the years 0001 to 9999"),
         ("us", FURTHEST[0], r"lie in the year 294,247, outside"),
         ("us", FURTHEST[1], r"lie in the year -290,308, outside"),
-        ("s", FURTHEST[0], r"lie in the year beyond a thousand million, outside"),
+        ("s", FURTHEST[0], r"lie in the year beyond 1,000,000,000, outside"),
     ],
 )
 @pytest.mark.parametrize("way", ["JSON", "columns", "OIP json", "OIP binary", "gRPC", "dicts", "jsonl", "parquet"])

@@ -82,7 +82,7 @@ def _find(folder: Folder, name: str, columns: tuple[str, ...]) -> Path:
         raise SourceError(f"{path} cannot be read as Parquet: {error}") from error
     missing = [c for c in columns if c not in found]
     if missing:
-        raise DataError(f"{path} lacks {missing[0]!r}; it has {', '.join(found)}")
+        raise DataError(f"{path} has no column {missing[0]!r}; it has {', '.join(found)}")
     return path
 
 

@@ -58,7 +58,7 @@ class Delimited:
             return f"byte {error.start} is {line[error.start]:#04x}; expected UTF-8"
         line = line.removesuffix(b"\r")
         if b"\r" in line:
-            return "a carriage return stands within the line; expected it at the end only"
+            return "the line contains a carriage return; expected one only at the end of a line"
         values = line.split(self._delimiter)
         if len(values) != len(self._raw):
             return f"found {len(values)} values; expected {len(self._raw)}"

@@ -246,7 +246,7 @@ def adlog(
         (aside / "adlog.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         _swap(aside, target)
     except OSError as error:
-        kept = "the log that was there is untouched" if found is not None else "nothing was kept"
+        kept = "the previous log is unchanged" if found is not None else "no partial output was kept"
         raise WriteError(f"cannot write {target}: {error.strerror or error}; {kept}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)

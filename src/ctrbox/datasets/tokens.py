@@ -96,7 +96,10 @@ def _list_fields(names: Sequence[str]) -> list[pa.Field]:
 
 def _unknown(what: str, known: Sequence[str]) -> str:
     listed = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "") if known else "none"
-    return f"{what} was not met in the first lines nor named (known: {listed})"
+    return (
+        f"{what} is unknown: it was not named and does not occur in the first lines, from which the names are "
+        f"taken (known: {listed})"
+    )
 
 
 class VowpalWabbit:
@@ -168,7 +171,7 @@ class VowpalWabbit:
             return f"found {shown(line)}; expected 'label |namespace feature ...'"
         found = _HEAD_PYTHON.match(label)
         if found is None:
-            return f"before the first | stands {label!r}; expected [label [importance]] ['tag]"
+            return f"the text before the first | is {label!r}; expected [label [importance]] ['tag]"
         if self._binary and found["l"]:
             problem = _binary_complaint(found["l"])
             if problem:

@@ -128,7 +128,7 @@ def failure(error: OSError, aside: Path, place: Path) -> WriteError:
     for file in files:
         with contextlib.suppress(OSError):
             written += file.stat().st_size
-    kept = "what was there before is untouched" if place.exists() else "nothing was kept"
+    kept = "the previous contents are unchanged" if place.exists() else "no partial output was kept"
     reason = error.strerror or str(error)
     if error.errno in FULL:
         with contextlib.suppress(OSError):

@@ -142,7 +142,9 @@ def open_store(path: str, filesystem: Any = None, options: Mapping[str, Any] | N
     if scheme in ("hdfs", "viewfs"):
         return _open_hdfs(path, options)
     if options:
-        raise SourceError(f"storage_options are for s3:// and hdfs:// paths; {path!r} is a local path")
+        raise SourceError(
+            f"storage_options= can be used only with s3:// and hdfs:// paths, but {path!r} is a local path"
+        )
     if scheme == "file":
         return Store(pafs.LocalFileSystem()), path_of_uri(path)
     if scheme:

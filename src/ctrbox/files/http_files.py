@@ -140,7 +140,7 @@ class HttpBody:
         if status in (404, 410):
             raise FileNotFoundError(f"status {status}")
         if status == 416 and offset:
-            raise NoSuchRange(f"there is nothing from byte {offset:,} on")
+            raise NoSuchRange(f"the file has no bytes from byte {offset:,} on")
         if status not in (200, 206):
             raise OSError(f"status {status} {answer.reason[:80]!r}")
         if headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -149,7 +149,8 @@ class HttpBody:
         length = headers.get("Content-Length", "none")
         if answer.chunked or not _LENGTH.fullmatch(length):
             raise OSError(
-                f"the answer has the Content-Length {length[:40]!r}; expected the number of its bytes, and no chunks"
+                f"the answer has the Content-Length {length[:40]!r}; expected the length of the answer in bytes, and "
+                "no chunked encoding"
             )
         self._left = int(length)
         at = 0

@@ -34,7 +34,7 @@ def nats_address(url: str) -> NatsAddress:
     if parts.scheme not in SCHEMES:
         why = f"expected one of {', '.join(SCHEMES)} before ://"
     elif not parts.hostname or not stream or "/" in stream:
-        why = "a server and a stream are needed"
+        why = "the address must name a server and a stream"
     elif asked:
         why = f"{min(asked)!r} is not an option"
     elif len(subjects) > 1 or "" in subjects:

@@ -48,7 +48,7 @@ def unsealed(text: bytes, shown: str, what: str) -> dict[str, Any]:
     if seal != _seal(found):
         raise DataError(f"{shown} is damaged: its checksum does not match")
     if found["format"] != FORMAT:
-        raise DataError(f"{shown} has format {found['format']!r}; this version reads {FORMAT}")
+        raise DataError(f"{shown} has format {found['format']!r}; this version of CTRBox reads {FORMAT}")
     return found
 
 

@@ -71,7 +71,7 @@ class StoredFolder:
             raise PlanError(f"{url!r} is not a URL; expected s3://bucket/folder or hdfs://host/folder")
         if "?" in checked:
             raise PlanError(
-                f"{checked} has options behind '?', which {what} does not take; set the endpoint and the credentials in the "
+                f"{checked} has options after '?', which {what} does not take; set the endpoint and the credentials in the "
                 "environment: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION"
             )
         self.url, self.what = checked.rstrip("/"), what
@@ -132,8 +132,8 @@ class StoredFolder:
         held = self.files.get(name)
         if held is not None and (held.bytes, held.sha256) != (size, sha256):
             raise DataError(
-                f"{name} of {self.url} is another file than expected: it has {held.bytes:,} bytes, expected {size:,} bytes and "
-                f"the checksum {sha256[:12]}…"
+                f"{name} of {self.url} is another file than expected: it has {held.bytes:,} bytes, expected {size:,} bytes "
+                f"and the checksum {sha256[:12]}…"
             )
 
     def refresh(self) -> bool:
@@ -262,8 +262,8 @@ class StoredFolder:
             for info in self._list(self.inside):
                 if info.base_name not in (OBJECTS, "") and not info.base_name.startswith("_writable-"):
                     raise DataError(
-                        f"{self.url} holds {info.base_name!r} and no {MANIFEST}, so it is not {self.what} of CTRBox; choose an "
-                        "empty place"
+                        f"{self.url} holds {info.base_name!r} and no {MANIFEST}, so it is not {self.what} of CTRBox; choose "
+                        "an empty place"
                     )
         probe = f"{self.inside}/_writable-{secrets.token_hex(8)}"
 

@@ -158,14 +158,17 @@ class ChunkFolder:
     def _read(self, file: File, start: int) -> Iterator[Piece]:
         name = _base(file)
         if file.size > MOST_BYTES:
-            why = f"it has {file.size:,} bytes, expected at most {MOST_BYTES:,}: cut it, or learn from it by --warm-up"
+            why = (
+                f"it has {file.size:,} bytes, expected at most {MOST_BYTES:,}: split it into smaller chunks, or "
+                "learn from it with --warm-up"
+            )
             yield Piece(name, start, start, None, True, refused=why)
             return
         try:
             payload = self.store.attempt(file.shown, lambda: _bytes(file))
         except SourceError as error:
             if isinstance(error.__cause__, FileNotFoundError):
-                yield Piece(name, start, start, None, True, refused="it went away before it was read")
+                yield Piece(name, start, start, None, True, refused="it was removed before it was read")
                 return
             raise Unreachable(str(error)) from error
         checksum = hashlib.blake2b(payload, digest_size=16).hexdigest()
@@ -215,9 +218,8 @@ class ChunkFolder:
             if (info.size, info.mtime_ns or 0) != self._read_as[name]:
                 del self._read_as[name]
                 self.tell(
-                    f"{name} changed after it was read; its new contents are ignored. Write each chunk under a name that "
-                    f"ends in "
-                    ".tmp, rename it when it is complete, and put new rows into a new chunk"
+                    f"{name} changed after it was read; its new contents are ignored. Write each chunk under a name that ends "
+                    "in .tmp, rename it when it is complete, and put new rows into a new chunk"
                 )
 
     def _tell_passed_over(self, names: set[str]) -> None:

@@ -123,12 +123,10 @@ class OnlineLoop:
         key = plan.log.key[0] if plan.log.key else "id"
         self.histories, self.state = histories_of(plan.fit()), state
         if state is not None and self.histories is None:
-            raise PlanError("state= is the state of histories, but the plan has no histories; leave state= out")
+            raise PlanError("state= is the state of histories, but the plan has no histories; remove state=")
         self.state_s = None if state_every is None else seconds(state_every, "state_every", zero=False)
         if self.state_s is not None and self.histories is None:
-            raise PlanError(
-                "state_every= publishes the state of histories, but the plan has no histories; leave it out"
-            )
+            raise PlanError("state_every= publishes the state of histories, but the plan has no histories; remove it")
         columns, log = self._raw_columns(plan.request_schema()), plan.log.source.schema
         units = plan.time_units | ({} if time_unit is None else {time: checked_unit(time_unit)})
         self.layout = Layout.of(columns, log, id=id or key, time=time, event=event, time_units=units)
@@ -201,8 +199,8 @@ class OnlineLoop:
             return f"{why}: no impression among them could be used, see the counts"
         window = (self.window_us + self.lateness_us) / 1e6
         return (
-            f"{why}: {self.learner.join.held:,} impressions wait for events that are later by more than window and lateness, "
-            f"{window:,.0f} s"
+            f"{why}: {self.learner.join.held:,} impressions still wait: an impression is learned from only when an "
+            f"event arrives that is more than {window:,.0f} s later, the sum of window and lateness"
         )
 
     @property

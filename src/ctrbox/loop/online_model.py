@@ -169,7 +169,7 @@ def online_model(given: Any, threads: int | None) -> OnlineModel:
     if isinstance(given, OnlineModel):
         if threads is not None:
             raise PlanError(
-                "threads= of the loop is for a Deep FFM; pass it to the model instead: "
+                "threads= of the loop can be used only with a Deep FFM; pass it to the model instead: "
                 f"{type(given).__name__}(…, threads={threads})"
             )
         return given

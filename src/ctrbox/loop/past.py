@@ -24,7 +24,7 @@ from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError
 
 Labels = npt.NDArray[np.float32]
-LATE = "its time is more than the lateness of the histories before the newest example, so no history can take it"
+LATE = "it is older than the newest example by more than the lateness of the histories, so they cannot take it"
 
 
 def histories_of(plan: Plan) -> Histories | None:

@@ -65,7 +65,7 @@ def diff(base: Path_, result: Path_, patch: Path_, *, word: int | None = None) -
 
     Weight files are compared part by part, any other files from their beginning.
 
-    ``word``: bytes compared and counted at once; 2 for 16-bit codes and 4 for others unless told.
+    ``word``: number of bytes that are compared as one unit: 1, 2 or 4; default: 2 for 16-bit codes and 4 otherwise.
     """
     if word not in (None, 1, 2, 4):
         raise PlanError(f"word= must be 1, 2 or 4, got {word!r}")

@@ -182,7 +182,7 @@ class Trust:
         self.memory = None if memory is None else local_path(memory, "a trust file")
         self.model, self.version, self.log_seal = self._remembered()
         if model_id and self.model and self.model != model_id:
-            raise PlanError(f"{memory} remembers the model {self.model}, but the model {model_id} is asked for")
+            raise PlanError(f"{memory} remembers the model {self.model}, but the model {model_id} was requested")
 
     def also(self, key: PublicKey) -> Trust:
         """Trust another key as well."""

@@ -104,7 +104,10 @@ class RowReader:
             for name in [*names, *row]:
                 if (name in row) != (name in names):
                     has, lacks = ("row 0", f"row {k}") if name in names else (f"row {k}", "row 0")
-                    return f"{self.where}: {has} has column {name[:100]!r}, {lacks} has not; every row needs the same"
+                    return (
+                        f"{self.where}: {has} has column {name[:100]!r}, but {lacks} does not; every row needs the "
+                        "same columns"
+                    )
         return f"{self.where}: rows have different columns"
 
 

@@ -91,14 +91,14 @@ def openapi(service: Service) -> dict[str, Any]:
     v2 = f"/v2/models/{service.name}"
     gives = " and ".join(f"`{name}`" for name in service.labels) or "`score`"
     get = {
-        "/healthz": "Liveness; asks for no token.",
+        "/healthz": "Liveness check; needs no token.",
         "/metrics": "Counts and latencies, for Prometheus.",
-        "/v1/live": "The same for the page at /.",
+        "/v1/live": "Counts and latencies for the page at /.",
         "/v2": "Open Inference Protocol: the server.",
-        "/v2/health/live": "Liveness; asks for no token.",
+        "/v2/health/live": "Liveness check; needs no token.",
         "/v2/health/ready": "Readiness: 503 while shutting down; says whether the model is stale, and why.",
         v2: "The model's raw columns as tensors.",
-        f"{v2}/config": "The same as Triton's configuration.",
+        f"{v2}/config": "The model's raw columns as a configuration of Triton.",
         f"{v2}/ready": "Readiness of the model.",
     }
     paths: dict[str, Any] = {
@@ -242,7 +242,7 @@ def sample(column: RawColumn) -> Any:
 def responses(schema: dict[str, Any]) -> dict[str, Any]:
     refused = {
         "400": "A field is missing, unknown or of another type.",
-        "401": "The token is missing or another.",
+        "401": "The token is missing or wrong.",
         "403": "The server has no token, and Host or Origin does not name its machine.",
         "408": "The request did not arrive completely within the time limit.",
         "413": "Too many candidates, or too many bytes.",

@@ -46,8 +46,8 @@ FOLLOW_SECONDS = 0.25  # between two checks of a file that another process write
 # the newest event, so that no event with a wrong clock makes the requests of now too old.
 AHEAD_S = READ_BACK / 1e6
 BROKEN = (
-    "the state of histories takes no events before the server is started again, because a call failed after a part of its events "
-    "was fed; see the log of the server"
+    "the state of histories takes no events until the server is restarted, because a call failed after a part of its "
+    "events was added; see the log of the server"
 )
 PARTS = ("rows", "view", "position")
 log = logging.getLogger("ctrbox.serve")
@@ -80,8 +80,8 @@ class ServedPast:
             for column in sorted(self.histories.reads[name]):
                 if column not in (self.context or ()):
                     raise PlanError(
-                        f"column {name!r} is in the context, but it is a history that reads column {column!r}, which comes with "
-                        f"the candidates; leave {name!r} out of the context, or add {column!r} to it"
+                        f"column {name!r} is in the context, but it is a history that reads column {column!r}, which comes "
+                        f"with the candidates; leave {name!r} out of the context, or add {column!r} to it"
                     )
 
     def fields(self, fields: Sequence[pa.Field]) -> list[pa.Field]:
@@ -151,7 +151,7 @@ class ServedPast:
         except Exception as error:
             if not self.histories.broken:
                 raise
-            log.error("the state of histories takes no events before a restart: %s", error)
+            log.error("the state of histories takes no events until the server is restarted: %s", error)
             raise Refused(500, BROKEN) from None
 
     def take(self, body: bytes, position: str) -> dict[str, Any]:

@@ -68,9 +68,8 @@ class Prerank:
         both = [name for name in self.users.columns.names if name in self.named_by.names]
         if both:
             raise PlanError(
-                f"column {both[0]!r} is read by fields of the user and by the key of the ads, so it cannot come once per "
-                "request; "
-                "export the vectors by another key="
+                f"column {both[0]!r} is read by fields of the user and by the key of the ads, so it cannot be sent "
+                "once per request; export the vectors with another key="
             )
         units = run.plan.time_units
         self._columns = {f.name: RawColumn(f, units.get(f.name)) for f in (*self.users.columns, *self.named_by)}

@@ -74,8 +74,8 @@ class RawEncoders:
             if name not in tables:
                 known = ", ".join(map(repr, tables)) or "none"
                 raise PlanError(
-                    f"an encoder is given for {name[:100]!r}, which is not a field of a Model Server{nearest(name, tables)}; the "
-                    f"model has {known}"
+                    f"an encoder is given for {name[:100]!r}, which is not a field of a Model Server{nearest(name, tables)}; "
+                    f"the model has {known}"
                 )
             encoder = one if isinstance(one, Encoder) else _named(name, one, facts_of(name, tables[name]))
             made = RawEncoder(encoder, most_pixels)
@@ -137,8 +137,9 @@ class RawEncoders:
 def facts_of(name: str, table: PublishedVectors) -> EncodedBy:
     if table.encoder is None:
         raise PlanError(
-            f"the vectors of {name!r} were published without the facts of their encoder, so it cannot be checked that the given "
-            "one is the same: make the vector file with `ctrbox vectors encode` or cb.tables.encode, train, and publish again"
+            f"the vectors of {name!r} were published without the facts of their encoder, so it cannot be checked that the "
+            "given one is the same: make the vector file with `ctrbox vectors encode` or cb.tables.encode, train, and "
+            "publish again"
         )
     return table.encoder
 
@@ -146,8 +147,8 @@ def facts_of(name: str, table: PublishedVectors) -> EncodedBy:
 def _named(name: str, weights: Any, made_by: EncodedBy) -> Encoder:
     if made_by.name not in NAMED:
         raise PlanError(
-            f"the vectors of {name!r} were made by your own encoder {made_by.name!r} (module {made_by.module!r}); define it in a "
-            f"job file, encoders = {{{name!r}: cb.tables.Encoder(…)}}, and name that: --job JOB.PY"
+            f"the vectors of {name!r} were made by your own encoder {made_by.name!r} (module {made_by.module!r}); define it "
+            f"in a job file, encoders = {{{name!r}: cb.tables.Encoder(…)}}, and pass that file: --job JOB.PY"
         )
     return Encoder.named(made_by.name, weights)
 

@@ -90,8 +90,14 @@ class Routes:
         """Refused where the head alone is enough to say so."""
         service = self.service
         if service.token and path not in LIVENESS and not service.allows(headers.get(b"authorization", b"")):
-            met = "the Authorization header has another one" if b"authorization" in headers else "the request has none"
-            raise Refused(401, f"this server requires a token, but {met}; expected Authorization: Bearer TOKEN")
+            met = (
+                "the Authorization header has another token"
+                if b"authorization" in headers
+                else ("the request has none")
+            )
+            raise Refused(
+                401, f"this server requires a token, but {met}; expected the header Authorization: Bearer TOKEN"
+            )
         if service.hosts is not None:
             service.hosts.check(headers)
         if headers.get(b"content-encoding", b"identity") != b"identity":

@@ -150,7 +150,7 @@ class ViewRefresher(Watcher):
             watched.told = told
             self.refused += 1
             log.warning(
-                "could not refresh joined view %r, version %d still answers; next try in %g s: %s",
+                "could not refresh joined view %r; the server still uses version %d of its rows; next try in %g s: %s",
                 name, self.served.views.loaded[name].number, wait, watched.reason,
             )  # fmt: skip
 

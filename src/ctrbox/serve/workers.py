@@ -156,7 +156,7 @@ class Supervisor:
             for sock in self._woken:
                 sock.setblocking(False)
                 held.enter_context(sock)
-            before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
+            before = {number: signal.signal(number, self._signaled) for number in SIGNALS}
             wakes = signal.set_wakeup_fd(self._woken[1].fileno(), warn_on_full_buffer=False)
 
             def restore() -> None:
@@ -188,7 +188,7 @@ class Supervisor:
             finally:
                 self._end()
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
+    def _signaled(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGCHLD:
             self.stops += 1
             if self.server.refresher is not None:
