@@ -73,7 +73,7 @@ class Question:
     epochs: int
     folder: Path
 
-    def levelled(self, name: str, memory: int, ram: int, shape: dict[str, Any], facts: dict[str, Any]) -> Side:
+    def leveled(self, name: str, memory: int, ram: int, shape: dict[str, Any], facts: dict[str, Any]) -> Side:
         """With rows on the GPU and below."""
         import ctrbox as cb
 
@@ -121,8 +121,8 @@ class Question:
             "ram": int(needed * RAM_SHARE),
         }
         memory, ram = facts["gpu_memory"], facts["ram"]
-        sides["three levels"] = self.levelled("three levels", memory, ram, shape, facts)
-        sides["two levels"] = self.levelled("two levels", memory, 3 * needed, shape, facts)
+        sides["three levels"] = self.leveled("three levels", memory, ram, shape, facts)
+        sides["two levels"] = self.leveled("two levels", memory, 3 * needed, shape, facts)
         with cb.SparseTable(self.folder / "cpu", DIM, ram=facts["ram"], **shape) as sparse:
             sides["Sparse Table, CPU"] = train(self.on_cpu, sparse, cpu, self.batch, self.epochs, nothing)
         return sides, facts

@@ -145,7 +145,7 @@ def deep_ffm(set_: str, name: str, options: Options, seed: int) -> Cell:
 
 
 def one_hot(set_: str, name: str, options: Options, seed: int) -> Cell:
-    """Fit scikit-learn's logistic regression to one-hot codes and standardised dense columns."""
+    """Fit scikit-learn's logistic regression to one-hot codes and standardized dense columns."""
     from scipy import sparse
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import OneHotEncoder, StandardScaler

@@ -23,17 +23,17 @@ class CtrboxError(Exception):
 
 
 class PlanError(CtrboxError):
-    """A plan cannot be built: unknown column, wrong type, a null that nobody fills."""
+    """A plan or an argument is wrong: an unknown column, a wrong type, a value out of range, a null without a fill value."""
 
     written_at: tuple[str, int] | None = None  # file and line of the expression that is wrong, where that is known
 
 
 class DataError(CtrboxError):
-    """The rows are readable but a value breaks a promise; the message names file and row."""
+    """The data can be read, but a value is not what was expected; the message names the file and the row."""
 
 
 class SignatureError(DataError):
-    """A published model is not signed by a trusted key, or is not what was signed; the message says which."""
+    """A published model is not signed by a trusted key, or was changed after it was signed; the message says which."""
 
 
 class SourceError(CtrboxError):
@@ -45,16 +45,16 @@ class CompactionError(SourceError):
 
 
 class WriteError(CtrboxError, OSError):
-    """A file cannot be written; the message names it, and the bytes where the disk is full."""
+    """A file cannot be written; the message names the file and, if the disk is full, the number of bytes."""
 
 
 class BudgetError(CtrboxError):
-    """Something would outgrow the memory it was given; the message states what it holds and the budget."""
+    """A table, a view or another part would need more memory than its budget; the message names both sizes."""
 
 
 class DeviceError(CtrboxError):
-    """A GPU cannot be used or failed: nothing there, something not installed, out of its memory, a kernel that broke."""
+    """A GPU, or a cluster, cannot be used: it does not exist, a package is missing, its memory is used up, or a kernel failed."""
 
 
 class TrainError(CtrboxError):
-    """Training cannot go on or begin: a constant label, an empty split, a value that is not a number."""
+    """Training cannot begin or continue: the label is constant, a split is empty, or a value is not a number."""

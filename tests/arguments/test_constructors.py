@@ -1,4 +1,4 @@
-"""Constructors of public classes: misspelt arguments get the nearest name, numbers of NumPy are taken, nonsense is refused."""
+"""Constructors of public classes: misspelled arguments get the nearest name, numbers of NumPy are taken, nonsense is refused."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_budget_of_a_merge_is_a_size(value: Any) -> None:
     view.merge(other, budget=np.int64(1 << 20))  # type: ignore[arg-type]
 
 
-def test_a_misspelt_argument_of_a_function_is_answered_with_the_nearest_one() -> None:
+def test_a_misspelled_argument_of_a_function_is_answered_with_the_nearest_one() -> None:
     view = cb.View(pa.table({"id": [1]}), key="id")
     for call, words in (
         (lambda: view.join(view, on="id", spil=True), "View.join has no argument 'spil'; nearest: 'spill'"),  # type: ignore[call-arg]
@@ -84,7 +84,7 @@ def test_the_memory_of_a_device_is_a_size(value: Any) -> None:
         cb.types.Device("cuda", memory=value)
 
 
-MISSPELT: dict[str, tuple[Callable[[], Any], str, str]] = {
+MISSPELLED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "DeepFM": (lambda: cb.models.DeepFM(SCHEMA, hiden=(8,)), "hiden", "hidden"),  # type: ignore[call-arg]
     "LR": (lambda: cb.models.LR(SCHEMA, biass=1), "biass", ""),  # type: ignore[call-arg]
     "DCNv2": (lambda: cb.models.DCNv2(SCHEMA, drop_out=0.1), "drop_out", "dropout"),  # type: ignore[call-arg]
@@ -98,9 +98,9 @@ MISSPELT: dict[str, tuple[Callable[[], Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("owner", sorted(MISSPELT))
-def test_a_misspelt_argument_is_answered_with_the_nearest_one(owner: str, tmp_path: Path) -> None:
-    make, given, near = MISSPELT[owner]
+@pytest.mark.parametrize("owner", sorted(MISSPELLED))
+def test_a_misspelled_argument_is_answered_with_the_nearest_one(owner: str, tmp_path: Path) -> None:
+    make, given, near = MISSPELLED[owner]
     with pytest.raises(PlanError) as caught:
         make()
     assert isinstance(caught.value, TypeError)  # as Python would say it

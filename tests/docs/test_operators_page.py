@@ -28,7 +28,7 @@ from ctrbox.plan.language.features import space_of
 from ctrbox.plan.language.node import closure
 
 ROOT = Path(__file__).resolve().parents[2]
-FITTED = ("standardise", "quantiles=", "cb.shows", "cb.clicks", "cb.rate")
+FITTED = ("standardize", "quantiles=", "cb.shows", "cb.clicks", "cb.rate")
 # Methods of Expr that are no operator: what makes it a Python object.
 NO_OPERATOR = {
     "__post_init__",

@@ -43,7 +43,7 @@ def test_a_view_shows_its_columns_and_first_rows_escaped() -> None:
 
 
 def test_a_view_whose_rows_cannot_be_computed_shows_why() -> None:
-    view = cb.View(log()).with_columns(level=col("bid").standardise())
+    view = cb.View(log()).with_columns(level=col("bid").standardize())
     shown = html_of(view)
     assert "level<br>" in shown
     assert "head cannot run operators that are fitted" in shown

@@ -81,7 +81,7 @@ def no_argument(owner: str, given: Iterable[str], names: Iterable[str]) -> PlanE
 
 
 def named_arguments(made: type[T]) -> type[T]:
-    """Decorate a class: a misspelt keyword argument of its constructor is an error that names the nearest argument.
+    """Decorate a class: a misspelled keyword argument of its constructor is an error that names the nearest argument.
 
     Everything else is as Python has it, the signature included.
     """
@@ -90,7 +90,7 @@ def named_arguments(made: type[T]) -> type[T]:
 
 
 def named_parameters(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function or a method: a misspelt keyword argument is an error that names the nearest parameter."""
+    """Decorate a function or a method: a misspelled keyword argument is an error that names the nearest parameter."""
     return _checked(function, function.__qualname__)
 
 
@@ -98,7 +98,7 @@ def _checked(function: Callable[P, R], name: str) -> Callable[P, R]:
     parameters = inspect.signature(function).parameters.values()
     known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        raise TypeError(f"{name} takes any keyword argument, so none can be misspelt")
+        raise TypeError(f"{name} takes any keyword argument, so none can be misspelled")
 
     @functools.wraps(function)
     def checked(*args: P.args, **given: P.kwargs) -> R:

@@ -9,7 +9,7 @@ overrule it):
     text, bool, category   keys
     whole number           keys; with more than 50 distinct values also a number; where more than half of the values
                            are distinct, a number alone
-    float                  a number: standardised, cut to ±10, and the keys of its 20 quantiles
+    float                  a number: standardized, cut to ±10, and the keys of its 20 quantiles
     list                   keys, one for each element
     time, date             keys of hour and weekday
 

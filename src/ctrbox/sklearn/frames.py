@@ -25,7 +25,7 @@ from ctrbox.plan.language.expr import Expr, col
 
 FEW = 50  # distinct whole numbers up to which they are names of things and nothing else
 QUANTILES = 20
-REACH = 10.0  # deviations at which a standardised number is cut
+REACH = 10.0  # deviations at which a standardized number is cut
 LARGEST = float(np.finfo(np.float32).max)
 NONE: dict[str, Any] = {"string": "\0missing", "int64": -(2**63), "bool": False}
 RESERVED = ("label", "weight", "group")
@@ -178,7 +178,7 @@ def features_of(frame: Frame) -> tuple[dict[str, Expr], dict[str, Expr]]:
             number = name + (MARK + "number" if c.kind == "both" else "")
             sparse[name + MARK + "bucket"] = col(number).bucketize(quantiles=QUANTILES)
             if not c.constant:
-                dense[number] = col(number).standardise().clip(-REACH, REACH)
+                dense[number] = col(number).standardize().clip(-REACH, REACH)
             if c.missing:
                 sparse[name + MARK + "missing"] = col(name + MARK + "missing")
     return sparse, dense
