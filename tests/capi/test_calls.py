@@ -139,14 +139,14 @@ def test_a_name_may_be_empty_and_has_at_most_4_gib(lib: ctypes.CDLL, model: Mode
 def test_a_key_of_a_plan_is_not_zero_and_an_interaction_has_two_features(lib: ctypes.CDLL, model: Model) -> None:
     key, keys = ctypes.c_uint64(), (ctypes.c_uint64 * 3)(5, 6, 7)
     assert lib.ctrbox_key_of_key(model, 0, ctypes.c_uint64(0), ctypes.byref(key)) == BAD_ARGUMENT
-    assert said(lib) == "key 0 means that a plan has no value, and is not a feature"
+    assert said(lib) == "key 0 stands for a missing value and cannot be a feature"
     assert lib.ctrbox_key_of_key(model, 0, ctypes.c_uint64(1), ctypes.byref(key)) == OK
     found = []
     for count in (0, 1, 2, 3):
         status = lib.ctrbox_key_of_interaction(model, 2, keys, ctypes.c_size_t(count), ctypes.byref(key))
         assert status == (OK if count >= 2 else BAD_ARGUMENT)
         if status:
-            assert said(lib) == "an interaction has two features or more"
+            assert said(lib) == "an interaction must have two or more features"
         else:
             found.append(key.value)
     keys[2] = 8
@@ -161,9 +161,9 @@ def test_a_key_of_a_plan_is_not_zero_and_an_interaction_has_two_features(lib: ct
     ("asked", "sentence"),
     [
         (examples(None, rows=1), "examples->offsets is NULL"),
-        (examples([1, 1], rows=2**32 - 1), "offsets[0] is not 0"),
+        (examples([1, 1], rows=2**32 - 1), "offsets[0] must be 0"),
         (examples([1, 1], rows=2**32), "more than 4,294,967,295 examples"),
-        (examples([0, 2**32]), "more than 4,294,967,295 features in one call"),
+        (examples([0, 2**32]), "the call has more than 4,294,967,295 features; split it"),
         (examples([0, 2**32 - 1], [0], [1]), "example 0: more than 65,535 features"),
         (examples([0, 65_536], [0], [1]), "example 0: more than 65,535 features"),
         (examples([0, 65_535], [9], [1]), "example 0: field 9; the model has 3"),
@@ -231,8 +231,8 @@ def test_a_null_is_refused_by_its_name(lib: ctypes.CDLL, model: Model) -> None:
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (examples([0]), "a context is one example; got 0"),
-        (examples([0, 0, 0]), "a context is one example; got 2"),
+        (examples([0]), "a context must be exactly one example; got 0"),
+        (examples([0, 0, 0]), "a context must be exactly one example; got 2"),
         (examples([0, 2], [0, 1], [1, 1]), "field 1 of a context; the fields below 1 are the context's"),
     ],
 )

@@ -103,7 +103,7 @@ def test_what_is_no_patch_or_too_short_is_told_from_a_damaged_one(applied: Appli
         assert applied(bytes(broken)) == (DAMAGED, "its checksum does not match")
 
 
-CONTRADICTS = "it contradicts itself: words, streams or regions"
+CONTRADICTS = "it contradicts itself: its head has an invalid number of words, streams or regions"
 CHANGES = "it contradicts itself: it changes more words than its result has"
 ADD_UP = "it contradicts itself: its streams do not add up to its size"
 

@@ -94,11 +94,11 @@ HEADER = [
     (0, b"x", "it is not"),
     (8, struct.pack("<I", 2), "it has version 2 of the format, but this version of CTRBox reads 1"),
     (8, struct.pack("<I", 0), "it has version 0 of the format, but this version of CTRBox reads 1"),
-    (12, struct.pack("<I", (64 << 20) + 1), "it has {size} bytes, its header says {size}"),
+    (12, struct.pack("<I", (64 << 20) + 1), "it has {size} bytes, but its header says {size}"),
     (16, bytes(8), "the checksum of its directory is wrong"),
-    (24, struct.pack("<Q", 1), "it has {size} bytes, its header says 1"),
-    (32, b"\1", "it has {size} bytes, its header says {size}"),
-    (63, b"\1", "it has {size} bytes, its header says {size}"),
+    (24, struct.pack("<Q", 1), "it has {size} bytes, but its header says 1"),
+    (32, b"\1", "it has {size} bytes, but its header says {size}"),
+    (63, b"\1", "it has {size} bytes, but its header says {size}"),
 ]
 
 
@@ -116,8 +116,8 @@ def test_a_directory_may_fill_the_file_but_not_leave_it(open_: Callable[[bytes],
         return struct.pack("<8sIIQQ32x", b"CTRWGHTS", 1, size, sum_, 128) + text
 
     assert open_(file(64)) == "its directory contradicts itself: the directory without about"
-    assert open_(file(65)) == "it has 128 bytes, its header says 128"
-    assert open_(file(64)[:64]) == "it has 64 bytes, its header says 128"
+    assert open_(file(65)) == "it has 128 bytes, but its header says 128"
+    assert open_(file(64)[:64]) == "it has 64 bytes, but its header says 128"
     assert open_(file(64)[:63]) == "it is not a weight file: only 63 bytes"
 
 
@@ -162,9 +162,9 @@ LIES: list[tuple[Change, str]] = [
     (about("names", ["user", "ad", 3]), "names"),
     (about("names", ["user", "ad"]), "names and fields"),
     (about("names", ["a", "b", "c", "d"]), "names and fields"),
-    (about("k", 64), "2^bits weights do not hold one row of 192"),
+    (about("k", 64), "bits is too small: 2^bits weights cannot hold one row of 192"),
     (about("fields", 512), "2^bits weights do not hold one row of 2048"),
-    (about("context", 512), "the context has at most all fields"),
+    (about("context", 512), "the context cannot have more fields than the model"),
     (about("k", 4), ""),
     (about("learned", 2**63 - 1), ""),
     (about("context", 3), ""),

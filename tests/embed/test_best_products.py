@@ -55,7 +55,7 @@ def test_the_best_are_those_of_a_plain_sort(
 def test_wrong_arguments_are_refused() -> None:
     rows, one = np.ones((3, 2), np.float32), np.ones(2, np.float32)
     for place in (-1, 3, 1 << 40):
-        with pytest.raises(IndexError, match="not that of a row"):
+        with pytest.raises(IndexError, match="outside the table"):
             _native.best_products(rows, one, np.array([0, place]), 1)
     with pytest.raises(ValueError, match="different widths"):
         _native.best_products(rows, np.ones(3, np.float32), None, 1)

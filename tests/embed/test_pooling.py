@@ -269,7 +269,7 @@ def test_native_pooling_refuses_arrays_that_do_not_fit() -> None:
         native.pool_gradient(np.zeros((2, 3), np.float32), None, none, 4, False, [(0, 0)], 1)
     with pytest.raises(ValueError, match="winners"):
         native.pool_gradient(None, np.zeros((2, 1, 4), np.float32), none, 4, False, [(0, 2)], 1)
-    with pytest.raises(ValueError, match="no such field"):
+    with pytest.raises(ValueError, match="there is no field"):
         native.sequence(rows, False, 2, 1, 1)
     with pytest.raises(ValueError, match="gradients of vectors"):
         native.sequence_gradient(np.zeros((3, 1, 4), np.float32), False, 0, 1)

@@ -235,7 +235,7 @@ def test_malformed_json_is_null_and_counted_or_an_error() -> None:
     plan = cb.compile(log(), cb.FeatureSet(dense={"a": value.fill(-1)}))
     assert [b.dense[:, 0].tolist() for b in plan.batches(10)] == [[1.0, -1.0, -1.0]]
     assert plan.warnings == {"json of 'docs'": 1, "json('$.a', 'int') of 'docs'": 1}  # one has another type
-    with pytest.raises(cb.errors.DataError, match=r"json: malformed value \(at memory row 1\)"):
+    with pytest.raises(cb.errors.DataError, match=r"json: the value is malformed \(at memory row 1\)"):
         dense(log(), col("docs").json("$.a", "int", strict=True).fill(-1))
     plan = cb.compile(log(), cb.FeatureSet(dense={"a": col("docs").json("$.a", "int", strict=True).fill(-1)}))
     with pytest.raises(cb.errors.DataError, match="at request row 1"):
@@ -436,7 +436,7 @@ def test_strict_json_in_a_joined_view_names_the_row() -> None:
     users = cb.View(pa.table({"u": [1, 2], "profile": ['{"a": 1}', "{"]}), key="u", name="users")
     age = col("profile").json("$.a", "int", strict=True).fill(0)
     plan = cb.compile(cb.View(pa.table({"u": [1]})).join(users, on="u"), cb.FeatureSet(dense={"a": age}))
-    with pytest.raises(cb.errors.DataError, match=r"malformed value \(at memory row 1\)"):
+    with pytest.raises(cb.errors.DataError, match=r"the value is malformed \(at memory row 1\)"):
         next(plan.batches(1))
 
 

@@ -116,7 +116,7 @@ def test_a_row_behind_a_filter_and_a_user_operator_is_named(least: int, joined_v
     read = same(col("document").json("$.a", "int", strict=True).fill(0))
     if joined_view:
         view = cb.View(pa.table({"id": [1], "u": [5]}), key="id").join(view, on="u")
-    with pytest.raises(cb.errors.DataError, match=r"malformed value \(at memory row 71\)"):
+    with pytest.raises(cb.errors.DataError, match=r"the value is malformed \(at memory row 71\)"):
         cb.compute({"a": read}, view)
 
 
@@ -133,7 +133,7 @@ def test_of_two_errors_the_earlier_is_told(tmp_path: Path, threads: int) -> None
     log = cb.View(pa.table({"id": [1], "u": [5], "clicked": [1]}), key="id").join(view, on="u")
     read = col("document").json("$.a", "int", strict=True).fill(0)
     plan = cb.compile(log, cb.FeatureSet(label=col("clicked"), sparse={"a": read.key()}), threads=threads)
-    with pytest.raises(cb.errors.DataError, match=r"malformed value \(at .*d\.parquet row 3\)"):
+    with pytest.raises(cb.errors.DataError, match=r"the value is malformed \(at .*d\.parquet row 3\)"):
         next(iter(plan.batches(1)))
 
 

@@ -86,13 +86,13 @@ def test_pieces_name_rows_by_their_place_or_by_an_index() -> None:
     assert rows_of([(1, [(frame, index, 1)])]) == [None]
     piece: Any
     for piece in ((3, [(frame, None, 2)]), (5, [(frame, None, 0)]), (1, [(frame, None, -1)])):
-        with pytest.raises(ValueError, match="rows outside the frame"):
+        with pytest.raises(ValueError, match="the rows lie outside the frame"):
             rows_of([piece])
     for piece in ((5, [(frame, index, 0)]), (1, [(frame, index, 4)])):
         with pytest.raises(ValueError, match="fewer indices than rows"):
             rows_of([piece])
     for wrong in ([4], [-2], [0, 1, 4]):
-        with pytest.raises(ValueError, match="an index outside its frame"):
+        with pytest.raises(ValueError, match="an index points outside its frame"):
             rows_of([(len(wrong), [(frame, np.array(wrong, np.int32), 0)])])
 
 
@@ -123,10 +123,10 @@ def test_a_lookup_has_each_key_once_and_offsets_of_every_row() -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ([(2, 0)], "each field is pooled once, and must exist"),
-        ([(0, 0), (0, 1)], "each field is pooled once, and must exist"),
-        ([(0, -1)], r"a kind of pooling is 0 \(sum\), 1 \(mean\) or 2 \(max\)"),
-        ([(0, 3)], r"a kind of pooling is 0 \(sum\), 1 \(mean\) or 2 \(max\)"),
+        ([(2, 0)], "each pooled field must exist and may be pooled only once"),
+        ([(0, 0), (0, 1)], "each pooled field must exist and may be pooled only once"),
+        ([(0, -1)], r"the kind of pooling must be 0 \(sum\), 1 \(mean\) or 2 \(max\)"),
+        ([(0, 3)], r"the kind of pooling must be 0 \(sum\), 1 \(mean\) or 2 \(max\)"),
     ],
 )
 def test_columns_to_pool_exist_and_come_once(columns: list[tuple[int, int]], message: str) -> None:
@@ -175,7 +175,7 @@ def test_sequences_are_of_a_field_that_exists() -> None:
     assert found.tolist() == [[rows[number[7], 1:].tolist(), rows[number[8], 1:].tolist()], [[0.0] * 4, [0.0] * 4]]
     assert lookup.sequence(zeros(3, 1), True, 1, 2, 1).shape == (2, 2, 0)
     for field, given in ((2, rows), (0, zeros(3, 0))):
-        with pytest.raises(ValueError, match="no such field or no such column"):
+        with pytest.raises(ValueError, match="there is no field or no column with this number"):
             lookup.sequence(given, True, field, 2, 1)
     given = np.ones((2, 2, 4), np.float32)
     back = lookup.sequence_gradient(given, True, 1, 1)
@@ -250,8 +250,8 @@ def test_weights_of_a_tower_have_gradients_of_their_shape() -> None:
         ({"weight": np.ones(2, np.float32)}, None),
         ({"columns": [(2, 0, True)]}, "each field is read once, and must exist"),
         ({"columns": [(0, 0, True), (0, 0, False)]}, "each field is read once, and must exist"),
-        ({"columns": [(0, 3, True)]}, "a kind of pooling is"),
-        ({"columns": [(0, -1, True)]}, "a kind of pooling is"),
+        ({"columns": [(0, 3, True)]}, "the kind of pooling must be"),
+        ({"columns": [(0, -1, True)]}, "the kind of pooling must be"),
         ({"rows": zeros(2, 5)}, "rows are one per key"),
         ({"rows": zeros(3, 4)}, "rows are one per key"),
         ({"logs": zeros(1, 2)}, "dense columns do not fit the batch"),
@@ -329,10 +329,10 @@ def test_buckets_are_above_zero_and_codes_begin_within_their_bound(bucket: float
 def test_a_column_chunk_has_a_codec_and_a_width_that_exist() -> None:
     chunk = np.zeros(4, np.uint8)
     for codec in (-1, 3):
-        with pytest.raises(ValueError, match="no such codec"):
+        with pytest.raises(ValueError, match="codec is not known"):
             native.decode_parquet_column(chunk, codec, 8, False, 1)
     for width in (1, 5, 7, 16):
-        with pytest.raises(ValueError, match=r"values of 4 or 8 bytes, or strings \(0\)"):
+        with pytest.raises(ValueError, match=r"values must have 4 or 8 bytes, or be strings \(0\)"):
             native.decode_parquet_column(chunk, 0, width, False, 1)
 
 
@@ -343,7 +343,7 @@ def test_column_chunks_that_a_file_does_not_hold_are_left_to_others(tmp_path: Pa
     with path.open("rb") as file:
         done, _ = native.read_parquet_columns(file.fileno(), [(*place, 0, 8, False) for place in places], 1)
         assert done == [False] * len(places)
-        with pytest.raises(ValueError, match="no such codec"):
+        with pytest.raises(ValueError, match="codec is not known"):
             native.read_parquet_columns(file.fileno(), [(0, 10, 3, 8, False)], 1)
 
 
@@ -352,7 +352,7 @@ def test_rows_are_picked_by_positions_that_exist() -> None:
     assert native.pick_rows(rows, np.array([2, 2, 0, 1], np.int32)).tolist() == [7, 7, 5, -1]
     assert native.pick_rows(rows[:0], rows[:0]).tolist() == []
     for position in (3, -1):
-        with pytest.raises(IndexError, match="a position outside the rows"):
+        with pytest.raises(IndexError, match="a position lies outside the rows"):
             native.pick_rows(rows, np.array([0, position], np.int32))
 
 
@@ -384,24 +384,24 @@ def test_decimals_have_whole_values_of_a_known_width() -> None:
         with pytest.raises(ValueError, match="a decimal has 4, 8, 16 or 32 bytes"):
             native.decimals_to_doubles(np.zeros(64, np.uint8), width, 0)
     for size in (3, 5, 7):
-        with pytest.raises(ValueError, match="the bytes of decimals end inside a value"):
+        with pytest.raises(ValueError, match="the bytes of decimals end in the middle of a value"):
             native.decimals_to_doubles(np.zeros(size, np.uint8), 4, 0)
 
 
 def test_candidates_are_described_by_kinds_and_salts_that_exist() -> None:
     for kind in "bifst":
         assert native.RequestRows([("a", kind, -1, 1, False, 0)], [], 3).read(b'{"candidates": []}') is not None or kind
-    with pytest.raises(ValueError, match="kinds are b i f s t"):
+    with pytest.raises(ValueError, match="a kind must be one of b, i, f, s and t"):
         native.RequestRows([("a", "k", 0, 0, False, 0)], [], 3)
     native.ModelFields([0], [1, 2], [1, 2])
     for sparse, salts, numbers in (([0], [1], [1, 2]), ([0, 1], [1], [1])):
-        with pytest.raises(ValueError, match="as many salts as numbers"):
+        with pytest.raises(ValueError, match="expected one salt for each number"):
             native.ModelFields(sparse, salts, numbers)
 
 
 def test_there_are_64_shards() -> None:
     native.TableScan(63, 0)
-    with pytest.raises(ValueError, match="there are 64 shards"):
+    with pytest.raises(ValueError, match="expected the number of a shard, 0 to 63"):
         native.TableScan(64, 0)
 
 
@@ -415,5 +415,5 @@ def test_published_rows_are_found_and_what_is_lost_is_named(keys: int) -> None:
     found, lost = table.find(asked)
     assert found[:-1].tolist() == rows[::-1].tolist()
     assert (found[-1].tolist(), lost.tolist()) == ([0.0, 0.0], [keys])
-    with pytest.raises(ValueError, match=r"rows are not \(keys, width\)"):
+    with pytest.raises(ValueError, match=r"rows must have the shape \(keys, width\)"):
         native.PublishedRows(known, rows[:-1])

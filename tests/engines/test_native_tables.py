@@ -41,7 +41,7 @@ def test_boundaries_ascend(boundaries: list[float], says: str | None) -> None:
         (["$.a"] * 32, ["i"] * 32, None),
         (["$.a"] * 33, ["i"] * 33, "JSON: 33 paths; from 1 to 32 are possible"),
         ([], [], "JSON: 0 paths; from 1 to 32 are possible"),
-        (["$.a"], ["i", "i"], "JSON: as many kinds as paths are needed"),
+        (["$.a"], ["i", "i"], "JSON: expected one kind for each path"),
         (["$.a"], ["t"], r"JSON path '\$.a': no result of kind 't'; there are s, i, f, b, \*s, \*i, \*f"),
         (["$.a"], ["*b"], "no result of kind"),
         ([""], ["i"], r"a path starts with '\$' at position 0"),
@@ -53,7 +53,7 @@ def test_boundaries_ascend(boundaries: list[float], says: str | None) -> None:
         (["$['a\\n']"], ["i"], "only the quote and the backslash can be escaped at position 5"),
         (["$['a\\"], ["i"], "only the quote and the backslash can be escaped at position 5"),
         (["$['a"], ["i"], "the quote is not closed at position 4"),
-        (["$[-1]"], ["i"], "counting from the end is not supported at position 2"),
+        (["$[-1]"], ["i"], "an index that counts from the end is not supported at position 2"),
         (["$[]"], ["i"], "an index or a quoted key was expected at position 2"),
         (["$[2147483648]"], ["i"], "the index is too large at position 2"),
         (["$[1"], ["i"], "']' was expected at position 3"),
@@ -104,7 +104,7 @@ def test_a_call_has_at_most_four_whole_numbers_two_floats_and_two_texts() -> Non
         if facts[3] and line.endswith("(f)") and facts[0] in ("i", "b")
     )
     register = program.load(0, 1, "f", False, "column y")
-    with pytest.raises(ValueError, match=f"{name} makes nulls"):
+    with pytest.raises(ValueError, match=f"'{name}' returns nulls"):
         program.call(name, args, [register], [native.bodies()[f"{name}({args})"][0]], [False], [], [], [], None, False)
 
 

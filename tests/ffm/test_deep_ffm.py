@@ -268,7 +268,7 @@ def test_an_output_that_is_not_finite_stops() -> None:
         ({"k": -1}, "k must be"),
         ({"k": "4"}, "k must be"),
         ({"bits": 60}, "bits must be"),
-        ({"bits": 5, "k": 17}, "do not hold one row"),
+        ({"bits": 5, "k": 17}, "cannot hold one row"),
         ({"lr": None, "ffm": None}, "both off"),
         ({"hidden": [0]}, "a layer of hidden must be"),
         ({"hidden": 16}, "neurons of each layer"),

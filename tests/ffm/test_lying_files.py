@@ -144,7 +144,7 @@ def test_a_cache_that_does_not_lie_is_read(cache: list[bytes], tmp_path: Path) -
     [
         (0, at(0, b"X"), "does not start with CTREXAMP"),
         (0, word(8, 2), "it has version 2 of the format, but this version of CTRBox reads version 1"),
-        (1, word(0, 3), "the block behind example 0 is of no known kind"),
+        (1, word(0, 3), "the block behind example 0 is of an unknown kind"),
         (1, word(16, 513), "the block behind example 0 has too many fields"),
         (1, word(4, 1 << 31), "a block declares more bytes than the file has"),
         (1, word(8, 1 << 31), "a block declares more bytes than the file has"),

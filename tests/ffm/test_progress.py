@@ -156,7 +156,7 @@ def test_sums_are_those_of_numpy_and_auc_that_of_counted_pairs(seed: int, rows: 
 
 def test_labels_and_predictions_of_other_lengths_are_refused() -> None:
     three, four = np.zeros(3, np.float32), np.zeros(4, np.float32)
-    with pytest.raises(ValueError, match="not as many labels as predictions"):
+    with pytest.raises(ValueError, match="expected one label for each prediction"):
         _native.auc(three, four)
-    with pytest.raises(ValueError, match="not as many labels as predictions"):
+    with pytest.raises(ValueError, match="expected one label for each prediction"):
         _native.validation_sums(three, four, CLIP)

@@ -104,7 +104,7 @@ def test_targets_that_native_code_cannot_read_are_refused() -> None:
     unit = _native.HistoryAttention(*parts, 0.0)
     wide = np.zeros((5, 8), np.float32)
     assert _native.attend([unit], [wide[:, :4]]).shape == (5, 4)
-    with pytest.raises(ValueError, match="targets must lie number by number in memory"):
+    with pytest.raises(ValueError, match="targets must be contiguous in memory"):
         _native.attend([unit], [wide[:, ::2]])
     with pytest.raises(ValueError, match=r"targets are \(5, 8\); expected \(5, 4\)"):
         _native.attend([unit], [wide])
@@ -126,5 +126,5 @@ def test_an_attention_is_as_large_as_its_limits_and_no_larger() -> None:
     for shape in ((1 << 20, 1, 1), (1, 4096, 1), (1, 1, 4096)):
         assert made(*shape).nbytes > 0
     for shape in (((1 << 20) + 1, 1, 1), (1, 4097, 1), (1, 1, 4097)):
-        with pytest.raises(ValueError, match=r"at most 2\^20 items, and vectors and units of 4,096 floats"):
+        with pytest.raises(ValueError, match=r"at most 2\^20 items, and vectors and units of at most 4,096 floats"):
             made(*shape)

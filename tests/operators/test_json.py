@@ -221,7 +221,7 @@ def test_strings_of_every_length_end_where_they_end(length: int) -> None:
     ("path", "says"),
     [
         ("a.b", "starts with '$'"),
-        ("$.a[-1]", "counting from the end is not supported at position 4"),
+        ("$.a[-1]", "an index that counts from the end is not supported at position 4"),
         ("$..a", "position 2"),
         ("$.a[*]", "position 4"),
         ("$.a[1", "']' was expected"),

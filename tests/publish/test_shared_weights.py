@@ -63,9 +63,9 @@ def test_a_shared_file_that_is_damaged_or_too_short_is_refused(world: World, tmp
         (file.octets, (places[0] + 4, places[1])),
         (file.octets, (0, 1 << 60)),
     ):
-        with pytest.raises(ValueError, match="do not lie within the mapped file"):
+        with pytest.raises(ValueError, match="lie outside the mapped file"):
             _native.DeepFfm(settings, octets, *at, dense)
-    with pytest.raises(ValueError, match="not as many weights of dense"):
+    with pytest.raises(ValueError, match="the number of dense weights differs"):
         _native.DeepFfm(settings, file.octets, *places, dense[:-1])
     with pytest.raises(_native.DamagedFile, match="not finite"):
         _native.DeepFfm(settings, file.octets, *places, np.full_like(dense, np.inf))

@@ -93,7 +93,9 @@ def test_a_broken_document_names_its_row_wherever_it_lies(tmp_path: Path, row: i
         col("doc").json("$.b", "list[int]", strict=True).fill([]).length(),
     ):
         plan = cb.compile(found, cb.FeatureSet(dense={"a": expression}))
-        with pytest.raises(cb.errors.DataError, match=rf"malformed value.*{row // half}\.parquet row {row % half}\)"):
+        with pytest.raises(
+            cb.errors.DataError, match=rf"the value is malformed.*{row // half}\.parquet row {row % half}\)"
+        ):
             for _ in plan.batches(1000):
                 pass
 

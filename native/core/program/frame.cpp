@@ -129,7 +129,7 @@ inline Str text_at(const FrameColumn& c, int64_t row) {
     from = o[k];
     to = o[k + 1];
   }
-  if (to - from > INT32_MAX) throw std::length_error("a string has 2 GiB or more; expected less");
+  if (to - from > INT32_MAX) throw std::length_error("a string of 2 GiB or more");
   return Str{c.text + from, static_cast<uint32_t>(to - from)};
 }
 
@@ -149,7 +149,7 @@ inline int64_t dictionary_index(const FrameColumn& c, int64_t row) {
 
 int64_t checked_index(const FrameColumn& c, int64_t row) {
   int64_t k = dictionary_index(c, row);
-  if (k < 0 || k >= c.child->rows) throw std::out_of_range("a dictionary index points outside its dictionary");
+  if (k < 0 || k >= c.child->rows) throw std::out_of_range("a dictionary index outside its dictionary");
   return k;
 }
 
@@ -338,7 +338,7 @@ int64_t load_list(const FrameColumn& c, const Picked& index, uint32_t rows, Colu
           from = k * c.fixed;
           n = c.fixed;
         }
-        if (n > INT32_MAX) throw std::length_error("a list has 2^31 elements or more; expected fewer");
+        if (n > INT32_MAX) throw std::length_error("a list of 2^31 elements or more");
         if (direct) {
           to[r] = List<T>{static_cast<const T*>(e.values) + e.offset + from, static_cast<uint32_t>(n)};
           return;

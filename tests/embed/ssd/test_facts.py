@@ -197,6 +197,6 @@ def test_a_next_use_is_given_for_every_key(tmp_path: Path) -> None:
     with cb.SparseTable(tmp_path / "t", DIM, ram="4MB", threads=1) as table:
         table.pull(FEW)
         for size in (9, 11):
-            with pytest.raises(ValueError, match="next uses are not one per key"):
+            with pytest.raises(ValueError, match="expected one next use for each key"):
                 table._changing.prefetch(FEW, np.zeros(size, np.uint8))
         table._changing.prefetch(FEW, np.zeros(10, np.uint8))

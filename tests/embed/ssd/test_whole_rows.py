@@ -32,7 +32,7 @@ def test_rows_are_read_as_they_were_written_before_and_after_a_checkpoint(
         assert inside.size == count
         number = table.checkpoint()
         for wrong in ((count, 1), (count + 1, rows.shape[1])):
-            with pytest.raises(ValueError, match=r"rows are not \(keys, floats\)"):
+            with pytest.raises(ValueError, match=r"rows must have the shape \(keys, floats\)"):
                 inside.write(keys, np.zeros(wrong, np.float32), known)
     with cb.SparseTable.load(tmp_path / "t", ram="1MB", threads=1) as again:
         whole: Any = again._native
@@ -50,7 +50,7 @@ def test_what_is_said_of_the_next_use_of_keys_is_one_a_key(tmp_path: Path) -> No
         inside: Any = table._native
         inside.prefetch(np.array([1, 2]), np.array([0, 3], np.uint8))
         for wrong in (1, 3):
-            with pytest.raises(ValueError, match="next uses are not one per key"):
+            with pytest.raises(ValueError, match="expected one next use for each key"):
                 inside.prefetch(np.array([1, 2]), np.zeros(wrong, np.uint8))
 
 

@@ -520,7 +520,7 @@ def test_a_strict_document_that_is_none_names_file_and_row(
     plan = cb.compile(view, features(dense={"n": col("doc").json("$.n", "int", strict=True).fill(0)}))
     said = failures(plan, runtime, 100_000)
     assert said.endswith(f"1.parquet row {row})")
-    assert said.startswith("json: malformed value")
+    assert said.startswith("json: the value is malformed")
 
 
 def strict_plan(filtered: bool) -> tuple[cb.Plan, int]:
@@ -591,7 +591,7 @@ def test_a_strict_document_of_the_filter_names_its_row(runtime: Runtime) -> None
     table = pa.table({"id": list(range(600)), "doc": ["{}"] * 400 + ["{"] + ["{}"] * 199})
     condition = col("doc").json("$.a", "int", strict=True).is_null()
     plan = cb.compile(cb.View(table, key="id").filter(condition), cb.FeatureSet(dense={"id": col("id")}))
-    assert failures(plan, runtime, 100) == "json: malformed value (at memory row 400)"
+    assert failures(plan, runtime, 100) == "json: the value is malformed (at memory row 400)"
 
 
 def test_a_null_in_a_column_that_was_never_null_names_file_and_row(runtime: Runtime, tmp_path: Path) -> None:

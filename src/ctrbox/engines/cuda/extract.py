@@ -383,7 +383,7 @@ class CudaExtractor(Extractor):
             2: f"column '{k.name}' has a dictionary index outside its dictionary",
             3: f"column '{k.name}' has a string or list of 2^31 or more",
             4: f"column '{k.name}' has a null inside a list of fixed size; a vector needs all its elements",
-            5: f"{k.name}: malformed value",
+            5: f"{k.name}: the value is malformed",
         }
         return located(_native.RowError(messages[code], 0, position), [(prepared, 0, chunk.rows)])
 
