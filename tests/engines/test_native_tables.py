@@ -96,7 +96,7 @@ def test_a_call_has_at_most_four_whole_numbers_two_floats_and_two_texts() -> Non
 
     call(4, 2, 2)
     for counts in ((5, 0, 0), (0, 3, 0), (0, 0, 3)):
-        with pytest.raises(ValueError, match="neg: too many parameters"):
+        with pytest.raises(ValueError, match="operator 'neg' has too many parameters"):
             call(*counts)
     name, args = next(
         (line.partition("(")[0], line.partition("(")[2][:-1])

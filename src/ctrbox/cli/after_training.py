@@ -110,12 +110,16 @@ def evaluate(
 
 # ---- predict -------------------------------------------------------------------------------------
 
-PREDICT_EXAMPLES = """\b
+PREDICT_EXAMPLES = (
+    """\b
 Examples:
   ctrbox predict runs/job data/tomorrow -o predictions.parquet
-  ctrbox predict runs/job data/tomorrow -o - | python read_arrow_stream.py
+  ctrbox predict runs/job data/tomorrow -o - | """
+    'python -c "import sys, pyarrow.ipc as ipc; print(ipc.open_stream(sys.stdin.buffer).read_all())"\n'
+    """\
   ctrbox predict runs/several data/tomorrow -o scores.parquet --score "click * convert"
 """
+)
 
 
 def predict(

@@ -105,8 +105,8 @@ def before_every_verb(
 Examples:
   ctrbox extract job.py --count
   ctrbox extract job.py -o features.parquet
-  ctrbox extract job.py --limit 1000 -o - | python read_arrow_stream.py
-"""
+  ctrbox extract job.py --limit 1000 -o - | """
+    'python -c "import sys, pyarrow.ipc as ipc; print(ipc.open_stream(sys.stdin.buffer).read_all())"\n'
 )
 def extract(
     job: JobFile,
