@@ -377,7 +377,7 @@ def test_a_signal_while_torch_loads_ends_the_process_at_once(tmp_path: Path, sen
     )
     source = "from ctrbox.cli.terminal import run\nrun(lambda: __import__('torch'))\n"
     done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True)
-    told = "ctrbox: stopped; nothing unfinished was kept\n"
+    told = "ctrbox: stopped; unfinished output was removed\n"
     assert (done.returncode, done.stdout, done.stderr) == (code, "", told)
 
 

@@ -402,7 +402,7 @@ def test_stages_and_warnings_of_a_pass_are_told(capsys: pytest.CaptureFixture[st
         "extracted 4,000 rows in 4.00 s (1,000 rows/s) to x",
         "read 4,000 rows 2.000 s 2,000 rows/s",
         "nothing 0 rows 0.000 s",
-        "join of users on user, day: 12.5% of 4,000 keys have no row in it",
+        "join with view users on user, day: 12.5% of 4,000 keys have no row in this view",
         "warning: nulls: 3 values lost",
         "warning: cast('int') of 'age': 2 of 1,000 values could not be converted and are null (the first is 'n/a')",
     ]
@@ -514,7 +514,7 @@ def test_a_command_ends_with_the_code_of_what_happened(
         (Mistake("yours"), 1, "ctrbox: error: yours\n"),
         (PlanError("ours"), 1, "ctrbox: error: ours\n"),
         (OSError(2, "No such file", "x"), 1, "ctrbox: error: cannot use x: No such file\n"),
-        (KeyboardInterrupt(), 130, "ctrbox: stopped; nothing unfinished was kept\n"),
+        (KeyboardInterrupt(), 130, "ctrbox: stopped; unfinished output was removed\n"),
     ):
         assert ended(raising(error)) == code
         assert capsys.readouterr().err == told

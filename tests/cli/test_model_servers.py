@@ -99,7 +99,7 @@ def test_a_file_that_is_no_file_of_these_objects(world: ImageWorld, run: cb.Run,
     cb.tables.write_vectors(tmp_path / "others", pa.table({"k": [1], "v": [[1.0] * WIDTH]}), key="k", vector="v")
     measured = CliRunner().invoke(app, ["evaluate", str(run.folder), "--server", f"ad_image={tmp_path / 'others'}"])
     assert measured.exit_code == 0
-    assert f"warning: no object of 'ad_image' has a row in {tmp_path / 'others'}" in measured.stderr
+    assert f"warning: none of the keys of field 'ad_image' has a row in {tmp_path / 'others'}" in measured.stderr
 
 
 def test_a_run_without_a_model_server_says_so(world: ImageWorld, tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_a_model_of_ones_own_is_published_whole_and_served_with_its_job(
     assert "next: ctrbox serve model --job own.py" in capsys.readouterr().err
     ctrbox("publish", "push", "model/weights", "runs/own", "--job", "own.py")
     assert [v.kind for v in ModelFolder.open("model").published.log()] == ["click_model"] * 2
-    with pytest.raises(Mistake, match=r"your own model class 'Mine'.*--job JOB\.PY"):
+    with pytest.raises(Mistake, match=r"user-defined model class 'Mine'.*--job JOB\.PY"):
         ctrbox("serve", "model")
 
     rows = LOG.select(["user", "ad", "price"]).slice(5, 1).to_pylist()

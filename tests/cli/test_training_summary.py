@@ -122,7 +122,7 @@ def test_joins_that_found_no_row_and_the_distance_to_the_best_are_told(capsys: p
     ]
     told = lines(capsys, joins=joins)[1]
     assert [line for line in told if line.startswith("join of")] == [
-        "join of users on user, day: 25.0% of 4,000 keys have no row in it"
+        "join with view users on user, day: 25.0% of 4,000 keys have no row in this view"
     ]
     told = lines(capsys, metrics={**METRICS, "best_auc": 0.81})[1]
     assert "best possible AUC 0.8100; this model is 0.0600 below it" in told

@@ -248,7 +248,7 @@ def test_vw_binary_labels(tmp_path: Path) -> None:
     ("line", "problem"),
     [
         ("1 no bar", "expected 'label |namespace"),
-        ("click |a x", "before the first | stands 'click '"),
+        ("click |a x", "the text before the first | is 'click '"),
         ("1 |a x:heavy", "feature 'x:heavy' has the value 'heavy'; expected a number"),
         ("1 |a x:nan", "expected a number"),
         ("1 |a:big x", "namespace 'a' has the scale 'big'"),

@@ -428,7 +428,7 @@ def test_the_list_of_tables_is_believed_only_with_its_checksum(tmp_path: Path) -
     assert saved_in(tmp_path) == {dim: tmp_path / "checkpoint-7" / f"dim-{dim}" for dim in (8, 32)}
     for text, crc in (("CTRTABLES 1\n7 8 32\n", 5), ("CTRTABLES 2\n7 8\n", None), ("CTRTABLES 1\n7\n", None)):
         write(text, crc)
-        with pytest.raises(SourceError, match="TABLES is damaged; its parts are the tables in"):
+        with pytest.raises(SourceError, match="TABLES is damaged; the tables themselves are in"):
             named_in(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The columns that a request may bring."""
+"""The columns that a request may contain."""
 
 from __future__ import annotations
 

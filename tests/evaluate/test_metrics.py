@@ -265,13 +265,13 @@ def test_batches_with_and_without_an_optional_column_do_not_mix(what: str) -> No
     scores = Scores()
     scores.add([1], [0.5])
     with pytest.raises(
-        DataError, match=f"a batch with {what} follows batches without; expected all batches to be alike"
+        DataError, match=f"this batch comes with {what}, but the batches before it came without"
     ):
         scores.add([1], [0.5], **{what: [1]})
     scores = Scores()
     scores.add([1], [0.5], **{what: [1]})
     with pytest.raises(
-        DataError, match=f"a batch without {what} follows batches with; expected all batches to be alike"
+        DataError, match=f"this batch comes without {what}, but the batches before it came with"
     ):
         scores.add([1], [0.5])
 

@@ -144,10 +144,10 @@ def tried(*found: Candidate, seeds: tuple[int, ...] = (1, 2), weighted: bool = F
 
 def test_a_trial_is_printed_as_two_aligned_tables() -> None:
     lines = str(tried(candidate(0.1, 0.3), candidate(-0.125, 0.375, name="longer"))).splitlines()
-    assert lines[0] == "LR on log: 9,000 rows learned, 1,000 judged (100 clicks), 2 seeds"
+    assert lines[0] == "LR on log: 9,000 training rows, 1,000 validation rows (100 clicks), 2 seeds"
     twice = tried(candidate(0.1, 0.3))
     twice.epochs = 2
-    assert str(twice).startswith("LR on log: 9,000 rows learned in 2 epochs, 1,000 judged")
+    assert str(twice).startswith("LR on log: 9,000 training rows in 2 epochs, 1,000 validation rows")
     assert lines[2].split() == [
         "AUC",
         "difference",

@@ -68,7 +68,7 @@ def test_the_rank_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_rank_that_does_not_come_is_named() -> None:
     places, store = worlds(3)
-    with pytest.raises(DeviceError, match=r"ranks 1, 2 did not come to the start of the training within 0\.1 s"):
+    with pytest.raises(DeviceError, match=r"ranks 1, 2 did not reach the start of the training within 0\.1 s"):
         Group.join(places[0], 0.1)
     del store
 

@@ -81,7 +81,7 @@ def test_saved_parts_are_read_as_the_whole_table(tmp_path: Path, kind: str, of: 
         assert isinstance(found, TableParts)
         assert sum(len(some) for some, _, _ in found.scan()) == len(keys)
         for refused in (lambda: found.pull(asked), lambda: found.prefetch(asked), lambda: found.save(tmp_path / "x")):
-            with pytest.raises(PlanError, match="parts, which can only be read; to go on learning"):
+            with pytest.raises(PlanError, match="parts, which can only be read; to continue training"):
                 refused()
         found.close()
 

@@ -561,9 +561,9 @@ def test_a_model_of_ones_own_is_served_by_whoever_brings_it_and_other_plans_are_
 
     run = cb.Trainer(Mine(world.plan.schema), threads=1).fit(world.plan, batch_size=500, epochs=1, limit=500)
     made = create(tmp_path / "own", world.plan, run, context=CONTEXT)
-    with pytest.raises(DataError, match="your own model class 'Mine'"):
+    with pytest.raises(DataError, match="user-defined model class 'Mine'"):
         open_served(made)
-    with pytest.raises(DataError, match="the model that was given is a LR"):
+    with pytest.raises(DataError, match="the model that was passed is a LR"):
         open_served(made, own_model=cb.models.LR(world.plan.schema))
     assert open_served(made, own_model=Mine(world.plan.schema)).version == 1
     features = cb.FeatureSet(label=cb.col("clicked"), sparse={"user": cb.col("user_id")})

@@ -368,7 +368,7 @@ def test_a_job_s_encoders_and_those_of_the_command_line_come_together(tmp_path: 
     job: Any = SimpleNamespace(encoders=encoders_of_job({"ad_image": mine}, tmp_path))
     assert encoders_of(job, {"title": "w.pt"}) == {"ad_image": mine, "title": "w.pt"}
     assert encoders_of(None, {}) == {}
-    with pytest.raises(Mistake, match="the job defines an encoder of 'ad_image' as well"):
+    with pytest.raises(Mistake, match="the job also defines an encoder for field 'ad_image'"):
         encoders_of(job, {"ad_image": "w.pt"})
     with pytest.raises(Mistake, match="must be a dict from fields to encoders"):
         encoders_of_job({"ad_image": Pixels()}, tmp_path)

@@ -420,7 +420,7 @@ def test_a_published_sub_model_that_contradicts_its_table_is_refused(
         ({"shift": 50.0}, "cannot read v1: it is damaged: its shift is 50.0"),
         ({"shift": -50.0}, "cannot read v1: it is damaged: its shift is -50.0"),
         ({"shift": None}, "cannot read v1: it is damaged: its shift is None"),
-        ({"own": True}, "it holds weights of your own model class 'EmbeddingMLP'"),
+        ({"own": True}, "it holds weights of the user-defined model class 'EmbeddingMLP'"),
         ({"tables": []}, "cannot read v1"),
     ],
 )

@@ -75,7 +75,7 @@ def test_costs_are_those_of_the_feature(planted: Trial) -> None:
 def test_a_trial_prints_a_table_and_is_plain_data(planted: Trial) -> None:
     text = str(planted)
     lines = text.splitlines()
-    assert lines[0] == "LR on memory: 2,700 rows learned, 300 judged (121 clicks), 2 seeds"
+    assert lines[0] == "LR on memory: 2,700 training rows, 300 validation rows (121 clicks), 2 seeds"
     assert [line.split()[0] for line in lines[3:7]] == ["without", "both", "noise", "number"]
     assert lines[4].endswith("better")
     data = json.loads(json.dumps(planted.to_dict(), allow_nan=False))

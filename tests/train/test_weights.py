@@ -103,7 +103,7 @@ def test_a_number_is_added_to_every_logit() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"calibrate": "weights"}, r"label 0 range from 0\.5\d* to 1\.\d+; take calibrate='intercept'"),
+        ({"calibrate": "weights"}, r"label 0 range from 0\.5\d* to 1\.\d+; use calibrate='intercept'"),
         ({"calibrate": "intercept", "valid": 0}, "valid=0 holds none back"),
         ({"calibrate": "spline"}, "calibrate must be 'platt', 'isotonic', 'weights', 'intercept', or a number"),
         ({"calibrate": math.nan}, "calibrate must be"),

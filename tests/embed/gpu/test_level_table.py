@@ -215,7 +215,7 @@ def test_a_batch_beyond_the_memory_is_refused_with_numbers_and_changes_nothing(
 
 def test_a_budget_without_room_for_anything_is_refused(runtime: Runtime, tmp_path: Path) -> None:
     with SparseTable(tmp_path / "t", 4, ram="4MB") as below:
-        with pytest.raises(BudgetError, match=r"100 bytes .* have no room for 1 working rows"):
+        with pytest.raises(BudgetError, match=r"100 bytes .* has no room for 1 more rows"):
             LevelTable(below, memory=100, runtime=runtime).pull(np.arange(1, 2))
 
 

@@ -57,9 +57,9 @@ def forged(path: Path, **changed: int) -> None:
     ("changed", "says"),
     [
         ({"version": 3}, "has version 3; this version of CTRBox reads 1 and 2"),
-        ({"version": 2}, "is damaged: version 2 with 0 bytes about its encoder"),
-        ({"spare": 9}, "is damaged: version 1 with 9 bytes about its encoder"),
-        ({"version": 2, "spare": 1 << 17}, "is damaged: version 2 with 131,072 bytes about its encoder"),
+        ({"version": 2}, "is damaged: its header says version 2 and 0 bytes about the encoder"),
+        ({"spare": 9}, "is damaged: its header says version 1 and 9 bytes about the encoder"),
+        ({"version": 2, "spare": 1 << 17}, "is damaged: its header says version 2 and 131,072 bytes about the encoder"),
         ({"version": 2, "spare": 9}, "is damaged: .* bytes, expected"),
         ({"kind": 4}, "is damaged: its header says kind 4, width 3, shard 0 of 1"),
         ({"kind": 0}, "is damaged: its header says kind 0"),
