@@ -155,7 +155,8 @@ void escapes_are_undone() {
 void bad_paths_are_refused_with_a_position() {
   CHECK(refusal("a").find("position 0") != std::string::npos);
   CHECK(refusal("").find("starts with '$'") != std::string::npos);
-  CHECK(refusal("$.a[-1]").find("an index that counts from the end is not supported at position 4") != std::string::npos);
+  CHECK(refusal("$.a[-1]").find("an index that counts from the end is not supported at position 4") !=
+        std::string::npos);
   CHECK(refusal("$..a").find("'..'") != std::string::npos);
   CHECK(refusal("$.a.*").find("'*'") != std::string::npos);
   CHECK(refusal("$.a[*]").find("position 4") != std::string::npos);

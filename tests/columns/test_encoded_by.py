@@ -85,7 +85,9 @@ def test_differences_are_named(changed: dict[str, Any], words: str) -> None:
 def test_other_devices_and_versions_of_torch_are_told_as_rounding() -> None:
     assert MADE.differences(dataclasses.replace(MADE, device="cuda", torch="3")) == []
     assert MADE.rounding(MADE) == ""
-    assert MADE.rounding(dataclasses.replace(MADE, device="cuda")).startswith("the published vectors were computed on cpu, but this process")
+    assert MADE.rounding(dataclasses.replace(MADE, device="cuda")).startswith(
+        "the published vectors were computed on cpu, but this process"
+    )
     assert (
         MADE.rounding(dataclasses.replace(MADE, torch="3")) == "the published vectors were computed with torch 2.13, "
         "but this process has torch 3"

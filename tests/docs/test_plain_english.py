@@ -169,6 +169,13 @@ def test_the_help_names_what_a_user_types_and_not_the_type_that_the_library_read
     assert [words for words, text in shown.items() if typed.search(text)] == []
 
 
+def test_the_help_writes_ranges_in_words() -> None:
+    shown = {words: SITE["help_of"](words.split()[1:], 200) for words, _ in commands(SITE["command_line"]())}
+    assert "[default: 65536; at least 1]" in shown["ctrbox extract"]
+    assert "[0 to 64]" in shown["ctrbox train"]
+    assert [words for words, text in shown.items() if re.search(r"\bx ?[<>]=|<=x", text)] == []
+
+
 def test_every_module_says_its_one_story_in_a_first_sentence() -> None:
     heads = {file: ast.get_docstring(tree) or "" for file, tree in sources().items()}
     assert len(heads) > 300

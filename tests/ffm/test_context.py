@@ -154,7 +154,10 @@ def test_batches_give_only_the_fields_that_are_asked() -> None:
             lambda: cb.DeepFFM(["a", "b"], bits=8).score(None, None),
             "score needs the result of this model's `context` method, got N",
         ),
-        (lambda: cb.ffm.ExampleText("x", interactions=5), "interactions= must be a list of lists of field names, .* got 5"),
+        (
+            lambda: cb.ffm.ExampleText("x", interactions=5),
+            "interactions= must be a list of lists of field names, .* got 5",
+        ),
         (
             lambda: cb.ffm.ExampleText("x", fields=["a"], interactions=[5]),
             "an interaction must have two or more fields.* got 5",

@@ -148,5 +148,5 @@ def test_batches_of_tensors_train_as_their_arrays_do(plan: cb.Plan, runtime: Run
 
 
 def test_a_batch_of_more_keys_than_memory_stops_with_both_numbers(plan: cb.Plan, make: Make) -> None:
-    with pytest.raises(BudgetError, match=r"the batch refers to \d\d keys, but .* can hold only 60 rows of this table; raise memory="):
+    with pytest.raises(BudgetError, match=r"the batch refers to \d\d keys, but .* only 60 rows of .*; raise memory="):
         fit(plan, make(), batch_size=256)
