@@ -104,10 +104,20 @@ def test_replaced_file_is_noticed(tmp_path: Path) -> None:
         rows_of(source, ["text"])
 
 
-@pytest.mark.parametrize("content", [b"", b"O", b"ORC", b"ORC\x00", b"PAR1" * 9, b"ORC" + b"\xff" * 99])
-def test_what_is_no_orc_file_is_refused(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", r"a\.orc is not an ORC file: it begins with b'', expected b'ORC'"),
+        (b"PAR1" * 9, r"a\.orc is not an ORC file: it begins with b'PAR', expected b'ORC'"),
+        (b"O", r"a\.orc is not a complete ORC file"),
+        (b"ORC", r"a\.orc is not a complete ORC file"),
+        (b"ORC\x00", r"a\.orc"),
+        (b"ORC" + b"\xff" * 99, r"a\.orc"),
+    ],
+)
+def test_what_is_no_orc_file_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
     (tmp_path / "a.orc").write_bytes(content)
-    with pytest.raises(SourceError, match=r"a\.orc"):
+    with pytest.raises(SourceError, match=told):
         open_source(tmp_path / "a.orc")
 
 
