@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import ctrbox as cb
 from ctrbox.cli import serve as serving
@@ -15,6 +16,7 @@ from ctrbox.cli import table as tables
 from ctrbox.cli import terminal
 from ctrbox.cli import train as training_command
 from ctrbox.cli.job import Job
+from ctrbox.cli.main import app
 from ctrbox.cli.options import in_words_of_options, pairs_of
 from ctrbox.cli.terminal import Mistake, Stopped, say_json
 from ctrbox.cli.train import Watch, calibration, check_earlier, fit, train, validation
@@ -240,6 +242,60 @@ def test_options_of_the_dicm_recipe_reach_the_trainer_and_the_command(
 def test_wrong_options_of_the_recipe_are_named(asked: dict[str, Any], options: dict[str, Any], words: str) -> None:
     with pytest.raises(Mistake, match=words):
         train(Path("job.py"), **options)
+
+
+OPTIONS: dict[str, Any] = {
+    "out": "runs/here",
+    "epochs": 2,
+    "batch_size": 64,
+    "limit": 1000,
+    "valid": "0.25",
+    "lr": 0.125,
+    "seed": 7,
+    "negatives": 0.1,
+    "calibrate": "platt",
+    "patience": 3,
+    "evaluate_every": 50,
+    "look_ahead": 4,
+    "tables": "keep",
+    "earlier": Path("runs/old"),
+    "decay": "0.9:1000",
+    "adaptive_l2": 1e-6,
+    "common": ["history", "seen"],
+    "threads": 2,
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *({name: value} for name, value in OPTIONS.items()),
+        OPTIONS,
+        {"calibrate": "-0.5"},
+        {"earlier": Path("runs/old"), "warm_up": "partial"},
+        {"cluster": "local", "workers": 3, "servers": 2, "threads": 4},
+        {"gpus": 1, "seed": 3},
+    ],
+)
+def test_the_command_that_goes_on_asks_for_the_same(
+    asked: dict[str, Any], trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    folder("runs/old", *FINISHED)
+    Path("job.py").touch()
+    train(Path("job.py"), **options)
+    first = {name: value for name, value in asked.items() if name != "done"}
+    given = {
+        name: value for name, value in first.items() if name not in ("settings", "place", "given", "seed", "as_json")
+    }
+    fit(a_job(), Path(first["place"]), first["given"], **given)
+    name, command, *words = trained["command"]
+    assert (name, command) == ("ctrbox", "train")
+    asked.clear()
+    asked["settings"] = {}
+    get_command(app).commands["train"].main(words, standalone_mode=False)  # type: ignore[attr-defined]
+    assert {name: value for name, value in asked.items() if name != "done"} == first
 
 
 def test_a_cluster_is_asked_for_its_workers_and_servers(trained: dict[str, Any]) -> None:

@@ -69,6 +69,9 @@ def test_a_shared_file_that_is_damaged_or_too_short_is_refused(world: World, tmp
         _native.DeepFfm(settings, file.octets, *places, dense[:-1])
     with pytest.raises(_native.DamagedFile, match="not finite"):
         _native.DeepFfm(settings, file.octets, *places, np.full_like(dense, np.inf))
+    settings.bits = 3
+    with pytest.raises(ValueError, match="bits must be 4 to 36"):
+        _native.DeepFfm(settings, file.octets, *places, dense)
     content = bytearray(shared.read_bytes())
     content[places[1] + 5] ^= 1
     (tmp_path / "flipped").write_bytes(content)
