@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ctrbox.datasets.synthetic import AdLog, adlog
-from ctrbox.datasets.visual import APPEAL, MOOD, TASTE
+from ctrbox.datasets.visual import APPEAL, MOOD, NOISE, TASTE
 from ctrbox.datasets.visual_views import BEHAVIORS, images_schema
 from ctrbox.datasets.world import World, ad_id
 from ctrbox.errors import DataError
@@ -109,6 +109,18 @@ def test_a_style_can_be_read_off_its_image(world: World) -> None:
     fitted, *_ = np.linalg.lstsq(images[:half], visual.style[at[:half]], rcond=1e-2)
     error = np.square(images[half:] @ fitted - visual.style[at[half:]]).mean()
     assert error < 0.2  # of 1
+
+
+def test_an_image_is_its_style_and_its_topic_with_noise(world: World) -> None:
+    visual = world.visual
+    assert visual is not None
+    at, images = visual.images(world, 100, ADS)
+    of_style, of_topic = visual._maps()
+    assert at.tolist() == [ad for ad in range(100, ADS) if visual.imaged[ad]]
+    plain = [visual.style[ad] @ of_style + visual.shown[ad] * of_topic[world.ads.topic[ad]] for ad in at]
+    noise = images - np.array(plain)
+    assert abs(noise.mean()) < 0.05 * NOISE
+    assert abs(noise.std() - NOISE) < 0.05 * NOISE
 
 
 def test_the_same_seed_gives_the_same_images_and_clicks(log: AdLog, tmp_path: Path) -> None:

@@ -76,6 +76,13 @@ def test_costs_are_known_once_a_batch_was_taken() -> None:
     assert found["cpu"] == {name: cost for name, cost in wanted.items() if cost}
     assert len(found["cpu"]) >= 2
     assert plan.measured == found
+    seconds: dict[str, float] = {}
+    for program in plan.extractor().programs:
+        for label, (_, nanos, _) in zip(program.labels, program.native.profile(), strict=True):
+            seconds[label] = seconds.get(label, 0.0) + nanos / 1e9
+    assert plan.profile() == seconds
+    assert max(seconds.values()) > 0
+    assert list(plan.profile().values()) == sorted(seconds.values(), reverse=True)
 
 
 def test_tables_that_are_not_fitted_yet_or_that_do_not_exist() -> None:
