@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ctrbox.columns.batch import Batch, Field, Fields, Ragged, Schema
 from ctrbox.errors import PlanError
@@ -89,6 +90,21 @@ def test_a_piece_of_a_longer_array_is_joined_by_what_it_holds() -> None:
     one = batch()
     cut = Batch(one.schema, 3, one.label, one.dense, {**one.sparse, "tags": piece}, one.group, one.weight)
     assert plain(Batch.concat([cut, batch()]))["tags"] == [[1, 2], [], [3]] * 2
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_taken_rows_are_those_of_a_list_of_lists(tensors: bool) -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(20):
+        lengths = rng.integers(0, 4, rng.integers(1, 6))
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        lists = np.split(np.arange(100, 100 + offsets[-1]), offsets[1:-1])
+        rows = rng.integers(0, len(lists), rng.integers(0, 8))
+        made: Any = torch.from_numpy if tensors else np.asarray  # batches of a GPU hold tensors
+        for chosen in (rows, made(rows)):
+            taken = Ragged(made(np.concatenate(lists)), made(offsets)).take(chosen)
+            assert isinstance(taken.values, torch.Tensor) == tensors
+            assert [taken.cpu()[k].tolist() for k in range(len(taken))] == [lists[row].tolist() for row in rows]
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 3), (1, 3), (1, 2), (2, 2), (0, 0)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ctrbox.cli.ranks import command_again, joined
+from ctrbox.cli.ranks import command_again, joined, take_gpu
 from ctrbox.cli.terminal import Mistake
 from ctrbox.errors import DeviceError, PlanError
 from ctrbox.ranks.devices import check_gpus, chosen_exchange, gpu_of_rank, place_of
@@ -17,6 +17,15 @@ def test_ranks_of_a_machine_take_its_gpus_in_turn() -> None:
     assert [gpu_of_rank(rank, None, 2) for rank in range(4)] == [0, 1, 0, 1]
     assert [gpu_of_rank(rank, 1, 8) for rank in range(3)] == [0, 0, 0]
     assert gpu_of_rank(3, None, 0) is None
+
+
+def test_a_rank_uses_its_gpu_and_a_machine_without_gpus_has_none_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    monkeypatch.setattr("ctrbox.engines.cuda.runtime.use_gpu", used.append)
+    for count in (0, 2):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        take_gpu(World(5, 8, 4, "here", 1, True, 0, True, local_rank=3))
+    assert used == [1]
 
 
 def test_gpus_that_do_not_exist_are_refused_in_one_sentence() -> None:
