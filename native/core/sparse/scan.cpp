@@ -26,7 +26,10 @@ Scanned SparseTable::scan_next(Scan& scan) {
       if (const int64_t key = rows.mark(place).key) scan.here.push_back({mix_of(key), key});
     std::sort(scan.here.begin(), scan.here.end(), [](const auto& a, const auto& b) { return a.mix < b.mix; });
   }
+  uint64_t read_before = 0, read_after = 0;  // new readers read their first pages here
+  for (const auto& reader : scan.readers) read_before += reader->bytes_read();
   if (scan.runs != shard.runs) {  // rows were written or merged since the last step
+    read_before = 0;
     scan.runs = shard.runs;
     scan.readers.clear();
     for (const RunPtr& run : *scan.runs) {
@@ -45,8 +48,6 @@ Scanned SparseTable::scan_next(Scan& scan) {
     out.rows.insert(out.rows.end(), row, row + row_floats_);
   };
   const size_t most = std::clamp<size_t>(kStepBytes / (row_floats_ * sizeof(float)), 64, size_t{1} << 16);
-  uint64_t read_before = 0, read_after = 0;
-  for (const auto& reader : scan.readers) read_before += reader->bytes_read();
   while (out.keys.size() < most) {
     RunReader* newest = nullptr;  // of those with the least mix
     for (const auto& reader : scan.readers)

@@ -92,6 +92,19 @@ def test_every_call_is_counted(tmp_path: Path) -> None:
         assert found["live_bytes"] == pages
 
 
+def test_the_bytes_that_a_scan_reads_are_counted(tmp_path: Path) -> None:
+    with cb.SparseTable(tmp_path / "t", DIM, ram="4MB", threads=1) as table:
+        for _ in range(2):  # two runs of one page in each shard
+            table.push(KEYS, np.ones_like(table.pull(KEYS)))
+            table.flush()
+        runs = table.stats()["runs"]
+        assert runs == 2 * shards(KEYS)
+        for _ in range(2):
+            before = table.stats()["bytes_read"]
+            assert sum(len(keys) for keys, _, _ in table.scan()) == len(KEYS)
+            assert table.stats()["bytes_read"] - before == 4096 * runs
+
+
 def test_a_gradient_that_is_skipped_is_counted(tmp_path: Path) -> None:
     with cb.SparseTable(tmp_path / "t", DIM, ram="4MB", threads=1, nonfinite="skip") as table:
         before = table.pull(FEW)
