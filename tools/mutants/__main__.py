@@ -11,9 +11,11 @@ the native tests under the address and undefined-behavior sanitizers (C++), whic
 tests, chosen in the same way.
 
 A change is caught when a test fails, crashes or exceeds its time limit, does so again when it is run alone, and passes in the
-unchanged tree: a test that fails by chance catches nothing. Where --budget is given, tests beyond so many seconds per change
-are left out, and a change that only they would catch counts as a survivor; the line of such a survivor says so, and the
-printed percentages are lower bounds. A measurement leaves --budget out: then a survivor has met all tests.
+unchanged tree within the same limit: a test that fails by chance, or because the machine is busy, catches nothing.
+
+Where --budget is given, tests beyond so many seconds per change are left out, and a change that only they would catch counts
+as a survivor; the line of such a survivor says so, and the printed percentages are lower bounds. A measurement leaves --budget
+out: then a survivor has met all tests.
 
 The command prints a line for each change, the survivors, and a last line of JSON. It exits with 1 where fewer than --least
 percent (fast tests) or --least-all percent (all of `make test`) were caught.
@@ -115,9 +117,8 @@ class Trial:
         for tests in self._portions(slow):
             while tests and (failed := self._first_failure(self.tree, tests, marks)):
                 alone = [(failed, 0.0)] if failed != "collection" else tests[:1]
-                if self._first_failure(self.tree, alone, marks) and not self._first_failure(
-                    self.unchanged, alone, marks, patience=10
-                ):
+                again = self._first_failure(self.tree, alone, marks)
+                if again and not self._first_failure(self.unchanged, alone, marks):
                     return failed
                 names = [name for name, _ in tests]  # it failed by chance: go on behind it
                 tests = tests[names.index(failed) + 1 :] if failed in names else []
@@ -140,12 +141,12 @@ class Trial:
                 portion, pause = [], 4 * spent
         yield portion
 
-    def _first_failure(self, tree: Tree, tests: list[tuple[str, float]], marks: str, patience: float = 1) -> str:
+    def _first_failure(self, tree: Tree, tests: list[tuple[str, float]], marks: str) -> str:
         """Return the test at which pytest failed, "collection" where it came to none, or nothing where all passed."""
         names = [name for name, _ in tests]
         files = list(dict.fromkeys(name.split("::")[0] for name in names))
         longest = max([self.recorded.tests.get(name, {}).get("seconds", 20) for name in names])
-        limit = patience * max(30.0, 6 * longest)
+        limit = max(30.0, 6 * longest)
         arguments: list[object] = ["-x", "-p", "no:xdist", "--timeout", limit, "-m", marks, *files]
         status, entries = tree.pytest(arguments, 60 + 4 * limit + 6 * sum(s for _, s in tests), chosen=names)
         if status in (0, 5):
