@@ -218,6 +218,8 @@ def test_the_columns_that_exist_are_listed(count: int, more: bool) -> None:
         (pa.int8(), pa.int64(), True),
         (pa.float64(), pa.int64(), False),
         (pa.large_utf8(), pa.utf8(), True),
+        (pa.dictionary(pa.int32(), pa.utf8()), pa.utf8(), True),
+        (pa.dictionary(pa.int32(), pa.utf8()), pa.int64(), False),
         (pa.list_(pa.int32()), pa.list_(pa.int64()), True),
         (pa.list_(pa.utf8()), pa.list_(pa.int64()), False),
         (pa.list_(pa.int64()), pa.list_(pa.int64(), 2), False),
