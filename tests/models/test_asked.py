@@ -21,3 +21,16 @@ def test_a_model_of_vectors_and_dense_columns_needs_one_of_them(model: type) -> 
     for dim in (0, 4):
         with pytest.raises(PlanError, match="reads neither a dense column nor a sparse field of dim 1 or more"):
             model(schema(0, 0), dim=dim)
+
+
+@pytest.mark.parametrize(
+    "model", [cb.models.FM, cb.models.DeepFM, cb.models.AutoInt, cb.models.XDeepFM, cb.models.MaskNet]
+)
+def test_a_model_that_multiplies_vectors_needs_a_field_and_a_dim(model: type) -> None:
+    model(schema(2, 1), dim=4)
+    with pytest.raises(
+        PlanError, match=f"{model.__name__} multiplies the vectors of sparse fields, but reads no sparse field"
+    ):
+        model(schema(0, 3), dim=4)
+    with pytest.raises(PlanError, match=f"{model.__name__} multiplies .* which needs a dim of 1 or more, got 0"):
+        model(schema(2, 3), dim=0)
