@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,6 +95,34 @@ def test_a_worker_that_cannot_begin_ends_the_start_of_the_server_and_is_logged_l
         made._wait(0.0)
     assert caplog.messages == ["worker 2 could not start: no memory"]
     assert not made.workers[1].serving
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (None, (0, {"serving": True})),
+        (ImportError("grpc is missing", name="grpc"), (1, {"failed": "grpc is missing", "module": "grpc"})),
+        (PlanError("no such plan"), (1, {"failed": "no such plan", "module": None})),
+        (KeyError("id"), (1, {"failed": "a worker failed: KeyError: 'id'", "module": None})),
+    ],
+)
+def test_a_worker_says_that_it_serves_or_why_it_cannot(error: Exception | None, expected: tuple[int, Any]) -> None:
+    def work(seat: Any, ready: Callable[[], None]) -> None:
+        if error is not None:
+            raise error
+        ready()
+
+    made = supervisor()
+    made.server.work, made.sockets, made._life = work, [], os.pipe()
+    says, say = os.pipe()
+    child = os.fork()
+    if not child:
+        made._child(made.workers[0], say)
+    for end in (say, *made._life):
+        os.close(end)
+    with open(says, "rb") as told:
+        message = json.loads(told.read())
+    assert (os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), message) == expected
 
 
 def test_a_worker_that_ends_is_replaced_and_before_the_server_serves_it_is_an_error(
