@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "core/join/spilled_view.h"
+#include "core/request/infer_request.h"
 #include "core/request/request_scorer.h"
 
 // Behind the core, whose names its own would hide.
@@ -83,13 +84,15 @@ std::shared_ptr<const RequestPlan> plan_from(const RequestRows& context, const R
   return plan;
 }
 
-nb::object answer_of(const RequestScorer& scorer, nb::bytes body, nb::bytes versions, ContextCache& cache) {
+// Calls `answer` without the interpreter's lock. Returns the scores, or None.
+template <class Answer>
+nb::object scored(Answer answer) {
   std::optional<std::vector<float>> found;
   std::optional<BadPart> part;
   std::optional<BadScore> score;
   try {
     const nb::gil_scoped_release release;
-    found = scorer.answer({body.c_str(), body.size()}, {versions.c_str(), versions.size()}, cache);
+    found = answer();
   } catch (const BadPart& e) {
     part = e;
   } catch (const BadScore& e) {
@@ -106,6 +109,37 @@ nb::object answer_of(const RequestScorer& scorer, nb::bytes body, nb::bytes vers
   if (!found) return nb::none();
   const auto out = std::make_shared<std::vector<float>>(std::move(*found));
   return shared_array(out->data(), {out->size()}, out);
+}
+
+std::string_view text_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+
+nb::object answer_of(const RequestScorer& scorer, nb::bytes body, nb::bytes versions, ContextCache& cache,
+                     RequestTimes* times) {
+  return scored([&] { return scorer.answer(text_of(body), text_of(versions), cache, times); });
+}
+
+nb::object infer_answer_of(const RequestScorer& scorer, nb::bytes body, size_t json_bytes, nb::bytes versions,
+                           ContextCache& cache, RequestTimes* times) {
+  const std::string_view all = text_of(body);
+  if (json_bytes > all.size()) return nb::none();
+  std::optional<InferRequest> request;
+  const nb::object scores = scored([&]() -> std::optional<std::vector<float>> {
+    request = InferRequest::read(all.substr(0, json_bytes), all.substr(json_bytes));
+    if (!request) return std::nullopt;
+    return scorer.answer(request->inputs, text_of(versions), cache, times);
+  });
+  if (scores.is_none()) return nb::none();
+  return nb::make_tuple(scores, nb::str(request->id.data(), request->id.size()), request->binary);
+}
+
+using Tensor =
+    std::tuple<std::string, std::string, std::vector<int64_t>, nb::bytes>;  // name, datatype, shape, elements
+
+nb::object tensors_answer_of(const RequestScorer& scorer, const std::vector<Tensor>& given, nb::bytes versions,
+                             ContextCache& cache, RequestTimes* times) {
+  std::vector<InputTensor> tensors;
+  for (const auto& [name, datatype, shape, data] : given) tensors.push_back({name, datatype, shape, text_of(data)});
+  return scored([&] { return scorer.answer(tensors, text_of(versions), cache, times); });
 }
 
 }  // namespace
@@ -136,6 +170,12 @@ void bind_request_plan(nb::module_& m) {
           "read", [](const std::string& path) { return with_file(path, [&] { return RequestPlan::read(path); }); },
           nb::arg("path"))
       .def_ro("fingerprint", &RequestPlan::fingerprint);
+  nb::class_<RequestTimes>(m, "RequestTimes", "How long the parts of a request took, in nanoseconds, for traces.")
+      .def(nb::init<>())
+      .def_ro("reading", &RequestTimes::reading)
+      .def_ro("plan", &RequestTimes::plan)
+      .def_ro("engine", &RequestTimes::engine)
+      .def_ro("cached", &RequestTimes::cached, "Whether the cache had the context.");
   nb::class_<RequestScorer>(m, "RequestScorer",
                             "A plan for requests with a Deep FFM: the bytes of a request in, scores out.")
       .def(
@@ -161,9 +201,22 @@ void bind_request_plan(nb::module_& m) {
           "A scorer of the parts of a plan, without a file.")
       .def_prop_ro("shares", &RequestScorer::shares, "Whether the model works out a context once.")
       .def("answer", &answer_of, nb::arg("body"), nb::arg("versions"), nb::arg("cache"),
-           nb::sig(
-               "def answer(self, body: bytes, versions: bytes, cache: ContextCache) -> NDArray[numpy.float32] | None"),
+           nb::arg("times").none() = nb::none(),
+           nb::sig("def answer(self, body: bytes, versions: bytes, cache: ContextCache, times: RequestTimes | None = "
+                   "None) -> NDArray[numpy.float32] | None"),
            "Scores of the candidates, as POST /v1/score takes them; None: the request is left to the slow path.")
+      .def("answer_infer", &infer_answer_of, nb::arg("body"), nb::arg("json_bytes"), nb::arg("versions"),
+           nb::arg("cache"), nb::arg("times").none() = nb::none(),
+           nb::sig("def answer_infer(self, body: bytes, json_bytes: int, versions: bytes, cache: ContextCache, times: "
+                   "RequestTimes | None = None) -> "
+                   "tuple[NDArray[numpy.float32], str, bool] | None"),
+           "Scores, id and whether the scores are wanted as binary, of a request of the Open Inference Protocol whose "
+           "JSON has json_bytes bytes; None: it is left to the slow path.")
+      .def("answer_tensors", &tensors_answer_of, nb::arg("tensors"), nb::arg("versions"), nb::arg("cache"),
+           nb::arg("times").none() = nb::none(),
+           nb::sig("def answer_tensors(self, tensors: Sequence[tuple[str, str, Sequence[int], bytes]], versions: "
+                   "bytes, cache: ContextCache, times: RequestTimes | None = None) -> NDArray[numpy.float32] | None"),
+           "The same for tensors: name, datatype, shape and binary elements of each.")
       .def("scores", &scores_of, nb::arg("body"),
            nb::sig("def scores(self, body: bytes) -> tuple[NDArray[numpy.float32], str]"),
            "Scores of the candidates, NaN where a filter drops one; and what is wrong with the request, if anything.");

@@ -17,7 +17,7 @@ import ctrbox as cb
 from ctrbox.engines.split import Split
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.routes import Answer, Routes, answer_of
-from ctrbox.serve.served import Live, ServedFfm
+from ctrbox.serve.served import Live, Scored, ServedFfm
 from ctrbox.serve.service import Limits, Service
 from tests.engines.test_split import COLUMNS, PLANS, rows
 from tests.serve.hostile import RAW_VALUES, VALUES
@@ -201,6 +201,14 @@ def test_numbers_that_are_too_large_are_refused_in_the_words_of_python() -> None
     assert any(b"candidates: row 1: " in body for body in seen)
 
 
+def answer_natively(served: ServedFfm, body: bytes) -> Scored:
+    plain = served.plain()
+    assert plain is not None
+    scores = plain.json(body)
+    assert scores is not None
+    return Scored(scores, plain.version, plain.views)
+
+
 def test_a_new_version_and_another_engine_are_used_from_the_next_request_on(tmp_path: Any) -> None:
     plan, names = PLANS[0], ("user", "query")
     body = json.dumps(
@@ -210,22 +218,20 @@ def test_a_new_version_and_another_engine_are_used_from_the_next_request_on(tmp_
         }
     ).encode()
     served = ServedFfm(plan, names, Live(engine_of(plan, names), 1), cache_bytes=1 << 20, most_candidates=MOST)
-    first = served.answer_plain(body)
-    assert first is not None
+    first = answer_natively(served, body)
     assert (first.version, len(served.cache)) == (1, 1)
     other = cb.DeepFFM(plan.schema, context=served.live.engine.context_fields, k=2, hidden=(4, 4), bits=10, seed=4)
     other.save(tmp_path / "other.ffm")
     served.take(tmp_path / "other.ffm", 2)
     assert len(served.cache) == 0
-    second = served.answer_plain(body)
-    assert second is not None
+    second = answer_natively(served, body)
     assert second.version == 2
     assert second.scores.tobytes() == served.score(served.reader.from_json(body))[0].tobytes()
     assert second.scores.tobytes() != first.scores.tobytes()
     # An engine that computes no context once is scored by Python, with the cache that was there.
     engine_of(plan, names, shares=False).save(tmp_path / "whole.ffm")
     served.take(tmp_path / "whole.ffm", 3)
-    assert served.answer_plain(body) is None
+    assert served.plain() is None
     routes = routes_of(served)
     assert routes.score(body) == routes.score(body)
     assert (len(served.cache), served.cache.counts.hits) == (1, 2)
@@ -235,7 +241,7 @@ def test_a_plan_with_operators_in_python_is_left_to_python() -> None:
     plan, names = PLANS[8], ("user", "query")
     served = ServedFfm(plan, names, Live(engine_of(plan, names), 1), cache_bytes=0, most_candidates=MOST)
     assert served.live.native is None
-    assert served.answer_plain(b'{"candidates": []}') is None
+    assert served.plain() is None
 
 
 def test_threads_share_the_cache_and_get_the_same_bits() -> None:

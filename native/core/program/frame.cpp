@@ -404,6 +404,22 @@ std::shared_ptr<Frame> Frame::from_arrow(ArrowSchema* schema, ArrowArray* array)
   return frame;
 }
 
+std::shared_ptr<Frame> Frame::of_entries(int64_t rows, const std::vector<char>& kinds,
+                                         std::vector<std::vector<char>> entries) {
+  auto made = std::make_shared<Frame>();
+  made->rows_ = rows;
+  made->entries_ = std::move(entries);
+  for (size_t k = 0; k < kinds.size(); ++k) {
+    FrameColumn column;
+    column.storage = Storage::Entries;
+    column.kind = kinds[k];
+    column.rows = rows;
+    column.values = made->entries_.at(k).data();
+    made->columns_.push_back(std::move(column));
+  }
+  return made;
+}
+
 std::shared_ptr<Frame> Frame::selected(const std::shared_ptr<const Frame>& of, const std::vector<size_t>& columns) {
   auto out = std::make_shared<Frame>();
   out->rows_ = of->rows_;

@@ -125,6 +125,10 @@ class Frame {
   // Returns a frame with some columns of `of`, a frame of kept columns, which it keeps alive. Throws
   // std::invalid_argument if a column is not a kept one, and std::out_of_range if there is no such column.
   static std::shared_ptr<Frame> selected(const std::shared_ptr<const Frame>& of, const std::vector<size_t>& columns);
+  // Returns a frame of columns in register format without nulls; `kinds` and `entries` by column. It keeps the entries,
+  // but not what texts point at.
+  static std::shared_ptr<Frame> of_entries(int64_t rows, const std::vector<char>& kinds,
+                                           std::vector<std::vector<char>> entries);
   // Bytes that the frame holds itself, with those that its blocks have to spare; not what it points at elsewhere.
   size_t bytes() const;
 

@@ -44,6 +44,7 @@ class RequestRows {
 
   const std::vector<Column>& columns() const { return columns_; }
   const std::vector<std::string>& ignored() const { return ignored_; }
+  int64_t most() const { return most_; }
 
  private:
   struct Reading;

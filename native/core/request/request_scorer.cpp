@@ -119,7 +119,7 @@ void RequestScorer::score(const Request& request, float* scores) const {
 }
 
 std::optional<std::vector<float>> RequestScorer::answer(std::string_view body, std::string_view versions,
-                                                        ContextCache& cache) const {
+                                                        ContextCache& cache, RequestTimes* times) const {
   const auto found = plan_->candidates.read(body);
   if (!found || !found->rows || !shares_) return std::nullopt;
   std::string_view given = body.substr(found->context_begin, found->context_end - found->context_begin);
@@ -127,22 +127,49 @@ std::optional<std::vector<float>> RequestScorer::answer(std::string_view body, s
   std::string key;
   key.reserve(versions.size() + given.size());
   key.append(versions).append(given);
+  const ContextCache::Value context = met(key, cache, times, [&] { return plan_->context.row(given); });
+  if (!context) return std::nullopt;
+  return scores_of(context, found->frame, found->rows, times);
+}
+
+std::optional<std::vector<float>> RequestScorer::answer(const std::vector<InputTensor>& tensors,
+                                                        std::string_view versions, ContextCache& cache,
+                                                        RequestTimes* times) const {
+  if (!shares_) return std::nullopt;
+  const RequestTensors reader(plan_->context, plan_->candidates);
+  auto found = reader.read(tensors);
+  if (!found) return std::nullopt;
+  const std::string key = std::string(versions) + reader.key(*found);
+  const ContextCache::Value context = met(key, cache, times, [&] { return reader.context(*found); });
+  return scores_of(context, reader.candidates(*found), found->rows, times);
+}
+
+template <class Made>
+ContextCache::Value RequestScorer::met(const std::string& key, ContextCache& cache, RequestTimes* times,
+                                       Made made) const {
   ContextCache::Value value = cache.met(key);
-  if (!value) {
-    const auto row = plan_->context.row(given);
-    if (!row) return std::nullopt;
-    cache.missed();
-    const auto made = std::make_shared<const RequestContext>(prepared(row));
-    value = {made, true};
-    cache.put(key, value, key.size() + made->bytes());
-  }
-  const size_t rows = static_cast<size_t>(found->rows);
-  std::vector<float> scores(rows);
-  score(*static_cast<const RequestContext*>(value.held.get()), found->frame, rows, scores.data());
+  if (times) times->cached = static_cast<bool>(value);
+  if (value) return value;
+  const std::shared_ptr<Frame> row = made();
+  lap(times, &RequestTimes::reading);
+  if (!row) return {};
+  cache.missed();
+  const auto context = std::make_shared<const RequestContext>(prepared(row, times));
+  value = {context, true};
+  cache.put(key, value, key.size() + context->bytes());
+  return value;
+}
+
+std::vector<float> RequestScorer::scores_of(const ContextCache::Value& context,
+                                            const std::shared_ptr<Frame>& candidates, int64_t rows,
+                                            RequestTimes* times) const {
+  lap(times, &RequestTimes::reading);
+  std::vector<float> scores(static_cast<size_t>(rows));
+  score(*static_cast<const RequestContext*>(context.held.get()), candidates, scores.size(), scores.data(), times);
   return scores;
 }
 
-RequestContext RequestScorer::prepared(const std::shared_ptr<Frame>& context) const {
+RequestContext RequestScorer::prepared(const std::shared_ptr<Frame>& context, RequestTimes* times) const {
   const RequestPlan& plan = *plan_;
   RequestContext out;
   try {
@@ -153,6 +180,7 @@ RequestContext RequestScorer::prepared(const std::shared_ptr<Frame>& context) co
       plan.shared->program->run({piece_of(frame, plan.merged, 1)}, builder);
       out.frame = builder.frame()->compacted();
     }
+    lap(times, &RequestTimes::plan);
     if (!shares_) {
       out.features = std::move(once);
       return out;
@@ -162,6 +190,7 @@ RequestContext RequestScorer::prepared(const std::shared_ptr<Frame>& context) co
       model_->check_part(one, true);
       out.prepared = model_->context(one);
     });
+    lap(times, &RequestTimes::engine);
     return out;
   } catch (const RowError& e) {
     throw BadPart(true, e.position, e.what());
@@ -169,7 +198,7 @@ RequestContext RequestScorer::prepared(const std::shared_ptr<Frame>& context) co
 }
 
 void RequestScorer::score(const RequestContext& context, const std::shared_ptr<Frame>& candidates, size_t rows,
-                          float* scores) const {
+                          float* scores, RequestTimes* times) const {
   const RequestPlan& plan = *plan_;
   const std::vector<int32_t> zeros(rows);  // every candidate reads the one row of the context
   Piece piece = piece_of(candidates, plan.merged, static_cast<int64_t>(rows));
@@ -191,7 +220,9 @@ void RequestScorer::score(const RequestContext& context, const std::shared_ptr<F
       piece.sources.push_back({plan.each.filter->kinds.empty() ? nullptr : kept.get()});
     }
     const auto each = run_batch(plan.each, piece);
+    lap(times, &RequestTimes::plan);
     score_parts(context, *each, scores, index);
+    lap(times, &RequestTimes::engine);
   } catch (const RowError& e) {
     throw BadPart(false, index ? (*index)[static_cast<size_t>(e.position)] : e.position, e.what());
   }

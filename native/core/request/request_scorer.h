@@ -23,6 +23,8 @@
 #include "core/request/context_cache.h"
 #include "core/request/model_fields.h"
 #include "core/request/request_plan.h"
+#include "core/request/request_tensors.h"
+#include "core/request/request_times.h"
 
 namespace cb {
 
@@ -74,17 +76,29 @@ class RequestScorer {
   // cache keeps the context under a key of `versions` followed by the bytes of the context. Returns no scores if the
   // slow path must take the request; then nothing was counted or kept. Throws BadPart, BadScore, and SpilledViewError
   // for a joined view on a disk.
-  std::optional<std::vector<float>> answer(std::string_view body, std::string_view versions, ContextCache& cache) const;
+  std::optional<std::vector<float>> answer(std::string_view body, std::string_view versions, ContextCache& cache,
+                                           RequestTimes* times = nullptr) const;
+
+  // The same for the tensors of a request.
+  std::optional<std::vector<float>> answer(const std::vector<InputTensor>& tensors, std::string_view versions,
+                                           ContextCache& cache, RequestTimes* times = nullptr) const;
 
   bool shares() const { return shares_; }
   const RequestPlan& plan() const { return *plan_; }
   std::shared_ptr<const RequestPlan> shared_plan() const { return plan_; }
 
  private:
+  // Returns what the cache holds under the key, or what it holds after the row of the context, which `made` returns,
+  // was prepared. Returns nothing if `made` returns nullptr. Throws BadPart.
+  template <class Made>
+  ContextCache::Value met(const std::string& key, ContextCache& cache, RequestTimes* times, Made made) const;
+  std::vector<float> scores_of(const ContextCache::Value& context, const std::shared_ptr<Frame>& candidates,
+                               int64_t rows, RequestTimes* times) const;
   // Throws BadPart.
-  RequestContext prepared(const std::shared_ptr<Frame>& context) const;
+  RequestContext prepared(const std::shared_ptr<Frame>& context, RequestTimes* times = nullptr) const;
   // `rows` is at least one. Throws BadPart, BadScore.
-  void score(const RequestContext& context, const std::shared_ptr<Frame>& candidates, size_t rows, float* scores) const;
+  void score(const RequestContext& context, const std::shared_ptr<Frame>& candidates, size_t rows, float* scores,
+             RequestTimes* times = nullptr) const;
   void score_parts(const RequestContext& context, const Batch& candidates, float* scores,
                    const std::vector<int32_t>* index) const;
 

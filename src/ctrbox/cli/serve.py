@@ -297,6 +297,21 @@ def serve(
             help="Maximum number of pixels of an image in a request, checked before decoding.",
         ),
     ] = 16_000_000,
+    traces: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="OTLP/HTTP collector that gets OpenTelemetry spans of requests, such as http://127.0.0.1:4318/v1/traces; "
+            "console: print them to stderr. Needs `pip install 'ctrbox[traces]'`. Default: no spans are made.",
+        ),
+    ] = "",
+    access_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File to which the server appends one line of JSON for each request. Default: none.",
+        ),
+    ] = None,
     view: OtherViews = None,
     allow_views: AllowViews = None,
     job: OwnJob = None,
@@ -367,6 +382,8 @@ def serve(
         state_seconds=state_every,
         events=events,
         follow_state=follow_state,
+        traces=traces,
+        access_log=access_log,
     )
     try:
         with in_words_of_options(), asking_for_the_job(own):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ctrbox.serve.connection_limits import Client
@@ -22,6 +23,7 @@ from ctrbox.serve.routes import Answer, answer_of, too_large
 
 if TYPE_CHECKING:
     from ctrbox.serve.listener import Listener
+    from ctrbox.serve.traces import Traced
 
 HEAD_SECONDS = 5.0  # within which a head must be there
 PACE_AFTER = 3.0  # seconds after which a body must keep its pace
@@ -31,6 +33,13 @@ FREE_CHUNKS = 256  # beyond them chunks must have a size that is worth their rea
 LEAST_CHUNK = 16  # bytes, on average
 CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 CHUNK_LINE = 10  # bytes of the longest size of a chunk and its CR LF
+PATHS = {  # of routes, in the names of spans
+    "score": "/v1/score",
+    "infer": "/v2/models/{model}/infer",
+    "prerank": "/v1/prerank",
+    "cascade": "/v1/cascade",
+    "other": "/v1/events",
+}
 REASONS = {
     200: b"OK",
     202: b"Accepted",
@@ -289,18 +298,36 @@ class Connection(asyncio.Protocol):
         if isinstance(found, Answer):
             self.respond(found, head, "other", began)
             return
-        route = found.route
+        route, work = found.route, found.work
+        traced = None if self.service.traces is None else self.traced(head, route)
+        if traced is not None:
+            work = partial(traced.around, work)
 
         def done(result: Any, failure: Exception | None) -> None:
-            self.respond(result if failure is None else answer_of(failure), head, route, began)
+            self.respond(result if failure is None else answer_of(failure), head, route, began, traced)
 
         try:
-            self.service.queue.push(found.work, done, self.client.address)
+            self.service.queue.push(work, done, self.client.address)
         except Refused as refused:
-            self.respond(answer_of(refused), head, route, began)
+            self.respond(answer_of(refused), head, route, began, traced)
 
-    def respond(self, answer: Answer, head: Head, route: str, began: float) -> None:
-        self.service.metrics.add(route, answer.status, time.perf_counter() - began, answer.rows)
+    def traced(self, head: Head, route: str) -> Traced | None:
+        """Begin the span of a request that is scored; None if it is not sampled."""
+        assert self.service.traces is not None
+        headers = head.headers
+        carrier = {n.decode(): headers[n].decode("latin-1") for n in (b"traceparent", b"tracestate") if n in headers}
+        facts = {"http.request.method": head.method, "url.path": head.path[:200], "client.address": self.client.address}
+        return self.service.traces.begin(f"{head.method} {PATHS.get(route, route)}", carrier, facts)
+
+    def respond(self, answer: Answer, head: Head, route: str, began: float, traced: Traced | None = None) -> None:
+        seconds = time.perf_counter() - began
+        self.service.metrics.add(route, answer.status, seconds, answer.rows)
+        trace = ""
+        if traced is not None:
+            trace = traced.trace_id
+            traced.end(answer.status, {"http.response.status_code": answer.status, "ctrbox.candidates": answer.rows})
+        if self.service.access is not None:
+            self.log(answer, head.method, head.path, seconds, trace)
         self.front.answered()
         self.busy, self.working = False, 0
         if self.transport is None or self.deaf:  # the client went away, or was refused meanwhile
@@ -320,6 +347,20 @@ class Connection(asyncio.Protocol):
         else:
             self.resume()
 
+    def log(self, answer: Answer, method: str, path: str, seconds: float, trace: str = "") -> None:
+        assert self.service.access is not None
+        self.service.access.add(
+            self.client.address,
+            method,
+            path,
+            answer.status,
+            seconds,
+            len(answer.body),
+            answer.rows,
+            answer.version,
+            trace,
+        )
+
     def go_on(self) -> None:
         if self.transport is None or self.deaf or self.busy or not self.inbox:
             return
@@ -334,6 +375,9 @@ class Connection(asyncio.Protocol):
             return
         answer = answer_of(refusal)
         self.service.metrics.add("other", answer.status, 0.0)
+        if self.service.access is not None:
+            method, path = ("", "") if self.head is None else (self.head.method, self.head.path)
+            self.log(answer, method, path, 0.0)
         if self.transport is not None:
             self.write(answer, True, False)
         self.close()

@@ -11,6 +11,7 @@ else, and everything wrong, goes the slow way through Python's values, which giv
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ import pyarrow as pa
 
 from ctrbox import _native
 from ctrbox.arguments.names import lacking, nearest
+from ctrbox.columns.kind import kind_of_arrow
 from ctrbox.columns.raw import RawColumn, brief
 from ctrbox.columns.times import FIRST, LAST, MICROSECONDS
 from ctrbox.errors import DataError
@@ -203,7 +205,7 @@ class RequestReader:
         )
         # Not by Python's values: a time may lie beyond those of datetime.
         embedded = objects.from_tensors(beside) if beside else None
-        key = b"tensors " + context.serialize().to_pybytes()
+        key = b"tensors " + context.serialize().to_pybytes() if self.native is None else key_of_values(context)
         return Request(lambda: context, candidates, rows, key, embedded, score)
 
     def _parts(self, once: frozenset[str]) -> tuple[RowReader, RowReader]:
@@ -212,6 +214,25 @@ class RequestReader:
     def check_count(self, rows: int) -> None:
         if rows > self.most:
             raise Refused(413, f"the request has {rows:,} candidates; this server takes at most {self.most:,}")
+
+
+def key_of_values(context: pa.RecordBatch) -> bytes:
+    """Return the key of a context that came as tensors, for a row that the native reader can hold.
+
+    The native path makes the same bytes (native/core/request/request_tensors.h), so both paths find each other's contexts.
+    """
+    parts = [b"values "]
+    for column in context.columns:
+        letter = (kind_of_arrow(column.type) or "s")[-1]
+        if letter == "t":
+            column = column.cast(pa.int64())
+        value = column[0].as_py()
+        if letter == "s":
+            text = value if isinstance(value, bytes) else value.encode()
+            parts += [struct.pack("<I", len(text)), text]
+        else:
+            parts.append(struct.pack({"b": "=?", "f": "=d"}.get(letter, "=q"), value))
+    return b"".join(parts)
 
 
 def fast_reader(columns: Sequence[RawColumn], ignored: Sequence[str], most: int) -> Any:

@@ -60,6 +60,7 @@ class Answer(NamedTuple):
     kind: bytes = JSON
     headers: tuple[Header, ...] = ()
     rows: int = 0  # candidates that were scored
+    version: int | None = None  # of the model that scored them
 
 
 class Scoring(NamedTuple):
@@ -135,27 +136,40 @@ class Routes:
         found = self.service.answer_plain(body)
         if found is None:
             request = self.service.served.reader.from_json(body)
+            self.service.lap("reading")
             found, rows = self.service.answer(request), request.rows
+            self.service.lap("engine")
         else:
             rows = len(found.scores)
         answer = orjson.dumps(found.json(), option=orjson.OPT_SERIALIZE_NUMPY)
-        return Answer(200, answer, JSON, header_of(found), rows)
+        return Answer(200, answer, JSON, header_of(found), rows, found.version)
 
     def prerank(self, body: bytes) -> Answer:
-        return Answer(200, orjson.dumps(self.service.pre_ranked(body), option=orjson.OPT_SERIALIZE_NUMPY))
+        found = self.service.pre_ranked(body)
+        self.service.lap("engine")
+        return Answer(200, orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY))
 
     def cascade(self, body: bytes) -> Answer:
         answer, rows = self.service.cascaded(body)
-        return Answer(200, orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), JSON, (), rows)
+        self.service.lap("engine")
+        return Answer(200, orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), JSON, (), rows, answer["version"])
 
     def infer(self, body: bytes, header: str | None, version: str) -> Answer:
-        asked = read_infer(body, header, self.service.labels)
-        request = self.service.served.reader.from_tensors(asked.tensors, asked.score)
-        found = self.service.answer(request, version)
+        plain = self.service.infer_plain(body, header, version)
+        if plain is not None:
+            found, asked = plain
+            rows = len(found.scores)
+        else:
+            asked = read_infer(body, header, self.service.labels)
+            request = self.service.served.reader.from_tensors(asked.tensors, asked.score)
+            self.service.lap("reading")
+            found, rows = self.service.answer(request, version), request.rows
+            self.service.lap("engine")
         answer, json_bytes = infer_answer(self.service.name, found.version, asked, found.outputs())
         if json_bytes is None:
-            return Answer(200, answer, JSON, header_of(found), request.rows)
-        return Answer(200, answer, BINARY, ((LENGTH_OF_JSON, b"%d" % json_bytes), *header_of(found)), request.rows)
+            return Answer(200, answer, JSON, header_of(found), rows, found.version)
+        headers = (LENGTH_OF_JSON, b"%d" % json_bytes), *header_of(found)
+        return Answer(200, answer, BINARY, headers, rows, found.version)
 
     # ---- events, for the state of histories
 

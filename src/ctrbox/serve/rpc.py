@@ -7,9 +7,11 @@ answers RESOURCE_EXHAUSTED at once, and by the service's queue. The token comes 
 from __future__ import annotations
 
 import logging
+import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,10 +24,12 @@ from ctrbox.serve.answers import names_of_outputs
 from ctrbox.serve.connection_limits import client_of
 from ctrbox.serve.http_head import HEAD_BYTES
 from ctrbox.serve.listener import IDLE_SECONDS
+from ctrbox.serve.plain import Tensor
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.service import Limits, Service
 from ctrbox.serve.tensors import DATATYPES, NUMPY, check_output, checked_shape, from_binary, little, objects, wrong
 from ctrbox.serve.tls import Certificate
+from ctrbox.serve.traces import Traced
 
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -118,18 +122,27 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):
         return self._answer(context, work)
 
     def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
-        began, status, rows = time.perf_counter(), 200, 0
+        began, status, rows, size, version = time.perf_counter(), 200, 0, 0, None
+        service = self.service
+        client = client_of_peer(context.peer())
+        traced = None if service.traces is None else self._traced(context, client)
 
         def work() -> Any:
-            nonlocal rows
+            nonlocal rows, size, version
             self.service.check_model(request.model_name, request.model_version)
             expression = score_of(request)
             possible = names_of_outputs(self.service.labels, expression)
             for output in request.outputs:
                 check_output(output.name, possible)
-            asked = self.service.served.reader.from_tensors(tensors_of(request), expression)
-            found = self.service.answer(asked, request.model_version)
-            rows = asked.rows
+            tensors = plain_tensors(request) if expression is None else None
+            found = None if tensors is None else self.service.tensors_plain(tensors, request.model_version)
+            if found is None:
+                asked = service.served.reader.from_tensors(tensors_of(request), expression)
+                service.lap("reading")
+                found, rows = service.answer(asked, request.model_version), asked.rows
+                service.lap("engine")
+            else:
+                rows = len(found.scores)
             if found.views:
                 context.set_trailing_metadata((("ctrbox-views", found.views.decode("ascii")),))
             answer = service_pb2.ModelInferResponse(
@@ -139,20 +152,37 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):
             for name in dict.fromkeys(output.name for output in request.outputs) or given:
                 answer.outputs.add(name=name, datatype=DATATYPES[given[name].dtype.char], shape=[len(given[name])])
                 answer.raw_output_contents.append(little(given[name]).tobytes())
+            version = found.version
+            size = sum(map(len, answer.raw_output_contents))
             return answer
 
         def counted() -> Any:
             nonlocal status
             try:
-                return self.service.queue.run_here(work, client_of_peer(context.peer()))
+                return service.queue.run_here(work if traced is None else partial(traced.around, work), client)
             except CtrboxError as error:
                 status = getattr(error, "status", 400)
+                raise
+            except Exception:
+                status = 500
                 raise
 
         try:
             return self._answer(context, counted)
         finally:
-            self.service.metrics.add("grpc", status, time.perf_counter() - began, rows)
+            seconds = time.perf_counter() - began
+            service.metrics.add("grpc", status, seconds, rows)
+            if traced is not None:
+                traced.end(status, {"rpc.status": status, "ctrbox.candidates": rows})
+            if service.access is not None:
+                trace = "" if traced is None else traced.trace_id
+                service.access.add(client, "gRPC", "ModelInfer", status, seconds, size, rows, version, trace)
+
+    def _traced(self, context: Any, client: str) -> Traced | None:
+        assert self.service.traces is not None
+        carrier = {k: v for k, v in context.invocation_metadata() or () if k in ("traceparent", "tracestate")}
+        facts = {"rpc.system": "grpc", "rpc.method": "ModelInfer", "client.address": client}
+        return self.service.traces.begin("inference.GRPCInferenceService/ModelInfer", carrier, facts)
 
 
 def absent(name: str) -> Callable[..., Any]:
@@ -180,6 +210,29 @@ def score_of(request: Any) -> str | None:
     if given.WhichOneof("parameter_choice") != "string_param":
         raise wrong("parameter 'score' must be a string, an expression of the labels of the model")
     return str(given.string_param)
+
+
+def plain_tensors(request: Any) -> list[Tensor] | None:
+    """Return the inputs as native code takes them; None if `tensors_of` has to read them, or to say what is wrong."""
+    raw, inputs = request.raw_input_contents, request.inputs
+    if len(raw) == len(inputs):
+        if any(entry.HasField("contents") for entry in inputs):
+            return None
+        return [(e.name, e.datatype, e.shape, data) for e, data in zip(inputs, raw, strict=True)]
+    if raw:
+        return None
+    try:
+        return [(e.name, e.datatype, e.shape, elements_of(e)) for e in inputs]
+    except Refused:
+        return None
+
+
+def elements_of(entry: Any) -> bytes:
+    """Return typed contents as the elements of a raw tensor."""
+    values = from_contents(entry, checked_shape(entry.name, entry.datatype, list(entry.shape)))
+    if entry.datatype == "BYTES":
+        return b"".join(struct.pack("<I", len(text)) + text for text in values.ravel())
+    return values.tobytes()
 
 
 def tensors_of(request: Any) -> dict[str, np.ndarray]:

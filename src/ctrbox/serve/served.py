@@ -23,15 +23,15 @@ from ctrbox.columns.tasks import Task
 from ctrbox.engines.missed_keys import JoinCount, counted_in
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.refreshed_views import JoinedViews
-from ctrbox.engines.request import ORIGIN
-from ctrbox.engines.split import CONTEXT, ContextPart, Split
+from ctrbox.engines.split import ContextPart, Split
 from ctrbox.errors import DataError, PlanError
-from ctrbox.ffm.engine import DeepFFM, not_finite, scored
+from ctrbox.ffm.engine import DeepFFM, scored
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve.known_keys import KnownKeys
 from ctrbox.serve.model_folder import RUN, ModelFolder
 from ctrbox.serve.past import ServedPast, past_of
+from ctrbox.serve.plain import Plain
 from ctrbox.serve.request import Request, RequestReader
 from ctrbox.serve.request_plan import native_scorer
 from ctrbox.serve.split_model import SplitModel
@@ -80,10 +80,8 @@ class Served(Protocol):
         """
         ...
 
-    def answer_plain(self, body: bytes) -> Scored | None:
-        """Return the answer to the JSON of a request if native code can read and score it whole, in one call without the
-        interpreter's lock. None: read it with ``reader``. The answer and the errors are those of `answer`.
-        """
+    def plain(self) -> Plain | None:
+        """Return what scores plain requests natively now; None if Python scores every request."""
         ...
 
     def score(self, request: Request) -> tuple[Scores, int]:
@@ -199,23 +197,12 @@ class ServedFfm(SplitModel[Live]):
         scores = scorer.score(found, batch)
         return Scored(spread(scores, batch, request.rows), live.version, parts.told)
 
-    def answer_plain(self, body: bytes) -> Scored | None:
+    def plain(self) -> Plain | None:
         live = self.live
         if live.native is None:
             return None
-        try:
-            scores = live.native.answer(body, live.key, self.cache)
-        except _native.BadPart as error:
-            message, of_context, row = error.args
-            if row < 0:
-                raise DataError(f"{'the context' if of_context else 'candidates'}: {message}") from error
-            raise DataError(f"{message} (at {(CONTEXT if of_context else ORIGIN).name(row)})") from None
-        except _native.BadScore as error:
-            raise not_finite(error.args[0]) from None
-        if scores is None:
-            return None
         assert live.parts is not None
-        return Scored(scores, live.version, live.parts.told)
+        return Plain(live.native, live.key, self.cache, live.version, live.parts.told)
 
 
 class Scorer:
@@ -370,7 +357,7 @@ class ServedRun:
     def score(self, request: Request) -> tuple[Scores, int]:
         return self.answer(request)[:2]
 
-    def answer_plain(self, body: bytes) -> None:
+    def plain(self) -> None:
         """Return None: Python scores every request."""
 
     def answer(self, request: Request) -> Scored:

@@ -30,6 +30,7 @@ from ctrbox.errors import PlanError, SourceError
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.publish.sources import DEEP_FFM
 from ctrbox.publish.statement import Trust
+from ctrbox.serve.access_log import AccessLog
 from ctrbox.serve.event_stream import EventStream
 from ctrbox.serve.follow import Follower
 from ctrbox.serve.hosts import AllowedHosts
@@ -44,6 +45,7 @@ from ctrbox.serve.reload import Reloader
 from ctrbox.serve.served import Served, ServedRun, open_served
 from ctrbox.serve.service import Limits, Service
 from ctrbox.serve.tls import Certificate
+from ctrbox.serve.traces import Traces, check_target
 from ctrbox.serve.view_refresh import ViewFollower, ViewRefresher, check_refreshes
 from ctrbox.serve.watcher import Watcher
 from ctrbox.serve.workers import GRACE, Seat, Supervisor, worker_count
@@ -101,6 +103,8 @@ class Settings:
     encoders: Mapping[str, Any] = field(
         default_factory=dict
     )  # of images and texts of requests, by field (`open_served`)
+    traces: str = ""  # URL of an OTLP/HTTP collector, or "console"; "": no spans are made
+    access_log: Path | None = None  # file of a line for each request; None: none
     own_plan: Any = None  # plan and model of the user's job, for a model of their own class
     own_model: Any = None
 
@@ -161,6 +165,10 @@ def check(settings: Settings) -> None:
         raise PlanError(
             "--follow-state names a state that another process keeps, and --state one that this server keeps; use one of them"
         )
+    if settings.traces:
+        check_target(settings.traces)
+    if settings.access_log is not None:
+        AccessLog(settings.access_log).close()
     if settings.tls_key is not None and settings.tls_cert is None:
         raise PlanError("--tls-key needs the certificate that the key belongs to: --tls-cert FILE")
 
@@ -322,6 +330,8 @@ class Server:
         sockets = () if seat is None else seat.sockets
         front = Listener(service, settings.host, settings.port, self.certificate, sockets)
         rpc = None
+        service.access = None if settings.access_log is None else AccessLog(settings.access_log)
+        service.traces = Traces.to(settings.traces, service.name) if settings.traces else None
         try:
             if settings.grpc_port:
                 from ctrbox.serve.rpc import grpc_server
@@ -355,6 +365,8 @@ class Server:
                 rpc.stop(1.0)
             front.stop()
             await asyncio.sleep(0)  # connections are closed in the loop's next turn
+            if service.traces is not None:
+                await asyncio.to_thread(service.traces.close)
 
 
 def prerank_of(folder: ModelFolder, served: Served, settings: Settings) -> Prerank | None:

@@ -8,28 +8,31 @@ import json
 import logging
 import time
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ctrbox import __version__
+from ctrbox import __version__, _native
 from ctrbox.errors import CtrboxError, DataError, SourceError
 from ctrbox.files.untrusted_files import read_regular
 from ctrbox.predict.score_expression import ScoreExpression
+from ctrbox.serve.access_log import AccessLog
 from ctrbox.serve.answers import RANKING, Answered, described_outputs, ranked
 from ctrbox.serve.board import Desk
 from ctrbox.serve.connection_limits import Door
 from ctrbox.serve.hosts import AllowedHosts
 from ctrbox.serve.label_sums import LabelSums, lines_of, means_of
 from ctrbox.serve.metrics import ByLabel, Metrics
+from ctrbox.serve.plain import Tensor
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.refused import Refused, overloaded
 from ctrbox.serve.request import Request
 from ctrbox.serve.served import Scored, Served
-from ctrbox.serve.tensors import inputs_of
+from ctrbox.serve.tensors import InferRequest, inputs_of, length_of_json
+from ctrbox.serve.traces import Traces, current
 from ctrbox.serve.view_figures import lines_of_views, views_of
 from ctrbox.serve.view_refresh import ViewFollower, ViewRefresher
 from ctrbox.serve.worker_figures import Figures, figures_of
@@ -73,6 +76,8 @@ class Service:
     desk: Desk | None = None  # of one of several workers; None: this process is the whole server
     refresher: ViewRefresher | ViewFollower | None = None  # of joined views; None where none can be read again
     prerank: Prerank | None = None  # None: the server has no vectors of ads
+    traces: Traces | None = None  # None: no spans are made
+    access: AccessLog | None = None  # None: answers are not logged
     door: Door = field(init=False)
     label_sums: LabelSums = field(init=False)
 
@@ -133,9 +138,57 @@ class Service:
 
     def answer_plain(self, body: bytes) -> Answered | None:
         """Score the JSON of a request in one native call; None if it has to be read first."""
+        plain = self.served.plain()
+        if plain is None:
+            return None
+        times = self._times()
         with told_to_the_client():
-            found = self.served.answer_plain(body)
-        return None if found is None else Answered(found.version, found.scores, views=found.views)
+            scores = plain.json(body, times)
+        self._measured(times, scores)
+        return None if scores is None else Answered(plain.version, scores, views=plain.views)
+
+    def infer_plain(self, body: bytes, header: str | None, version: str) -> tuple[Answered, InferRequest] | None:
+        """The same for a request of the Open Inference Protocol; ``header`` as for `read_infer`, ``version`` as for `answer`."""
+        plain, json_bytes = self.served.plain(), length_of_json(header, len(body))
+        if plain is None or json_bytes is None:
+            return None
+        times = self._times()
+        with told_to_the_client():
+            found = plain.infer(body, json_bytes, times)
+        self._measured(times, found)
+        if found is None:
+            return None
+        scores, asked, binary = found
+        check_version(version, plain.version)
+        return Answered(plain.version, scores, views=plain.views), InferRequest(asked, {}, binary)
+
+    def tensors_plain(self, tensors: Sequence[Tensor], version: str) -> Answered | None:
+        """The same for tensors."""
+        plain = self.served.plain()
+        if plain is None:
+            return None
+        times = self._times()
+        with told_to_the_client():
+            scores = plain.tensors(tensors, times)
+        self._measured(times, scores)
+        if scores is None:
+            return None
+        check_version(version, plain.version)
+        return Answered(plain.version, scores, views=plain.views)
+
+    def _times(self) -> _native.RequestTimes | None:
+        """Return what measures the parts of a native call, if this thread's request is traced."""
+        return None if self.traces is None or current() is None else _native.RequestTimes()
+
+    def _measured(self, times: _native.RequestTimes | None, found: object) -> None:
+        """Note what a native call measured, unless it left the request to Python."""
+        if times is not None and found is not None and (parts := current()) is not None:
+            parts.native(times)
+
+    def lap(self, part: str) -> None:
+        """The time since the last part of this thread's request belongs to this one, if the request is traced."""
+        if self.traces is not None and (parts := current()) is not None:
+            parts.lap(part)
 
     def pre_ranked(self, body: bytes) -> dict[str, Any]:
         """Return the answer to POST /v1/prerank."""
@@ -175,8 +228,7 @@ class Service:
         """Return the answer of `Served.answer`; ``version``: refuse to answer with another version."""
         with told_to_the_client():
             found = self.served.answer(request)
-        if version and version != str(found.version):
-            raise Refused(404, f"version {version[:40]!r} is no longer served; the current version is {found.version}")
+        check_version(version, found.version)
         return found
 
     # ---- what is told about it
@@ -333,6 +385,11 @@ class Service:
         by_label = [keys_of(now), joins_of(now)]
         more = [*lines_of(now["labels"]), *lines_of_views(self, now)]
         return self.metrics.text(gauges, counters, by_label, news.get("memory"), more)
+
+
+def check_version(wanted: str, served: int) -> None:
+    if wanted and wanted != str(served):
+        raise Refused(404, f"version {wanted[:40]!r} is no longer served; the current version is {served}")
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from ctrbox.engines.plan import Plan
 from ctrbox.engines.refreshed_views import JoinedViews
 from ctrbox.engines.split import Split
 from ctrbox.serve.past import ServedPast
+from ctrbox.serve.plain import Plain
 from ctrbox.serve.request import Request
 from ctrbox.serve.view_versions import SplitViews
 
@@ -51,8 +52,8 @@ class SplitModel(ABC, Generic[Live]):
     def answer(self, request: Request) -> Scored:
         """Return a score for each candidate, and the versions that they are of."""
 
-    def answer_plain(self, body: bytes) -> Scored | None:
-        """Return the answer to the JSON of a request if native code can read and score it whole, as `Served` says."""
+    def plain(self) -> Plain | None:
+        """Return what scores plain requests natively now; None if Python scores every request."""
         return None
 
     def score(self, request: Request) -> tuple[Scores, int]:

@@ -64,10 +64,10 @@ def read_infer(body: bytes, header_bytes: str | None, labels: Sequence[str] = ()
     ``labels``: the names of several labels that the model has."""
     head, rest = body, b""
     if header_bytes is not None:
-        plain = header_bytes.isascii() and header_bytes.isdigit() and len(header_bytes) < 16
-        if not plain or int(header_bytes) > len(body):
+        length = length_of_json(header_bytes, len(body))
+        if length is None:
             raise wrong(f"Inference-Header-Content-Length is {header_bytes[:40]!r}, but the body has {len(body)} bytes")
-        head, rest = body[: int(header_bytes)], body[int(header_bytes) :]
+        head, rest = body[:length], body[length:]
     try:
         given = read_json(head)
     except orjson.JSONDecodeError as error:
@@ -100,6 +100,14 @@ def read_infer(body: bytes, header_bytes: str | None, labels: Sequence[str] = ()
     every = parameters.get("binary_data_output", False) is True
     outputs = wanted_outputs(given.get("outputs"), every, names_of_outputs(labels, score))
     return InferRequest(a_text(given.get("id", ""), "id"), tensors, every, score, outputs)
+
+
+def length_of_json(header_bytes: str | None, length: int) -> int | None:
+    """Return the bytes of the JSON of a body of ``length`` bytes; None if the header says something else than a part of it."""
+    if header_bytes is None:
+        return length
+    plain = header_bytes.isascii() and header_bytes.isdigit() and len(header_bytes) < 16
+    return int(header_bytes) if plain and int(header_bytes) <= length else None
 
 
 def wanted_outputs(outputs: Any, every: bool, possible: Sequence[str]) -> dict[str, bool]:
