@@ -329,20 +329,30 @@ void bind_ffm(nb::module_& m) {
       .def_prop_ro("learns", [](const DeepFfm& model) { return model.layout().learns(); })
       .def(
           "save",
-          [](const DeepFfm& model, const std::string& path, const std::vector<std::string>& fields, uint64_t learned) {
+          [](const DeepFfm& model, const std::string& path, const std::vector<std::string>& fields, uint64_t learned,
+             const std::vector<std::string>& keys) {
             if (!model.layout().learns())
               throw nb::value_error("this model has no optimizer state, so it cannot learn or be saved");
-            with_file(path, [&] { save_ffm(path, model, FfmHead{model.settings(), fields, learned}); });
+            FfmHead head{model.settings(), fields, learned};
+            for (const std::string& name : keys) {
+              const auto kind = key_kind_named(name);
+              if (!kind) throw nb::value_error("a kind of key has an unknown name");
+              head.keys.push_back(*kind);
+            }
+            if (!keys.empty() && keys.size() != fields.size()) throw nb::value_error("expected one kind of key for each field");
+            with_file(path, [&] { save_ffm(path, model, head); });
           },
-          nb::arg("path"), nb::arg("fields"), nb::arg("learned"))
+          nb::arg("path"), nb::arg("fields"), nb::arg("learned"), nb::arg("keys") = std::vector<std::string>())
       .def_static(
           "load",
           [](const std::string& path) {
             FfmHead head;
             auto model = with_file(path, [&] { return load_ffm(path, head); });
-            return nb::make_tuple(nb::cast(std::move(model)), head.fields, head.examples);
+            std::vector<std::string> keys;
+            for (size_t f = 0; f < head.fields.size(); ++f) keys.emplace_back(described(head.key_kind(f)).name);
+            return nb::make_tuple(nb::cast(std::move(model)), head.fields, head.examples, keys);
           },
-          nb::arg("path"), nb::sig("def load(path: str) -> tuple[DeepFfm, list[str], int]"))
+          nb::arg("path"), nb::sig("def load(path: str) -> tuple[DeepFfm, list[str], int, list[str]]"))
       .def(
           "weights",
           [](const DeepFfm& model) {

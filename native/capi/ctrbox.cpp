@@ -1,8 +1,10 @@
 // Implements the C interface over core/ffm and core/publish: checks arguments, turns exceptions into status and text.
 #include "capi/ctrbox.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 
 #include "capi/guarded.h"
 #include "capi/weight_file.h"
@@ -29,12 +31,40 @@ void check_field(const ctrbox_model& model, uint32_t field) {
                       std::to_string(model.salts.size() - 1));
 }
 
+// The function that makes the keys of a kind.
+const char* function_for(KeyKind kind) {
+  switch (kind) {
+    case KeyKind::kInt:
+      return "ctrbox_key_of_int";
+    case KeyKind::kString:
+      return "ctrbox_key_of_string";
+    case KeyKind::kText:
+      return "ctrbox_key_of_text";
+    case KeyKind::kDense:
+      return "ctrbox_key_of_dense";
+    default:
+      return "ctrbox_key_of_key";
+  }
+}
+
+// Refuses a key of another kind than those that the field was trained on; a file may not know them.
+void check_kind(const ctrbox_model& model, uint32_t field, std::initializer_list<KeyKind> fitting) {
+  const KeyKind kind = model.head.key_kind(field);
+  if (kind == KeyKind::kUnknown || std::find(fitting.begin(), fitting.end(), kind) != fitting.end()) return;
+  const std::string& name = model.head.fields[field];
+  throw BadArgument("field '" + shown(name.data(), name.size()) + "' was trained on " + described(kind).told +
+                    "; use " + function_for(kind));
+}
+
+// fitting: kinds of fields that the key is for.
 template <class F>
-ctrbox_status keyed(const ctrbox_model* model, uint32_t field, uint64_t* key, F value) noexcept {
+ctrbox_status keyed(const ctrbox_model* model, uint32_t field, uint64_t* key, std::initializer_list<KeyKind> fitting,
+                    F value) noexcept {
   return guarded([&] {
     need(model, "model");
     need(key, "key");
     check_field(*model, field);
+    check_kind(*model, field, fitting);
     *key = feature_key(value(model->salts[field]), model->salts[field]);
   });
 }
@@ -163,32 +193,33 @@ uint64_t ctrbox_learned(const ctrbox_model* model) { return model ? model->head.
 
 ctrbox_status ctrbox_key_of_text(const ctrbox_model* model, uint32_t field, const void* name, size_t bytes,
                                  uint64_t* key) {
-  return keyed(model, field, key, [&](uint64_t) { return hash_of(name, bytes, "name"); });
+  return keyed(model, field, key, {KeyKind::kText}, [&](uint64_t) { return hash_of(name, bytes, "name"); });
 }
 
 ctrbox_status ctrbox_key_of_string(const ctrbox_model* model, uint32_t field, const void* value, size_t bytes,
                                    uint64_t* key) {
-  return keyed(model, field, key, [&](uint64_t salt) { return key_of(hash_of(value, bytes, "value"), salt); });
+  return keyed(model, field, key, {KeyKind::kString},
+               [&](uint64_t salt) { return key_of(hash_of(value, bytes, "value"), salt); });
 }
 
 ctrbox_status ctrbox_key_of_int(const ctrbox_model* model, uint32_t field, int64_t value, uint64_t* key) {
-  return keyed(model, field, key, [&](uint64_t salt) { return key_of(hash_int(value), salt); });
+  return keyed(model, field, key, {KeyKind::kInt}, [&](uint64_t salt) { return key_of(hash_int(value), salt); });
 }
 
 ctrbox_status ctrbox_key_of_key(const ctrbox_model* model, uint32_t field, uint64_t plan_key, uint64_t* key) {
-  return keyed(model, field, key, [&](uint64_t) {
+  return keyed(model, field, key, {KeyKind::kInt, KeyKind::kString, KeyKind::kPlan}, [&](uint64_t) {
     if (plan_key == 0) throw BadArgument("key 0 stands for a missing value and cannot be a feature");
     return plan_key;
   });
 }
 
 ctrbox_status ctrbox_key_of_dense(const ctrbox_model* model, uint32_t field, uint64_t* key) {
-  return keyed(model, field, key, [](uint64_t) { return uint64_t{1}; });
+  return keyed(model, field, key, {KeyKind::kDense}, [](uint64_t) { return uint64_t{1}; });
 }
 
 ctrbox_status ctrbox_key_of_interaction(const ctrbox_model* model, uint32_t field, const uint64_t* keys, size_t count,
                                         uint64_t* key) {
-  return keyed(model, field, key, [&](uint64_t) {
+  return keyed(model, field, key, {KeyKind::kText}, [&](uint64_t) {
     need(keys, "keys");
     if (count < 2) throw BadArgument("an interaction must have two or more features");
     uint64_t out = 0;

@@ -1,4 +1,5 @@
 // Implements the scorers of the C interface over core/request: raw columns in, scores out.
+#include <algorithm>
 #include <limits>
 #include <string_view>
 
@@ -15,10 +16,28 @@ namespace {
 
 constexpr size_t kMostBytes = size_t{1} << 30;  // of a request
 
+// Refuses a model whose fields were trained on other keys than the plan makes.
+void check_kinds(const RequestPlan& plan, const FfmHead& head) {
+  for (size_t f = 0; f < head.fields.size(); ++f) {
+    const KeyKind kind = head.key_kind(f);
+    const std::string& name = head.fields[f];
+    const auto among = [&](const std::vector<std::string>& names) {
+      return std::find(names.begin(), names.end(), name) != names.end();
+    };
+    const bool dense = among(plan.once.dense) || among(plan.each.dense);
+    if (kind == KeyKind::kText || (kind != KeyKind::kUnknown && dense != (kind == KeyKind::kDense)))
+      throw BadArgument("field '" + name.substr(0, 100) + "' was trained on " + described(kind).told +
+                        ", but the plan makes " + (dense ? described(KeyKind::kDense).told : "keys of its columns"));
+  }
+}
+
 ctrbox_scorer* made(std::shared_ptr<const RequestPlan> plan, const char* weights) {
   std::unique_ptr<ctrbox_model> model = opened_model(weights);
   try {
+    check_kinds(*plan, model->head);
     return new ctrbox_scorer{{std::move(plan), std::move(model->model), model->head.fields}, model->head.examples};
+  } catch (const BadArgument& e) {
+    throw BadArgument(std::string(weights) + " does not belong to this plan: " + e.what());
   } catch (const std::invalid_argument& e) {
     throw BadArgument(std::string(weights) + " does not belong to this plan: " + e.what());
   }

@@ -194,6 +194,14 @@ Directory directory_of(Str json) {
   each(v.at("names"), "names", kMostFields,
        [&](const JsonSlice& name) { out.head.fields.push_back(text(name, "names")); });
   out.head.examples = static_cast<uint64_t>(whole(v.at("learned"), "learned", 0, std::numeric_limits<int64_t>::max()));
+  if (const JsonSlice* keys = v.find("keys")) {  // older files have none
+    each(*keys, "keys", kMostFields, [&](const JsonSlice& name) {
+      const auto kind = key_kind_named(text(name, "keys"));
+      if (!kind) contradicts("a kind of keys that is none");
+      out.head.keys.push_back(*kind);
+    });
+    if (out.head.keys.size() != s.fields) contradicts("keys and fields");
+  }
   const std::string wrong = wrong_with(s);
   if (!wrong.empty()) contradicts(wrong);
   if (out.head.fields.size() != s.fields) contradicts("names and fields");

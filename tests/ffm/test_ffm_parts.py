@@ -138,10 +138,10 @@ def test_examples_are_learned_in_order_and_bad_lines_are_told(
     lines: list[str] = []
     model.progress.window = 1
     model.learn(cb.ffm.ExampleText(path, fields=["a"]), show=lines.append)
-    assert (model.learned, model.progress.examples, model.learned_from_text) == (2, 2, True)
+    assert (model.learned, model.progress.examples, model.key_kinds) == (2, 2, {"a": "text"})
     assert len(lines) == 3  # a head, windows 1 and 2
     assert "1 of 3 lines left out: line 2: " in capsys.readouterr().err
     other = DeepFFM(["a"], bits=8)
     other.learn(examples(b"1 |a x\n0 |a y\n", ["a"]))
-    assert not other.learned_from_text
+    assert other.key_kinds == {"a": ""}
     assert other._native.weights().tobytes() == model._native.weights().tobytes()

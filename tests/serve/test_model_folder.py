@@ -54,7 +54,9 @@ def test_an_engine_that_learned_from_text_is_not_served_behind_a_plan(world: Wor
     engine = cb.DeepFFM(["user", "ad"], bits=10)
     engine.learn(cb.ffm.ExampleText(text))
     with pytest.raises(
-        PlanError, match=r"was trained on text files, which give the same values other keys than.*engine\.learn\(plan\)"
+        PlanError,
+        match=r"field 'user' was trained on keys of the text of examples, but the plan makes keys of whole numbers; its scores "
+        r"would be random\. Train the model on this plan: engine\.learn\(plan\)",
     ):
         create(tmp_path / "model", world.plan, engine, context=CONTEXT)
     assert list(tmp_path.iterdir()) == [text]

@@ -12,7 +12,7 @@ namespace {
 
 constexpr char kMagic[8] = {'C', 'T', 'R', 'F', 'F', 'M', 0, 0};
 constexpr char kEnd[8] = {'C', 'T', 'R', 'F', 'E', 'N', 'D', '.'};
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 2, kWithKinds = 3;
 constexpr size_t kBlock = size_t{1} << 18;
 enum Flag : uint32_t { kLr = 1, kFfm = 2, kNorm = 4, kResidual = 8, kAccumulators = 16 };
 
@@ -166,7 +166,9 @@ void save_ffm(const std::string& path, const DeepFfm& model, const FfmHead& head
   const FfmSettings& s = head.settings;
   CheckedWriter file(path);
   file.put(kMagic, sizeof kMagic);
-  file.put(kVersion);
+  const bool kinds =
+      std::any_of(head.keys.begin(), head.keys.end(), [](KeyKind kind) { return kind != KeyKind::kUnknown; });
+  file.put(kinds ? kWithKinds : kVersion);
   file.put(s.fields);
   file.put(s.context);
   file.put(s.k);
@@ -186,6 +188,8 @@ void save_ffm(const std::string& path, const DeepFfm& model, const FfmHead& head
     file.put(static_cast<uint16_t>(name.size()));
     file.put(name.data(), name.size());
   }
+  if (kinds)
+    for (size_t f = 0; f < head.fields.size(); ++f) file.put(static_cast<uint8_t>(head.key_kind(f)));
   file.seal();
   auto seal = [&] { file.seal(); };
   for (bool accumulators : {false, true}) {
@@ -208,9 +212,9 @@ std::unique_ptr<DeepFfm> load_ffm(const std::string& path, FfmHead& head) {
   if (std::memcmp(magic, kMagic, sizeof magic) != 0)
     throw DamagedFile("it is not a saved Deep FFM: it does not start with CTRFFM");
   const uint32_t version = file.get<uint32_t>();
-  if (version != kVersion)
+  if (version != kVersion && version != kWithKinds)
     throw DamagedFile("it has version " + std::to_string(version) +
-                      " of the format, but this version of CTRBox reads version 2");
+                      " of the format, but this version of CTRBox reads versions 2 and 3");
   FfmSettings& s = head.settings;
   s.fields = file.get<uint32_t>();
   s.context = file.get<uint32_t>();
@@ -235,6 +239,11 @@ std::unique_ptr<DeepFfm> load_ffm(const std::string& path, FfmHead& head) {
   if (bytes > file.left()) throw DamagedFile("its header declares more names than the file holds");
   std::vector<char> names(bytes);
   if (bytes > 0) file.get(names.data(), bytes);
+  std::vector<uint8_t> kinds(version == kWithKinds ? std::min(s.fields, kMostFields) : 0);
+  if (!kinds.empty()) {
+    if (kinds.size() > file.left()) throw DamagedFile("its header declares more fields than the file holds");
+    file.get(kinds.data(), kinds.size());
+  }
   file.check_seal("its head");
   const std::string wrong = wrong_with(s);
   if (!wrong.empty()) throw DamagedFile("its header contradicts itself: " + wrong);
@@ -248,6 +257,12 @@ std::unique_ptr<DeepFfm> load_ffm(const std::string& path, FfmHead& head) {
     at += 2 + size;
   }
   if (head.fields.size() != s.fields || !(flags & kAccumulators)) throw DamagedFile("its header contradicts itself");
+  head.keys.clear();
+  for (const uint8_t kind : kinds) {
+    if (kind >= std::size(kKeyKinds))
+      throw DamagedFile("its header says that a field has keys of kind " + std::to_string(kind));
+    head.keys.push_back(static_cast<KeyKind>(kind));
+  }
   const uint64_t floats = weights_of(FfmLayout(s));
   const uint64_t seals = 2 * ((floats + kBlock - 1) / kBlock) + 1;
   if (file.left() != 2 * floats * sizeof(float) + seals * 8 + sizeof kEnd)

@@ -24,11 +24,15 @@ from ctrbox.errors import PlanError
 
 @dataclass(frozen=True)
 class Field:
-    """A sparse field: its name, the name whose keys it shares, and whether a row can have other than one key."""
+    """A sparse field: its name, the name whose keys it shares, and whether a row can have other than one key.
+
+    ``keys``: what its keys are hashes of (`ctrbox.columns.key_kinds`); "" if that is not known.
+    """
 
     name: str
     space: str
     ragged: bool
+    keys: str = dataclasses.field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,11 @@ class Schema:
     weight: bool
     fingerprint: str = ""
     tasks: tuple[Task, ...] = ()  # those of FeatureSet(labels=…), in its order; ``label`` is then False
+
+    @property
+    def key_kinds(self) -> dict[str, str]:
+        """What the keys of each feature are hashes of (`ctrbox.columns.key_kinds`)."""
+        return {**{f.name: f.keys for f in self.sparse}, **dict.fromkeys(self.dense_names, "dense")}
 
     @property
     def dense_width(self) -> int:

@@ -34,6 +34,7 @@ from ctrbox import _native
 from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.arguments.numbers import flag, whole
 from ctrbox.columns.batch import Batch, Schema
+from ctrbox.columns.key_kinds import joined, mismatch
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError
 from ctrbox.ffm.examples import ExampleCache, ExampleText, names
 from ctrbox.ffm.progress import Progress
@@ -127,7 +128,9 @@ class DeepFFM:
             raise PlanError(f"DeepFFM: {wrong}")
         check_memory(given)
         self._native = _native.DeepFfm(given)
-        self.learned_from_text = False  # here, not before it was saved: keys of text are not those of a plan
+        self.key_kinds = kinds_of(
+            fields, self.fields
+        )  # what the keys of each field are hashes of, "" where it is not known
         self.learned = 0
         self.progress = Progress()
 
@@ -161,6 +164,7 @@ class DeepFFM:
         if show:
             self.progress.show = show if callable(show) else lambda line: print(line, file=sys.stderr)
         source = self._read_for(source)
+        self._learns_from(source)
         counted: Future[None] | None = None
         with ThreadPoolExecutor(1) as aside:
             for examples in self._examples(source):
@@ -169,7 +173,6 @@ class DeepFFM:
                         f"{examples.unlabeled:,} of {examples.rows:,} examples have no label; learning needs a label for "
                         f"every example"
                     )
-                self.learned_from_text |= isinstance(source, ExampleCache | ExampleText)
                 predictions, broken = self._native.learn(examples, threads, sparse_updates, block, self.learned)
                 if broken >= 0:
                     raise TrainError(
@@ -260,7 +263,7 @@ class DeepFFM:
         """Write weights, accumulators and settings to one file; the file appears whole or not at all."""
         self._can_learn()
         with written_aside(local_path(path, "a saved Deep FFM")) as aside:
-            self._native.save(str(aside), self.fields, self.learned)
+            self._native.save(str(aside), self.fields, self.learned, list(self.key_kinds.values()))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, learns: bool = True) -> Self:
@@ -271,28 +274,29 @@ class DeepFFM:
         """
         refuse_url(path, "a saved Deep FFM")
         try:
-            found, fields, learned = (
+            parts = (
                 ffm_of(read_weights(path), str(path), learns) if is_weights(path) else _native.DeepFfm.load(str(path))
             )
         except _native.DamagedFile as error:
             raise SourceError(f"cannot read {path}: {error}") from error
         except OSError as error:
             raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
-        self = cls.__new__(cls)
-        self.fields, self.learned, self.progress = fields, learned, Progress()
-        self._native, self.learned_from_text = found, False
-        return self
+        return cls._of(*parts)
 
     @classmethod
     def _mapped(cls, path: str | os.PathLike[str]) -> Self:
         """Load a file of `publish.shared` to predict with it; the memory of its weights is shared with others that map it."""
         try:
-            found, fields, learned = ffm_of(map_weights(path), str(path), False)
+            parts = ffm_of(map_weights(path), str(path), False)
         except _native.DamagedFile as error:
             raise SourceError(f"cannot read {path}: {error}") from error
+        return cls._of(*parts)
+
+    @classmethod
+    def _of(cls, found: _native.DeepFfm, fields: list[str], learned: int, keys: list[str]) -> Self:
         self = cls.__new__(cls)
         self.fields, self.learned, self.progress = fields, learned, Progress()
-        self._native, self.learned_from_text = found, False
+        self._native, self.key_kinds = found, dict(zip(fields, keys, strict=True))
         return self
 
     def predict_batch(self, batch: Batch) -> npt.NDArray[np.float32]:
@@ -301,19 +305,16 @@ class DeepFFM:
 
     def check_schema(self, schema: Schema) -> None:
         """Raise a `PlanError` unless a plan of this schema makes all features that the engine learned from."""
-        if self.learned_from_text:
-            raise PlanError(
-                "this engine was trained on text files, which give the same values other keys than a plan does, so its "
-                "scores would be random. Train it on the plan: engine.learn(plan)"
-            )
-        features = [*(f.name for f in schema.sparse), *schema.dense_names]
+        features = schema.key_kinds
         for name in self.fields:
             if name not in features:
                 raise PlanError(f"the model's field {name!r} is not a feature of the plan{nearest(name, features)}")
+        if told := mismatch(self.key_kinds, features):
+            raise PlanError(f"{told}; its scores would be random. Train the model on this plan: engine.learn(plan)")
 
     def published(self) -> Weights:
         """Return the weights without accumulators, for `cb.publish`."""
-        return ffm_weights(self._native, self.fields, self.learned)
+        return ffm_weights(self._native, self.fields, self.learned, list(self.key_kinds.values()))
 
     @property
     def simd(self) -> str:
@@ -357,6 +358,16 @@ class DeepFFM:
         if isinstance(source, Batch):
             return self._of_batch(source, fields)
         raise PlanError(f"cannot score {type(source).__name__}; expected a Batch or Examples")
+
+    def _learns_from(self, source: Any) -> None:
+        """Note what the keys of a source are hashes of."""
+        if isinstance(source, ExampleCache | ExampleText):
+            kinds = dict.fromkeys(self.fields, "text")
+        else:
+            schema = getattr(source, "schema", None)
+            kinds = schema.key_kinds if isinstance(schema, Schema) else {}
+        for name, kind in self.key_kinds.items():
+            self.key_kinds[name] = joined(kind, kinds.get(name, ""))
 
     def _read_for(self, source: Any) -> Any:
         return source.over(self.fields) if isinstance(source, ExampleText) and source.fields != self.fields else source
@@ -429,6 +440,11 @@ def field_names(fields: Schema | Sequence[str] | ExampleCache) -> list[str]:
             )
         return names([*(f.name for f in fields.sparse), *fields.dense_names])
     return names(fields.fields if isinstance(fields, ExampleCache) else fields)
+
+
+def kinds_of(given: Schema | Sequence[str] | ExampleCache, fields: Sequence[str]) -> dict[str, str]:
+    kinds = given.key_kinds if isinstance(given, Schema) else {}
+    return {name: kinds.get(name, "") for name in fields}
 
 
 def checked_context(given: Sequence[str]) -> list[str]:

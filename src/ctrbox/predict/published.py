@@ -25,6 +25,7 @@ from torch import nn
 from ctrbox import models
 from ctrbox.columns.batch import Schema
 from ctrbox.columns.encoded_by import EncodedBy
+from ctrbox.columns.key_kinds import mismatch
 from ctrbox.embed.embedder import Embedder, Row
 from ctrbox.embed.vectors.published_table import PublishedTable, PublishedVectors
 from ctrbox.embed.vectors.submodels import OTHER, TEXT, kind_of, unfilled
@@ -70,6 +71,7 @@ def weights_of_run(click_model: ClickModel) -> Weights:
     # Of a class of the user's own only the name is kept: whoever serves it brings the class.
     facts: dict[str, Any] = {"model": name, "config": None if own else config}
     facts |= {"fingerprint": click_model.schema.fingerprint, **described_calibration(click_model)}
+    facts["keys"] = {f.name: f.keys for f in click_model.schema.sparse if f.keys}
     return Weights(CLICK_MODEL, {**facts, **({"own": True} if own else {}), "tables": tables}, parts)
 
 
@@ -81,6 +83,9 @@ def click_model_of(weights: Weights, schema: Schema, where: str, own: nn.Module 
     if weights.kind != CLICK_MODEL:
         raise DataError(f"{where} holds weights of kind {weights.kind!r}; expected {CLICK_MODEL!r}")
     about = weights.about
+    kinds = about.get("keys")
+    if isinstance(kinds, dict) and (told := mismatch(kinds, schema.key_kinds)):
+        raise DataError(f"{where} does not fit the plan: {told}")
     if about.get("fingerprint") != schema.fingerprint:
         raise DataError(
             f"{where} was trained with a plan of fingerprint {str(about.get('fingerprint'))[:16]}…, but this plan has "

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import safetensors
 
 from ctrbox import _native
+from ctrbox.columns.key_kinds import checked_kinds
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.untrusted_files import open_regular
@@ -120,20 +121,22 @@ def weights_of(model: Model) -> Weights:
 # ---- Deep FFM
 
 
-def ffm_weights(model: _native.DeepFfm, fields: list[str], learned: int) -> Weights:
+def ffm_weights(model: _native.DeepFfm, fields: list[str], learned: int, keys: list[str]) -> Weights:
     s = model.settings
     lr, rows, _ = model.parts
     about: dict[str, Any] = {name: getattr(s, name) for name in SETTINGS}
     about |= {name: [(r := getattr(s, name)).rate, r.power_t, r.initial] for name in RATES}
     about |= {"names": fields, "learned": learned}
+    if any(keys):
+        about["keys"] = keys
     flat = model.weights()
     ffm = lr + rows * model.stride
     parts = {"lr": flat[:lr], "ffm": flat[lr:ffm], "dense": flat[ffm:]}
     return Weights(DEEP_FFM, about, [Part.floats(name, part) for name, part in parts.items()])
 
 
-def ffm_of(weights: Weights, where: str, learns: bool = True) -> tuple[_native.DeepFfm, list[str], int]:
-    """A model with these weights, its fields, and how many examples it has seen.
+def ffm_of(weights: Weights, where: str, learns: bool = True) -> tuple[_native.DeepFfm, list[str], int, list[str]]:
+    """A model with these weights, its fields, how many examples it has seen, and what the keys of each field are hashes of.
 
     Accumulators are as at the beginning, or left out where the model only predicts. Of mapped weights the model predicts only,
     and reads them where they are.
@@ -147,6 +150,7 @@ def ffm_of(weights: Weights, where: str, learns: bool = True) -> tuple[_native.D
         for name in RATES:
             setattr(settings, name, _native.BlockRates(*about[name]))
         fields, learned = [str(name) for name in about["names"]], int(about["learned"])
+        keys = checked_kinds(about.get("keys"), fields)
         parts = [weights.part(name).data for name in ("lr", "ffm", "dense")]
         count = sum(part.size for part in parts)
         wrong = settings.wrong() or ("" if len(fields) == settings.fields else "names and fields")
@@ -163,7 +167,7 @@ def ffm_of(weights: Weights, where: str, learns: bool = True) -> tuple[_native.D
             model.give_weights(np.concatenate(parts))
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(f"cannot read {where}: its settings contradict themselves: {error}") from error
-    return model, fields, learned
+    return model, fields, learned, keys
 
 
 def _saved_ffm(path: Path) -> Weights:

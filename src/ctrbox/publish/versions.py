@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ctrbox.arguments.names import nearest
+from ctrbox.columns.key_kinds import TOLD, checked_kinds, mismatch
 from ctrbox.errors import CtrboxError, DataError, PlanError, SignatureError, SourceError, WriteError
 from ctrbox.files.atomic import failure, locked, remove, written_aside
 from ctrbox.files.untrusted_files import open_regular, read_regular
@@ -330,24 +331,29 @@ class Published:
                 "key: --sign-with KEY, or sign_with="
             )
 
-    def serves(self, features: Sequence[str]) -> None:
-        """Accept only models whose fields are among these from now on: the fields of the plan that a server has."""
+    def serves(self, features: Sequence[str], keys: Mapping[str, str] | None = None) -> None:
+        """Accept only models whose fields are among these from now on: the fields of the plan that a server has.
+
+        ``keys``: what the keys of the fields are hashes of (`ctrbox.columns.key_kinds`), by field.
+        """
         with written_aside(self.folder / FEATURES) as aside:
-            aside.write_bytes(sealed_line("", {"features": list(features)})[0])
+            aside.write_bytes(sealed_line("", {"features": list(features), "keys": dict(keys or {})})[0])
         if self.stored is not None:
             self.stored.push()
 
-    def _features(self) -> list[str] | None:
+    def _features(self) -> dict[str, str] | None:
+        """Return the features of the plan with what their keys are hashes of, "" where that is not known."""
         path = self.folder / FEATURES
         try:
-            found = opened_line("", read_regular(path, MOST_SMALL), path)[0].get("features")
+            told = opened_line("", read_regular(path, MOST_SMALL), path)[0]
         except FileNotFoundError:
             return None
         except OSError as error:
             raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
-        if not isinstance(found, list):
+        found, keys = told.get("features"), told.get("keys", {})
+        if not isinstance(found, list) or not isinstance(keys, dict):
             raise DataError(f"{path} does not list the features of the plan")
-        return found
+        return {str(name): kind if (kind := keys.get(name)) in TOLD else "" for name in found}
 
     def _check_fields(self, place: Path) -> None:
         known, found = self._features(), read_directory(place)
@@ -359,6 +365,15 @@ class Published:
                     f"the model's field {name!r} is not a feature of the plan that {self.shown.rpartition('/')[0]} is served with"
                     f"{nearest(str(name), known)}; make another folder for it: ctrbox publish create"
                 )
+        fields = found.about.get("names", [])
+        try:
+            kinds = dict(zip(fields, checked_kinds(found.about.get("keys"), fields), strict=True))
+        except ValueError as error:
+            raise DataError(f"cannot publish {place.name}: {error}") from None
+        if told := mismatch(kinds, known):
+            raise DataError(
+                f"the model does not fit the plan that {self.shown.rpartition('/')[0]} is served with: {told}"
+            )
 
     def _is_current(self, number: int) -> bool:
         with contextlib.suppress(CtrboxError):

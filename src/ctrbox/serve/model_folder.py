@@ -213,7 +213,7 @@ def create(
     with written_aside(place, folder=True) as aside:
         aside.mkdir()
         plan.save(aside / PLAN)
-        Published(aside / WEIGHTS).serves([*(f.name for f in plan.schema.sparse), *plan.schema.dense_names])
+        Published(aside / WEIGHTS).serves(list(plan.schema.key_kinds), plan.schema.key_kinds)
         if not any(isinstance(step, Merge) for step in plan.log.steps):  # merged rows need the log's own order
             # Without the history columns: the plan computes these, or requests bring them.
             empty = base_of(plan.log.source).schema.with_metadata({"view": plan.log.name}).empty_table()

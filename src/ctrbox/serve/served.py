@@ -19,6 +19,7 @@ from ctrbox import _native
 from ctrbox._native import ContextCache
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch, Schema
+from ctrbox.columns.key_kinds import mismatch
 from ctrbox.columns.tasks import Task
 from ctrbox.engines.missed_keys import JoinCount, counted_in
 from ctrbox.engines.plan import Plan
@@ -156,10 +157,12 @@ class ServedFfm(SplitModel[Live]):
     def over(self, live: Live, parts: SplitViews) -> Live:
         """Return a version that reads these joined views. DataError unless the engine's fields are features of the plan."""
         split = parts.split
-        known = [*(f.name for f in split.schema.sparse), *split.schema.dense_names]
+        known = split.schema.key_kinds
         for name in live.engine.fields:
             if name not in known:
                 raise DataError(f"the model's field {name!r} is not a feature of its plan{nearest(name, known)}")
+        if told := mismatch(live.engine.key_kinds, known):
+            raise DataError(f"the model does not fit its plan: {told}")
         scorer, rows = Scorer(live.engine, split), self.reader.native
         native = None
         if rows is not None and scorer.direct is not None and scorer.direct_context is not None:

@@ -132,7 +132,7 @@ class Graph:
     def schema(self, fingerprint: str = "") -> Schema:
         roles = {o.role for o in self.outputs}
         return Schema(
-            tuple(Field(o.name, o.space, o.node.kind == "*k") for o in self.outputs if o.role == "sparse"),
+            tuple(Field(o.name, o.space, o.node.kind == "*k", keys_of(o)) for o in self.outputs if o.role == "sparse"),
             tuple((o.name, o.width) for o in self.outputs if o.role == "dense"),
             "label" in roles,
             "group" in roles,
@@ -140,3 +140,21 @@ class Graph:
             fingerprint,
             tuple(Task(o.name, o.kind, o.window) for o in self.outputs if o.role == "task"),
         )
+
+
+def keys_of(output: Output) -> str:
+    """Return what the keys of a sparse feature are hashes of (`ctrbox.columns.key_kinds`).
+
+    A key of another space than the feature's name is one that only the plan can compute: C and the other languages make keys by
+    the names of fields.
+    """
+    node = output.node
+    while node.inner is not None:
+        node = node.inner
+    if node.op != "key" or output.space != output.name:
+        return "plan"
+    value = node.args[0]
+    while value.inner is not None:
+        value = value.inner
+    hashed = value.args[0].kind[-1] if value.op == "hash" else ""
+    return {"i": "int", "s": "string"}.get(hashed, "plan")

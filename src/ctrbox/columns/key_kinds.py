@@ -1,0 +1,48 @@
+"""Names the kinds of keys: what the keys of a field are hashes of.
+
+The same value has another key as a whole number, as a string and in the text of examples, so a model that is given the wrong one
+answers as if it had never seen the value. Models therefore store the kind of each field, and loaders compare it with the plan. A
+file of an earlier release has no kinds ("" for each field), and is not compared. The names are part of the file formats
+(native/core/ffm/key_kinds.h).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+TOLD = {
+    "int": "keys of whole numbers",
+    "string": "keys of strings",
+    "text": "keys of the text of examples",
+    "dense": "the numbers of a dense column",
+    "plan": "keys that only the plan can compute, such as a cross",
+}
+
+
+def joined(first: str, second: str) -> str:
+    """Return the kind of a field that learned from keys of both kinds.
+
+    Text wins, because no plan makes such keys; of two other kinds the result is unknown.
+    """
+    if "text" in (first, second):
+        return "text"
+    return first if not second or first == second else second if not first else ""
+
+
+def mismatch(trained: Mapping[str, Any], planned: Mapping[str, str]) -> str:
+    """Say of the first field that has another kind in a plan than in a model what both have; empty where there is none."""
+    for name, kind in trained.items():
+        other = planned.get(name, "")
+        if isinstance(kind, str) and kind in TOLD and other and kind != other:
+            return f"field {name!r} was trained on {TOLD[kind]}, but the plan makes {TOLD[other]}"
+    return ""
+
+
+def checked_kinds(kinds: object, fields: Sequence[str]) -> list[str]:
+    """Return kinds that a file has for these fields; "" for each where it has none. ValueError where they are none."""
+    if kinds is None:
+        return [""] * len(fields)
+    if not isinstance(kinds, list) or len(kinds) != len(fields) or any(k != "" and k not in TOLD for k in kinds):
+        raise ValueError("its kinds of keys are none, or not as many as its fields")
+    return kinds
