@@ -75,6 +75,7 @@ class Hostile:
             self.bad_head,
             self.tensors,
             self.binary_tensors,
+            self.nearly_right_tensors,
             self.paths,
         ]
 
@@ -213,6 +214,44 @@ class Hostile:
         claimed = self.random.choice([len(head), 0, -1, len(head) + 10**6, "abc", 2**70, len(head) - 3, "9" * 5000, ""])
         header = f"Inference-Header-Content-Length: {claimed}"
         return self.post(f"/v2/models/{self.name}/infer", head + raw, header)
+
+    def nearly_right_tensors(self) -> bytes:
+        """The good request as binary tensors, with one thing wrong that a reader may trust: a size, a type, a byte, an end."""
+        columns = {name: [value] for name, value in self.good["context"].items()}
+        columns |= {name: [row[name] for row in self.good["candidates"]] for name in self.good["candidates"][0]}
+        inputs: list[dict[str, Any]] = []
+        rest = b""
+        for name, values in columns.items():
+            if any(isinstance(value, str) for value in values):
+                kind = "BYTES"
+                raw = b"".join(struct.pack("<I", len(t)) + t for t in (str(v or "").encode() for v in values))
+            else:
+                kind = "FP64" if any(isinstance(value, float) for value in values) else "INT64"
+                raw = struct.pack(f"<{len(values)}{'d' if kind == 'FP64' else 'q'}", *(v or 0 for v in values))
+            size = {"binary_data_size": len(raw)}
+            inputs.append({"name": name, "shape": [len(values)], "datatype": kind, "parameters": size})
+            rest += raw
+        what, entry = self.random.randrange(9), self.random.choice(inputs)
+        if what == 0:
+            rest = rest[: self.random.randrange(len(rest))]
+        elif what in (1, 2):
+            at = self.random.randrange(len(rest))
+            rest = rest[:at] + self.random.choice([b"\xff", b"\x80", b"\x00", b"\x7f"]) + rest[at + 1 :]
+        elif what == 3:
+            entry["parameters"]["binary_data_size"] = self.random.choice([0, 1, 2**31, 2**32, 2**63, 2**64, -1, 10**30])
+        elif what == 4:
+            entry["datatype"] = self.random.choice(["FP16", "FP32", "FP64", "BOOL", "INT8", "UINT64", "BYTES", "INT64"])
+        elif what == 5:
+            entry["shape"] = self.random.choice([[0], [2**31 - 1], [2**62], [1] * 100_000, [1, 2**31 - 1], [-1]])
+        elif what == 6:
+            inputs.insert(self.random.randrange(len(inputs)), entry)
+        elif what == 7:
+            inputs.remove(entry)
+        else:
+            inputs += [{**entry, "name": f"column {k}"} for k in range(1000)]
+        head = json.dumps({"inputs": inputs}).encode()
+        header = f"Inference-Header-Content-Length: {len(head)}"
+        return self.post(f"/v2/models/{self.name}/infer", head + rest, header)
 
     def paths(self) -> bytes:
         version = self.random.choice([0, -1, 10**50, "x"])

@@ -216,7 +216,7 @@ def plain_tensors(request: Any) -> list[Tensor] | None:
     """Return the inputs as native code takes them; None if `tensors_of` has to read them, or to say what is wrong."""
     raw, inputs = request.raw_input_contents, request.inputs
     if len(raw) == len(inputs):
-        if any(entry.HasField("contents") for entry in inputs):
+        if any(entry.HasField("contents") or len(entry.shape) > 2 for entry in inputs):
             return None
         return [(e.name, e.datatype, e.shape, data) for e, data in zip(inputs, raw, strict=True)]
     if raw:
