@@ -11,10 +11,10 @@ FROM python:3.12-slim
 # TORCH_INDEX is the address of a package index with CPU builds of torch. Without it, torch comes from pip's own index, which
 # has the CUDA build; that one works, too, and makes the image several gigabytes larger.
 ARG TORCH_INDEX=""
-# The slim image has no compiler, so everything must come as a wheel. The extra `serve` brings orjson, gRPC and NATS.
+# The slim image has no compiler, so everything must come as a wheel. The extra `serve` brings orjson, gRPC and NATS, `traces` OpenTelemetry.
 COPY dist/ctrbox-*-cp312-abi3-*.whl /wheels/
 RUN pip install --no-cache-dir --only-binary :all: ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch \
- && pip install --no-cache-dir --only-binary :all: "$(ls /wheels/ctrbox-*"_$(uname -m).whl")[serve]" \
+ && pip install --no-cache-dir --only-binary :all: "$(ls /wheels/ctrbox-*"_$(uname -m).whl")[serve,traces]" \
  && rm -r /wheels
 
 RUN useradd --create-home --uid 10001 ctrbox

@@ -196,9 +196,9 @@ Directory directory_of(Str json) {
   out.head.examples = static_cast<uint64_t>(whole(v.at("learned"), "learned", 0, std::numeric_limits<int64_t>::max()));
   if (const JsonSlice* keys = v.find("keys")) {  // older files have none
     each(*keys, "keys", kMostFields, [&](const JsonSlice& name) {
-      const auto kind = key_kind_named(text(name, "keys"));
-      if (!kind) contradicts("a kind of keys that is none");
-      out.head.keys.push_back(*kind);
+      const auto found = key_kind_named(text(name, "keys"));
+      if (!found) contradicts("a kind of keys that is none");
+      out.head.keys.push_back(*found);
     });
     if (out.head.keys.size() != s.fields) contradicts("keys and fields");
   }
