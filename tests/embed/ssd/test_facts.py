@@ -117,6 +117,14 @@ def test_a_gradient_that_is_skipped_is_counted(tmp_path: Path) -> None:
         assert changed.tolist() == [k != 3 for k in range(10)]
 
 
+def test_the_widest_row_is_kept(tmp_path: Path) -> None:
+    with cb.SparseTable(tmp_path / "t", 4096, ram="256MB", threads=1) as table:
+        rows = table.pull(FEW)
+        assert rows.shape == (10, 4096)
+        table.flush()
+        assert table.pull(FEW).tobytes() == rows.tobytes()
+
+
 # ---- memory
 
 
