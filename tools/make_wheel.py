@@ -78,6 +78,8 @@ def make_wheel(python: str, out: Path) -> Path:
     for folder in (plain, unpacked):
         shutil.rmtree(folder, ignore_errors=True)
     build = [str(bin_folder / "python"), "-m", "build", "--wheel", "--no-isolation", "--outdir", str(plain)]
+    # Each source is compiled alone and reads its own headers, so a source that forgets an include is found here.
+    build += [f"-Ccmake.define.{name}" for name in ("CTRBOX_FOLDERS_AS_ONE=OFF", "CMAKE_DISABLE_PRECOMPILE_HEADERS=ON")]
     subprocess.run([*build, str(ROOT)], check=True)
     (wheel,) = plain.glob("*.whl")
     foreign = foreign_libraries(wheel, unpacked)
