@@ -8,8 +8,8 @@
 //   tokens   staged; then a thread a token, so that long rows hold nobody up and hashes are written as whole lines
 //
 // A block whose text or tokens pass the shared memory goes on by rows. The engine has the first and the last of them
-// (cuda/tokens.h). Included by gpu_pool.py through NVRTC.
-#include "cuda/tokens.h"
+// (cuda/split_and_hash.h). Included by gpu_pool.py through NVRTC.
+#include "cuda/split_and_hash.h"
 
 using namespace cb;
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "core/table/shard.h"
-#include "core/sparse/filter.h"
+#include "core/embed/shard_of_key.h"
+#include "core/ssd/bloom_filter.h"
 #include "paper_store/group_store.h"
 #include "paper_store/paper_bloom.h"
 

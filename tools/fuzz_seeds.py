@@ -90,7 +90,7 @@ def tables(scratch: Path) -> list[bytes]:
 
 
 def shard(key: int) -> int:
-    """core/table/shard.h"""
+    """core/embed/shard_of_key.h"""
     x = key
     for _ in range(2):
         x = (x ^ x >> 32) * 0xE9846AF9B1A615D % 2**64

@@ -5,8 +5,8 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "core/embed/memory_table.h"
 #include "core/system/parallel.h"
-#include "core/table/memory_table.h"
 
 namespace cb {
 

@@ -35,13 +35,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/sparse/block_reader.h"
-#include "paper_store/paper_bloom.h"
-#include "core/sparse/policy.h"
-#include "core/sparse/segments.h"
+#include "core/embed/shard_of_key.h"
+#include "core/embed/table_row.h"
+#include "core/ssd/block_reader.h"
+#include "core/ssd/eviction_policy.h"
+#include "core/ssd/segment_files.h"
 #include "core/system/huge_pages.h"
-#include "core/table/rows.h"
-#include "core/table/shard.h"
+#include "paper_store/paper_bloom.h"
 
 namespace cb {
 

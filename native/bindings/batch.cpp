@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "bindings/bindings.h"
-#include "core/program/sinks.h"
+#include "core/program/result_sinks.h"
 
 using namespace cb;
 

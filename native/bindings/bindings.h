@@ -8,25 +8,25 @@
 namespace nb = nanobind;
 
 void bind_catalogue(nb::module_& m);
-void bind_tables(nb::module_& m);
+void bind_operator_tables(nb::module_& m);
 void bind_frame(nb::module_& m);
 void bind_program(nb::module_& m);
-void bind_spilled(nb::module_& m);
+void bind_spilled_view(nb::module_& m);
 void bind_batch(nb::module_& m);
-void bind_lookup(nb::module_& m);
-void bind_embed(nb::module_& m);
-void bind_tower(nb::module_& m);
-void bind_sparse(nb::module_& m);
+void bind_unique_keys(nb::module_& m);
+void bind_memory_table(nb::module_& m);
+void bind_network(nb::module_& m);
+void bind_sparse_table(nb::module_& m);
 void bind_ffm(nb::module_& m);
-void bind_attention(nb::module_& m);
+void bind_history_attention(nb::module_& m);
 void bind_publish(nb::module_& m);
-void bind_requests(nb::module_& m);
+void bind_request_rows(nb::module_& m);
 void bind_context_cache(nb::module_& m);
 void bind_request_plan(nb::module_& m);
 void bind_parquet(nb::module_& m);
-void bind_past(nb::module_& m);
+void bind_history(nb::module_& m);
 void bind_vectors(nb::module_& m);
-void bind_mapped(nb::module_& m);
+void bind_truncated_mapping(nb::module_& m);
 
 // An array that keeps `owner` (a shared_ptr on the heap) alive.
 template <class T, class Owner>

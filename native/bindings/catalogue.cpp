@@ -3,7 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
-#include "core/program/kernel.h"
+#include "core/program/kernel_shapes.h"
 #include "operators/hash.h"
 
 using namespace cb;
@@ -28,7 +28,7 @@ void bind_catalogue(nb::module_& m) {
       },
       nb::sig("def bodies() -> dict[str, tuple[str, str, str, bool, str]]"),
       "What every kernel runs, by 'name(args)': result kind, shape, body, whether it makes nulls, header "
-      "(core/program/kernel.h).");
+      "(core/program/kernel_shapes.h).");
   m.def(
       "salt", [](nb::bytes name) { return hash_bytes(name.c_str(), static_cast<uint32_t>(name.size())); },
       nb::arg("name"), "The salt of a field: the hash of its name.");

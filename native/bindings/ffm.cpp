@@ -6,13 +6,13 @@
 
 #include <algorithm>
 
-#include "bindings/embedder.h"
+#include "bindings/shared_by_tables.h"
 #include "core/ffm/example_cache.h"
-#include "core/ffm/from_batch.h"
+#include "core/ffm/examples_from_batch.h"
 #include "core/ffm/interactions.h"
 #include "core/ffm/model_file.h"
-#include "core/ffm/text.h"
-#include "core/ffm/validation.h"
+#include "core/ffm/progressive_validation.h"
+#include "core/ffm/vw_libffm_lines.h"
 
 using namespace cb;
 
@@ -278,7 +278,7 @@ void bind_ffm(nb::module_& m) {
                   "dense: NDArray[numpy.float32]) -> None"),
           "One that predicts from lr and ffm at these places of a mapped file, which it does not copy. The file has "
           "some "
-          "bytes behind ffm: kBehind of core/ffm/layout.h.")
+          "bytes behind ffm: kBehind of core/ffm/weight_layout.h.")
       .def(
           "learn",
           [](DeepFfm& model, const Examples& examples, size_t threads, bool sparse, size_t block, uint64_t learned) {
@@ -403,5 +403,5 @@ void bind_ffm(nb::module_& m) {
           "ffm",
           [](const DeepFfm& d) { return copied(d.ffm(), {d.layout().rows, d.layout().lr_step, d.layout().stride}); },
           "A copy: rows of weights and of accumulators.")
-      .def("dense", [](const DeepFfm& d) { return copied(d.dense(), {d.layout().dense}); }, "A copy; layout.h.");
+      .def("dense", [](const DeepFfm& d) { return copied(d.dense(), {d.layout().dense}); }, "A copy; weight_layout.h.");
 }

@@ -6,10 +6,10 @@
 #include <cstring>
 
 #include "bindings/bindings.h"
-#include "core/join/records.h"
+#include "core/join/view_rows.h"
 #include "core/program/decimals.h"
 #include "core/program/frame.h"
-#include "core/system/buffers.h"
+#include "core/system/reused_buffers.h"
 
 using namespace cb;
 

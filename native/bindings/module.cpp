@@ -6,33 +6,33 @@
 #include <string>
 
 #include "bindings/bindings.h"
-#include "core/system/cores.h"
-#include "core/system/heap.h"
+#include "core/system/heap_before_fork.h"
 #include "core/system/parallel.h"
+#include "core/system/usable_cores.h"
 
 NB_MODULE(_native, m) {
   m.doc() = "Native core of CTRBox: operators, programs, indexes, batches.";
   nb::set_leak_warnings(false);  // arrays still alive when the interpreter ends are no leak
   bind_catalogue(m);             // which kernels there are; hashing of names
-  bind_tables(m);                // sets, boundaries, JSON paths, dictionaries
+  bind_operator_tables(m);       // sets, boundaries, JSON paths, dictionaries
   bind_frame(m);                 // columns in, columns out
   bind_program(m);               // instructions over registers
-  bind_spilled(m);               // joined views on disk
+  bind_spilled_view(m);          // joined views on disk
   bind_batch(m);                 // what training gets
-  bind_lookup(m);                // unique keys, pooling, gradients
-  bind_embed(m);                 // tables of trainable rows
-  bind_tower(m);                 // a step of the usual click models
-  bind_sparse(m);                // such a table on an SSD
+  bind_unique_keys(m);           // unique keys, pooling, gradients
+  bind_memory_table(m);          // tables of trainable rows
+  bind_network(m);               // a step of the usual click models
+  bind_sparse_table(m);          // such a table on an SSD
   bind_ffm(m);                   // the online engine, its examples and files
-  bind_attention(m);             // over the history of a request
+  bind_history_attention(m);     // over the history of a request
   bind_publish(m);               // weights as 16-bit codes, patches
-  bind_requests(m);              // candidates of a request from its JSON
+  bind_request_rows(m);          // candidates of a request from its JSON
   bind_context_cache(m);         // what was worked out from contexts of requests
   bind_request_plan(m);          // requests without Python: plans as files, bytes to scores
   bind_parquet(m);               // columns of a row group from their bytes
-  bind_past(m);                  // earlier events by key: histories and sliding windows
+  bind_history(m);               // earlier events by key: histories and sliding windows
   bind_vectors(m);               // the best rows by inner product
-  bind_mapped(m);                // files that are cut while they are mapped
+  bind_truncated_mapping(m);     // files that are cut while they are mapped
 
   m.def(
       "parallel_calls",

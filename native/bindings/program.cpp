@@ -8,7 +8,7 @@
 
 #include "bindings/bindings.h"
 #include "core/program/program.h"
-#include "core/program/sinks.h"
+#include "core/program/result_sinks.h"
 #include "core/system/parallel.h"
 
 using namespace cb;

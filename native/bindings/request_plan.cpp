@@ -10,7 +10,7 @@
 
 // Behind the core, whose names its own would hide.
 #include "bindings/bindings.h"
-#include "bindings/embedder.h"
+#include "bindings/shared_by_tables.h"
 
 using namespace cb;
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <initializer_list>
 
-#include "capi/guarded.h"
+#include "capi/exceptions_to_status.h"
 #include "capi/weight_file.h"
 
 using namespace cb;

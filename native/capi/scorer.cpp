@@ -3,7 +3,7 @@
 #include <limits>
 #include <string_view>
 
-#include "capi/guarded.h"
+#include "capi/exceptions_to_status.h"
 
 using namespace cb;
 

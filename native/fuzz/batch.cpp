@@ -1,5 +1,5 @@
 // Fuzzes batches of a plan: arrays with arbitrary offsets, labels and numbers.
-#include "core/ffm/from_batch.h"
+#include "core/ffm/examples_from_batch.h"
 
 #include <stdexcept>
 

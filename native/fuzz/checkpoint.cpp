@@ -2,8 +2,8 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include "core/sparse/damage.h"
-#include "core/sparse/manifest.h"
+#include "core/ssd/checkpoint_manifest.h"
+#include "core/ssd/damaged_files.h"
 #include "fuzz/fuzz.h"
 
 using namespace cb;

@@ -1,7 +1,7 @@
 // The file of a table: by rows, as the GPU's table reads it, and as the table in memory does. Both take the same files.
-#include "core/table/table_file.h"
+#include "core/embed/table_file.h"
 
-#include "core/table/memory_table.h"
+#include "core/embed/memory_table.h"
 #include "fuzz/fuzz.h"
 
 using namespace cb;

@@ -59,8 +59,8 @@ struct Params {
 //
 // Loads are unaligned and little-endian. A GPU must not load across alignment: there the one or two aligned words that
 // hold the bytes are loaded and shifted together. That touches up to 7 bytes on either side, which is why buffers in
-// device memory begin 16-byte aligned and have 16 readable bytes behind them (cuda/raw.h). A word that holds none of
-// the bytes asked for is never touched.
+// device memory begin 16-byte aligned and have 16 readable bytes behind them (cuda/raw_column.h). A word that holds
+// none of the bytes asked for is never touched.
 
 // GPU: the n bytes at p, 1 to 8 of them, zeros above.
 CB_BODY uint64_t load_words(const char* p, uint32_t n) {

@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/sparse/block_reader.h"
+#include "core/ssd/block_reader.h"
 #include "core/system/checked_file.h"
 #include "tests/check.h"
 

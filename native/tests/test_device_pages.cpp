@@ -1,6 +1,6 @@
-// The GPU's page decoder (cuda/pages.h), a warp being one thread, against the CPU's: thousands of column chunks, whole
-// and with bytes changed, in memory of just their size. Both readers refuse the same chunks and give the same rows of
-// the others; a sanitizer sees what goes outside.
+// The GPU's page decoder (cuda/parquet_pages.h), a warp being one thread, against the CPU's: thousands of column
+// chunks, whole and with bytes changed, in memory of just their size. Both readers refuse the same chunks and give the
+// same rows of the others; a sanitizer sees what goes outside.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Place {
 };
 Place threadIdx{0, 0}, blockIdx{0, 0}, blockDim{1, 1}, gridDim{1, 1};
 }  // namespace
-#include "cuda/pages.h"
+#include "cuda/parquet_pages.h"
 
 using namespace cb;
 using namespace cb::parquet;

@@ -9,7 +9,7 @@
 
 #include "core/ffm/adagrad.h"
 #include "core/ffm/engine.h"
-#include "core/request/attention.h"
+#include "core/request/history_attention.h"
 #include "operators/hash.h"
 #include "tests/check.h"
 

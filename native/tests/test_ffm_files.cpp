@@ -13,7 +13,7 @@
 
 #include "core/ffm/example_cache.h"
 #include "core/ffm/model_file.h"
-#include "core/ffm/text.h"
+#include "core/ffm/vw_libffm_lines.h"
 #include "tests/check.h"
 
 using namespace cb;

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/join/records.h"
+#include "core/join/view_rows.h"
 #include "tests/check.h"
 
 using namespace cb;

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "core/embed/table_file.h"
 #include "core/ffm/model_file.h"
-#include "core/sparse/damage.h"
-#include "core/sparse/manifest.h"
+#include "core/ssd/checkpoint_manifest.h"
+#include "core/ssd/damaged_files.h"
 #include "core/system/checked_file.h"
-#include "core/table/table_file.h"
 #include "tests/check.h"
 
 using namespace cb;

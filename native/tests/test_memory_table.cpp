@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
+#include "core/embed/memory_table.h"
 #include "core/system/checked_file.h"
 #include "core/system/parallel.h"
-#include "core/table/memory_table.h"
 #include "tests/check.h"
 
 using namespace cb;

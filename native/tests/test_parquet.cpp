@@ -9,9 +9,9 @@
 
 #include "core/parquet/column_chunk.h"
 #include "core/parquet/crc32.h"
-#include "core/parquet/hybrid.h"
 #include "core/parquet/lz4.h"
 #include "core/parquet/page_header.h"
+#include "core/parquet/run_length_bit_packing.h"
 #include "core/parquet/snappy.h"
 #include "tests/check.h"
 

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/program/sinks.h"
+#include "core/program/result_sinks.h"
 #include "operators/hash.h"
 #include "tests/check.h"
 

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "check.h"
-#include "core/sparse/next_use.h"
-#include "core/sparse/sparse_table.h"
+#include "core/ssd/next_use.h"
+#include "core/ssd/sparse_table.h"
 
 using namespace cb;
 namespace fs = std::filesystem;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/program/kernel.h"
+#include "core/program/kernel_shapes.h"
 #include "operators/edit_distance.h"
 #include "operators/lists.h"
 #include "operators/strings.h"

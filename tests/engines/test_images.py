@@ -1,6 +1,6 @@
 """Images of tables and records, read here as a device would: bytes at an address, pointers into themselves.
 
-Whether the bodies answer alike over an image is native/tests/test_images.cpp's matter.
+Whether the bodies answer alike over an image is native/tests/test_device_image.cpp's matter.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """Deep FFM in NumPy, one float32 operation after the other: the bits of `native/core/ffm`.
 
 Sums go in the order that kernels.h promises, so a comparison needs no tolerance. Weights come from the native model, and
-so does the choice of places (`layout.h`), which is written out here again.
+so does the choice of places (`weight_layout.h`), which is written out here again.
 """
 
 from __future__ import annotations

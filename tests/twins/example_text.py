@@ -1,4 +1,4 @@
-"""Vowpal Wabbit's and libffm's lines by plain splitting: what `native/core/ffm/text.cpp` must find in them."""
+"""Vowpal Wabbit's and libffm's lines by plain splitting: what `native/core/ffm/vw_libffm_lines.cpp` must find in them."""
 
 from __future__ import annotations
 

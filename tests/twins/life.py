@@ -1,4 +1,4 @@
-"""Slow twin of native/core/table/life.h over the twin of a table: counters, admission and expiry, one key at a time."""
+"""Slow twin of native/core/embed/row_lifetime.h over the twin of a table: counters, admission and expiry, one key at a time."""
 
 from __future__ import annotations
 

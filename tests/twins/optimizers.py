@@ -1,6 +1,6 @@
 """Slow twins of the row-wise optimizers and of a whole table: NumPy float32, one row at a time.
 
-Every operation is one rounding to float32 in the order of native/core/table/row_optimizers.h, so results agree bit for bit.
+Every operation is one rounding to float32 in the order of native/core/embed/row_optimizers.h, so results agree bit for bit.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def fma(a: Any, b: Any, c: Any) -> Array:
 
 
 def dense_step(optimizer: Adam | AdamW, factor: float, t: int, w: Array, s: Array, g: Array) -> tuple[Array, Array]:
-    """One step of torch.optim.Adam or AdamW, as native/core/table/dense_adam.cpp computes it."""
+    """One step of torch.optim.Adam or AdamW, as native/core/embed/adam_of_every_row.cpp computes it."""
     n, f = len(w), np.float32
     lr, m, v = optimizer.lr * factor, s[:n], s[n:]
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""Columns in an arena, read slowly by the words of native/cuda/raw.h; nothing can be read that was not sent."""
+"""Columns in an arena, read slowly by the words of native/cuda/raw_column.h; nothing can be read that was not sent."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ SLOW = "(slow or s3) and not gpu and not hdfs and not exhaustive"
 QUICK = 0.5  # seconds
 # Folders of tests for folders of native code, the most telling first; Python's tests mirror its folders.
 NATIVE_TESTS = {
-    "native/core/sparse": ["embed/ssd", "embed"],
-    "native/core/table": ["embed/memory", "embed"],
+    "native/core/ssd": ["embed/ssd", "embed"],
+    "native/core/embed": ["embed/memory", "embed"],
     "native/core/ffm": ["ffm", "capi"],
-    "native/core/past": ["engines/past", "engines"],
-    "native/core/tower": ["train", "engines"],
+    "native/core/history": ["engines/past", "engines"],
+    "native/core/network": ["train", "engines"],
     "native/core/parquet": ["views", "engines"],
     "native/core/publish": ["publish", "capi"],
     "native/core/request": ["serve", "engines"],

@@ -25,8 +25,8 @@
 
 #include "core/ffm/block_plan.h"
 #include "core/ffm/examples.h"
-#include "core/ffm/layout.h"
-#include "core/ffm/pass.h"
+#include "core/ffm/forward_backward.h"
+#include "core/ffm/weight_layout.h"
 #include "core/system/huge_pages.h"
 
 namespace cb {

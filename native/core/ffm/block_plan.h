@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/ffm/examples.h"
-#include "core/ffm/layout.h"
+#include "core/ffm/weight_layout.h"
 
 namespace cb {
 

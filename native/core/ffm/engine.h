@@ -12,8 +12,8 @@
 
 #include "core/ffm/block_learner.h"
 #include "core/ffm/examples.h"
-#include "core/ffm/layout.h"
-#include "core/ffm/pass.h"
+#include "core/ffm/forward_backward.h"
+#include "core/ffm/weight_layout.h"
 #include "core/system/huge_pages.h"
 
 namespace cb {
@@ -48,7 +48,8 @@ class DeepFfm {
   // or one that the model does not have.
   void check_part(const Examples& examples, bool of_context) const;
 
-  // The context of a request (context.h), in the one example given, and its candidates: as predict of whole examples.
+  // The context of a request (shared_context.h), in the one example given, and its candidates: as predict of whole
+  // examples.
   FfmContext context(const Examples& example) const;
   std::optional<size_t> score(const FfmContext& context, const Examples& candidates, float* predictions) const;
   uint64_t state() const { return state_; }  // another number after each change of weights, in all models

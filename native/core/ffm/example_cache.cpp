@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "core/ffm/layout.h"
+#include "core/ffm/weight_layout.h"
 
 namespace cb {
 

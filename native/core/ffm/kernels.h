@@ -77,7 +77,7 @@ struct FfmKernels {
   // Those partial sums of the first `upto` products of one x.
   void (*across_lanes)(const float* w, size_t width, size_t n, size_t upto, const float* x, float* lanes);
 
-  // The inputs of fields, which they are in what order: layout.h.
+  // The inputs of fields, which they are in what order: weight_layout.h.
   void (*pairs)(const FieldPairs& fields);
 
   // Targets q, each `q_step` behind the other, to rows of out. Needs room for 4 · items floats.

@@ -1,7 +1,7 @@
-// The kernels over lanes.h; included by kernels_neon.cpp, kernels_avx2.cpp and kernels_avx512.cpp.
+// The kernels over sixteen_floats.h; included by kernels_neon.cpp, kernels_avx2.cpp and kernels_avx512.cpp.
 #pragma once
 #include "core/ffm/kernels.h"
-#include "core/ffm/lanes.h"
+#include "core/ffm/sixteen_floats.h"
 
 namespace CB_LANES {
 

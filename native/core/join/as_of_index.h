@@ -2,7 +2,7 @@
 //
 //   map_:      HashIndex from the hash of a key to the place of its first version
 //   versions_: {time, row, left}, 16 bytes each; the versions of a key lie side by side in order of time
-//              (operators/lookup.h)
+//              (operators/table_lookup.h)
 //
 // Equal hashes count as equal keys: integer keys hash by a bijection, and two of n string keys share a hash with
 // probability n^2/2^65. Several threads build the index, with the same bits for any number of threads; after that it is

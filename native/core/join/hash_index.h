@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/system/parallel.h"
-#include "operators/lookup.h"
+#include "operators/table_lookup.h"
 
 namespace cb {
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/join/records.h"
+#include "core/join/view_rows.h"
 #include "core/system/checked_file.h"
 
 namespace cb {

@@ -16,15 +16,15 @@
 //                 u64 checksum of what follows up to the end of the last page, seeded by the number of the first page;
 //                 u32 entries n; u32 bytes in use; n × u64 hash; only if as-of n × i64 time; n × {u32 at, u32 bytes};
 //                 the records, each at a multiple of 8
-//     record      as in core/join/records.h, except that a list of strings is {u32 at, u32 n} in the record as other
+//     record      as in core/join/view_rows.h, except that a list of strings is {u32 at, u32 n} in the record as other
 //                 lists are: there lie n × u32 lengths, then the bytes of the strings
 //
 // In memory are the *fences*, hash (and time) of the first entry of every block and the page it begins at, which tell
-// the only block that can hold a key; and a cache of the records that were read last (core/join/recent.h). Both come
-// out of the budget. Beyond it are 4 MiB of read buffers a thread, and the rows of the chunk at hand.
+// the only block that can hold a key; and a cache of the records that were read last (core/join/recently_read.h). Both
+// come out of the budget. Beyond it are 4 MiB of read buffers a thread, and the rows of the chunk at hand.
 //
 // A look-up takes the keys of a chunk (1,024 rows). It sorts them, takes what the cache has, reads the blocks of the
-// others in the order of the file with up to 64 reads in flight (core/sparse/block_reader.h), and copies each record
+// others in the order of the file with up to 64 reads in flight (core/ssd/block_reader.h), and copies each record
 // once into the chunk's pool. A row is known by the address of that copy; it is valid until the pool is reset, so a
 // stage of a plan never hands it to the next one. Missing and null keys give the address of the null row.
 //
@@ -48,10 +48,10 @@
 #include <vector>
 
 #include "core/join/hash_index.h"
-#include "core/join/recent.h"
+#include "core/join/recently_read.h"
 #include "core/join/spill_file.h"
-#include "core/sparse/block_reader.h"
-#include "core/sparse/segments.h"
+#include "core/ssd/block_reader.h"
+#include "core/ssd/segment_files.h"
 
 namespace cb {
 

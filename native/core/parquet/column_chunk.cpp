@@ -4,9 +4,9 @@
 #include <limits>
 #include <vector>
 
-#include "core/parquet/hybrid.h"
 #include "core/parquet/lz4.h"
 #include "core/parquet/page_list.h"
+#include "core/parquet/run_length_bit_packing.h"
 #include "core/parquet/snappy.h"
 
 namespace cb::parquet {

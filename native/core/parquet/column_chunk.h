@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "core/system/buffers.h"
+#include "core/system/reused_buffers.h"
 
 namespace cb::parquet {
 

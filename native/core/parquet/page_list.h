@@ -1,7 +1,7 @@
 // Lists the pages of a column chunk from untrusted bytes: their headers are checked, their contents are not looked at.
 //
-// Both readers, the one in column_chunk.cpp and the one for a GPU (cuda/pages.h), begin with this list, so that they
-// accept the same chunks.
+// Both readers, the one in column_chunk.cpp and the one for a GPU (cuda/parquet_pages.h), begin with this list, so that
+// they accept the same chunks.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Column chunks on their way to the page decoder of a GPU (cuda/pages.h): where everything lies that a call of it uses.
+// Column chunks on their way to the page decoder of a GPU (cuda/parquet_pages.h): where everything lies that a call of
+// it uses.
 //
 //   stored    the chunks as they lie in the file, each at a multiple of 16 bytes
 //   held      decompressed pages of strings; then values and validity bits of each column: what batches refer to
@@ -31,7 +32,7 @@ struct StagedChunk {
   uint32_t narrow = 0;  // bytes that a value of 4 bytes keeps, 0: all
 };
 
-// As cuda/pages.h reads them; see there.
+// As cuda/parquet_pages.h reads them; see there.
 struct StagedPage {
   uint64_t stored, raw, row;
   uint32_t stored_size, raw_size, values, plain, column;

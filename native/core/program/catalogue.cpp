@@ -2,7 +2,7 @@
 #include <stdexcept>
 #include <unordered_map>
 
-#include "core/program/kernel.h"
+#include "core/program/kernel_shapes.h"
 #include "core/program/operator_tables.h"
 
 namespace cb {

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "core/program/kernel.h"
-#include "core/system/bump.h"
+#include "core/program/kernel_shapes.h"
+#include "core/system/bump_allocator.h"
 
 // The Arrow C data interface, as its specification gives it: two plain structs.
 extern "C" {

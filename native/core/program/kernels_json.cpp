@@ -1,6 +1,6 @@
 // JSON: one kernel, as many outputs as paths. Strings without escapes stay views of the document. The kernel counts,
 // for each path, the values that are not null and those among them that have another type than the result.
-#include "core/program/conversions.h"
+#include "core/program/lost_values.h"
 #include "core/program/operator_tables.h"
 
 namespace cb {

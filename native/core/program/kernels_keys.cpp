@@ -1,5 +1,5 @@
 // Kernels of hash, key and cross.
-#include "core/program/kernel.h"
+#include "core/program/kernel_shapes.h"
 #include "operators/hash.h"
 
 namespace cb {

@@ -1,5 +1,5 @@
 // List operators: which kernel runs which body.
-#include "core/program/kernel.h"
+#include "core/program/kernel_shapes.h"
 #include "operators/lists.h"
 
 namespace cb {

@@ -2,7 +2,7 @@
 // the width.
 #include <algorithm>
 
-#include "core/program/kernel.h"
+#include "core/program/kernel_shapes.h"
 
 namespace cb {
 

@@ -1,7 +1,7 @@
 // String operators: which kernel runs which body.
 #include <algorithm>
 
-#include "core/program/kernel.h"
+#include "core/program/kernel_shapes.h"
 #include "operators/edit_distance.h"
 #include "operators/strings.h"
 

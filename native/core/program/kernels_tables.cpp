@@ -1,7 +1,7 @@
 // Look-ups in dictionaries and histories.
 #include <stdexcept>
 
-#include "core/program/kernel.h"
+#include "core/program/kernel_shapes.h"
 #include "core/program/lookup_tables.h"
 
 namespace cb {
@@ -41,7 +41,7 @@ History::History(const std::vector<uint64_t>& hashes, std::vector<int64_t> bucke
 }
 
 void add_tables(Catalogue& c) {
-  Lines lookup(c, "lookup.h");
+  Lines lookup(c, "table_lookup.h");
   lookup.add("dictionary_id", "k", "i", CB_RUN(map, DictionaryId));
   lookup.add("dictionary_id", "*k", "*i", CB_RUN(each, DictionaryId));
   lookup.add("dictionary_maybe", "k", "i", CB_RUN(partial, DictionaryMaybeId));

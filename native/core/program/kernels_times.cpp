@@ -1,5 +1,5 @@
 // Parts of a time, age, text and numbers to times.
-#include "core/program/kernel.h"
+#include "core/program/kernel_shapes.h"
 #include "operators/times.h"
 
 namespace cb {

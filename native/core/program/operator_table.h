@@ -3,7 +3,7 @@
 //
 // view() is what bodies get as Params::table: a plain struct of pointers (defined beside the body in operators/), so
 // that the same struct can point into GPU memory. image() writes it with all it points at, ready to be copied there
-// (core/join/image.h).
+// (core/join/device_image.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/program/kernel.h"
+#include "core/program/kernel_shapes.h"
 #include "core/program/operator_table.h"
 #include "operators/json.h"
 #include "operators/sets.h"
@@ -86,7 +86,7 @@ class JsonPaths : public Table {
   JsonPathsView view_;
 };
 
-// The JSON line of the catalogue; the other families are declared in kernel.h.
+// The JSON line of the catalogue; the other families are declared in kernel_shapes.h.
 void add_json(Catalogue&);
 
 }  // namespace cb

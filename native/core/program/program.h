@@ -1,12 +1,12 @@
 // Runs a program, which is the operators of a plan as instructions over registers, chunk by chunk.
 //
-// Registers hold one entry per row of the chunk (core/program/kernel.h). Instructions come layer by layer. finish()
-// gives registers with disjoint lives the same memory, so that a chunk's working set stays near the L2 cache. After
-// finish() a program is immutable; any number of threads may run it, each with a Worker (registers and pools) taken
-// from a free list.
+// Registers hold one entry per row of the chunk (core/program/kernel_shapes.h). Instructions come layer by layer.
+// finish() gives registers with disjoint lives the same memory, so that a chunk's working set stays near the L2 cache.
+// After finish() a program is immutable; any number of threads may run it, each with a Worker (registers and pools)
+// taken from a free list.
 //
 // Input comes as pieces: for every source of the program a frame and the rows of it, position by position.
-// Results leave through a Sink (core/program/sinks.h).
+// Results leave through a Sink (core/program/result_sinks.h).
 #pragma once
 #include <atomic>
 #include <deque>
@@ -17,11 +17,11 @@
 
 #include "core/join/as_of_index.h"
 #include "core/join/hash_index.h"
-#include "core/join/records.h"
 #include "core/join/spilled_view.h"
-#include "core/program/conversions.h"
+#include "core/join/view_rows.h"
 #include "core/program/frame.h"
-#include "core/program/kernel.h"
+#include "core/program/kernel_shapes.h"
+#include "core/program/lost_values.h"
 #include "core/program/operator_table.h"
 
 namespace cb {

@@ -6,7 +6,7 @@
 
 #include "core/program/lookup_tables.h"
 #include "core/program/operator_tables.h"
-#include "core/program/sinks.h"
+#include "core/program/result_sinks.h"
 
 namespace cb {
 

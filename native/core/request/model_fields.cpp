@@ -4,7 +4,7 @@
 #include <numeric>
 #include <span>
 
-#include "core/ffm/from_batch.h"
+#include "core/ffm/examples_from_batch.h"
 #include "operators/hash.h"
 
 namespace cb {

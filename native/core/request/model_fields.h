@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/ffm/engine.h"
-#include "core/program/sinks.h"
+#include "core/program/result_sinks.h"
 
 namespace cb {
 

@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "core/program/program_file.h"
-#include "core/program/sinks.h"
+#include "core/program/result_sinks.h"
 #include "core/request/request_rows.h"
 
 namespace cb {

@@ -24,7 +24,7 @@
 #include <mutex>
 #include <thread>
 
-#include "core/system/cores.h"
+#include "core/system/usable_cores.h"
 
 namespace cb {
 

@@ -13,7 +13,7 @@ gradient of the *summed* loss of a batch: ``l2`` is there the ``weight_decay`` o
 rows of a batch, and only rows of the batch decay. A dense optimizer gets the gradient of the *mean* loss, as torch's do: its
 ``l2`` and ``weight_decay`` mean the same for a batch of any size (docs/optimizers.md).
 
-Native code does the work (``native/core/table/row_optimizers.h``, ``dense_adam.h``); ``tests/twins/optimizers.py`` says the same
+Native code does the work (``native/core/embed/row_optimizers.h``, ``adam_of_every_row.h``); ``tests/twins/optimizers.py`` says the same
 in NumPy, bit for bit.
 """
 

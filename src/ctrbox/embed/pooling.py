@@ -5,7 +5,7 @@ divided by the count; a maximum is taken number by number, NaN counts as greater
 first wins. A row without keys gives zeros. The gradient of a key is summed from 0 in the order of rows, then of the
 fields as they are pooled; a mean gives each of its n keys gradient * (1 / n), a maximum gives all to the key that won.
 
-Native on the CPU (``native/core/table/pooling.h``); on a device, or for a lookup made by hand, torch operations do the same
+Native on the CPU (``native/core/embed/pooling.h``); on a device, or for a lookup made by hand, torch operations do the same
 up to rounding. Refuses rows that do not fit the lookup, unknown fields, and a field pooled twice.
 """
 

@@ -3,7 +3,7 @@
     cache = cb.ffm.ExampleCache.parse("train.vw.gz", "train.ctrx")        # Vowpal Wabbit's text; libffm's with format="libffm"
     cb.DeepFFM(cache, k=4).learn(cache)
 
-``native/core/ffm/text.h`` says how lines are read, ``example_cache.h`` what the file holds. A bad line is counted and
+``native/core/ffm/vw_libffm_lines.h`` says how lines are read, ``example_cache.h`` what the file holds. A bad line is counted and
 left out; ``strict=True`` stops at the first. Sources end in ``.gz`` or ``.zst`` where compressed; ``"-"`` is stdin.
 
 Text and caches are read once per epoch. A file that changed since it was first opened is an error (`files.version`).

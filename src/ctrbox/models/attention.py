@@ -100,7 +100,7 @@ class LocalActivation(nn.Module):
 
 
 class OneHistory:
-    """Activation units over one history that all rows share, each a native loop (attention.h); made once a history.
+    """Activation units over one history that all rows share, each a native loop (history_attention.h); made once a history.
 
     Units are those of one PReLU layer and no softmax. With slopes a and last weights v a score is the sum of
     u · (v where u > 0, a v elsewhere). Twin: `LocalActivation.over_one`, the same up to rounding.

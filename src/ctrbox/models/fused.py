@@ -1,7 +1,7 @@
 """Computes cross layers and towers in bfloat16 on a GPU with fewer passes over memory than torch's operators make.
 
     forward    ReLU is part of the matrix product (cublasLt); weights of all layers are rounded to bfloat16 in one launch
-    backward   kernels of native/cuda/dense_back.h compute a gradient, and add up its columns for the bias, in one pass;
+    backward   kernels of native/cuda/bfloat16_backward.h compute a gradient, and add up its columns for the bias, in one pass;
                gradients of weights leave their matrix products as floats and are not rounded
 
 Used where ``FUSED`` is set, for tensors of a GPU in bfloat16 whose gradient is wanted. Twins: ``_LowRank`` of products.py and
@@ -29,11 +29,11 @@ BF16 = torch.bfloat16
 
 
 class DenseKernels:
-    """Compiled kernels of dense_back.h. Tensors are contiguous and lie on the runtime's device."""
+    """Compiled kernels of bfloat16_backward.h. Tensors are contiguous and lie on the runtime's device."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        source = f'#define CB_THREADS {runtime.threads}\n#include "cuda/dense_back.h"\n'
+        source = f'#define CB_THREADS {runtime.threads}\n#include "cuda/bfloat16_backward.h"\n'
         self.kernels: dict[str, Kernel] = runtime.compile(source, NAMES, name="dense")
 
     def relu(self, gradient: torch.Tensor, given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ class DenseKernels:
         copy: torch.Tensor | None,
         whole: bool,
     ) -> torch.Tensor:
-        """Fill ``of_crossed``, ``of_x0`` and ``copy`` (dense_back.h); return the sums of the columns of ``of_crossed``."""
+        """Fill ``of_crossed``, ``of_x0`` and ``copy`` (bfloat16_backward.h); return the sums of the columns of ``of_crossed``."""
         return self._swept("cross_back", [gradient, x0, crossed, before, of_crossed, of_x0, copy], int(whole))
 
     def _swept(self, name: str, tensors: Sequence[torch.Tensor | None], *more: int) -> torch.Tensor:

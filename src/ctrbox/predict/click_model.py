@@ -56,7 +56,7 @@ class Looked:
     first: torch.Tensor | None = (
         None  # of each row the one that has the keys of its common fields, where they are shared
     )
-    index: _native.TowerIndex | None = None  # for the native step, which has it built while the step before runs
+    index: _native.NetworkIndex | None = None  # for the native step, which has it built while the step before runs
 
 
 # Rows of a source: a tensor (unique, width) that was pulled, or what a GPU table pooled.

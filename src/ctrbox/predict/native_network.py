@@ -1,6 +1,6 @@
 """Computes LR, FM, EmbeddingMLP, WideDeep and DeepFM in native code on the CPU; `train/native_step.py` learns with them.
 
-The model stays a torch module: the native code (``native/core/tower/step.h``) reads its parameters in place and writes
+The model stays a torch module: the native code (``native/core/network/forward_and_training_step.h``) reads its parameters in place and writes
 gradients into tensors that become ``parameter.grad``, so optimizers, checkpoints, serving and a user's callbacks see no
 difference. The torch ``forward`` of the same model is the slow twin, and takes over for everything that the native step does not
 know: a subclass, a part that was replaced, hooks, batch normalization, other activations, sequences, several tables.
@@ -60,7 +60,7 @@ class NativeNetwork:
         """Whether nobody has hooked into the modules since: only torch calls hooks."""
         return not any(self.hooks)
 
-    def index(self, lookup: Lookup, threads: int) -> _native.TowerIndex:
+    def index(self, lookup: Lookup, threads: int) -> _native.NetworkIndex:
         """Return what a step needs of its batch whatever the weights are. It may be built while another step runs."""
         assert lookup.native is not None
         return self.native.index(lookup.native, threads)
@@ -78,7 +78,7 @@ class NativeNetwork:
         if self.addresses != [t.data_ptr() for t in self.tensors]:
             self.native = self._built()
 
-    def _built(self) -> _native.Tower:
+    def _built(self) -> _native.Network:
         model, reads = self.model, self.reads
         self.tensors = [*model.parameters(), *model.buffers()]
         self.addresses = [t.data_ptr() for t in self.tensors]
@@ -94,7 +94,7 @@ class NativeNetwork:
         ]
         dense = model.dense
         assert isinstance(dense, DenseInput)
-        native = _native.Tower(
+        native = _native.Network(
             self.source.embedder.row.dim,
             self.source.embedder.row.linear,
             columns,

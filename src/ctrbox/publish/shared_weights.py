@@ -14,7 +14,7 @@ import numpy as np
 from ctrbox.publish.sources import DEEP_FFM, ffm_of, ffm_weights
 from ctrbox.publish.weights import Part, Weights, read_weights, write_weights
 
-BEHIND = 256  # floats: 4 latent vectors (kBehind of native/core/ffm/layout.h) of at most 64 numbers
+BEHIND = 256  # floats: 4 latent vectors (kBehind of native/core/ffm/weight_layout.h) of at most 64 numbers
 
 
 def write_shared(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:

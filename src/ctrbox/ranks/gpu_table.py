@@ -12,7 +12,7 @@ of two communicators in a different order in each rank, and would wait for each 
 owners ahead how many keys will come, and the keys follow in the step. With gloo, which moves tensors through main memory, the
 keys are sent ahead.
 
-Everything runs on the default stream of the GPU. Sums are in a fixed order: within a rank in that of table_pool.h, then by rank.
+Everything runs on the default stream of the GPU. Sums are in a fixed order: within a rank in that of table_training_step.h, then by rank.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Applies Adam steps to the dense weights in native code: one call instead of about forty torch operations.
 
 The optimizer stays torch's. Its state tensors are read and changed in place, so that checkpoints and callbacks see no difference;
-``torch.optim.Adam.step`` is the slow twin, and equal up to rounding (``native/core/tower/adam.h``).
+``torch.optim.Adam.step`` is the slow twin, and equal up to rounding (``native/core/network/adam_of_dense_weights.h``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs the training step of LR, FM, EmbeddingMLP, WideDeep and DeepFM in native code on the CPU: forward, loss and backward.
 
 `predict/native_network.py` decides which models take this step, and torch runs the step of all others;
-``native/core/tower/step.h`` has the computation. Then `adam_step.py` or torch updates the dense weights.
+``native/core/network/forward_and_training_step.h`` has the computation. Then `adam_step.py` or torch updates the dense weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ctrbox.predict.native_network import NativeNetwork
 def native_step(
     network: NativeNetwork,
     lookup: Lookup,
-    index: _native.TowerIndex | None,
+    index: _native.NetworkIndex | None,
     rows: Floats,
     logs: torch.Tensor,
     label: Floats,

@@ -1,4 +1,4 @@
-"""Rows on their way to the GPU: header and arena, read back slowly by the words of native/cuda/raw.h, are the rows."""
+"""Rows on their way to the GPU: header and arena, read back slowly by the words of native/cuda/raw_column.h, are the rows."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_the_dtypes_have_the_sizes_and_offsets_of_the_header_file(tmp_path: Path
     lines += [f'std::printf("{name} %zu\\n", size_t{{cb::{name}}});' for name in storages]
     source = tmp_path / "offsets.cpp"
     source.write_text(
-        '#include <cstddef>\n#include <cstdio>\n#include "cuda/raw.h"\nint main() {' + "\n".join(lines) + "}"
+        '#include <cstddef>\n#include <cstdio>\n#include "cuda/raw_column.h"\nint main() {' + "\n".join(lines) + "}"
     )
     program = tmp_path / "offsets"
     subprocess.run([compiler, "-std=c++20", f"-I{NATIVE}", "-o", program, source], check=True, timeout=120)

@@ -226,7 +226,7 @@ def written(lines: list[str], words: int, head: list[str] | None = None) -> np.n
     body = "".join(f"  {line}\n" for line in lines)
     text = "".join(
         [
-            '#include "cuda/slot.h"\nusing namespace cb;\n',
+            '#include "cuda/chunk_memory.h"\nusing namespace cb;\n',
             *(head or []),
             'extern "C" __global__ void put(uint64_t* out) {\n',
         ]

@@ -234,7 +234,7 @@ def test_memory_over_the_budget_is_an_error_that_tells_the_remedy() -> None:
 
 
 def test_a_user_with_very_many_events_holds_only_the_last_of_them() -> None:
-    state = _native.PastState([(1, 0.0)], 0, 0, 0, 5, False)
+    state = _native.HistoryState([(1, 0.0)], 0, 0, 0, 5, False)
     times = np.arange(200_000, dtype=np.int64)
     rows = np.ones(len(times), np.uint8)
     state.lists(np.zeros(len(times), np.uint64), times, None, np.zeros_like(rows), rows, [times.view(np.uint64)], 2)
@@ -244,10 +244,10 @@ def test_a_user_with_very_many_events_holds_only_the_last_of_them() -> None:
 
 @pytest.mark.parametrize("change", ["", "cut", "flip", "other"])
 def test_a_state_continues_from_its_file_and_a_damaged_file_is_refused(tmp_path: Path, change: str) -> None:
-    def fresh(last: int = 3) -> _native.PastState:
-        return _native.PastState([(2, 0.0), (1, 0.0)], 0, 0, 10_000, last, False)
+    def fresh(last: int = 3) -> _native.HistoryState:
+        return _native.HistoryState([(2, 0.0), (1, 0.0)], 0, 0, 10_000, last, False)
 
-    def fed(state: _native.PastState, begin: int, end: int) -> Any:
+    def fed(state: _native.HistoryState, begin: int, end: int) -> Any:
         times = np.arange(begin, end, dtype=np.int64)
         texts = [f"t{k % 11}".encode() for k in range(begin, end)]
         offsets = np.cumsum([0, *map(len, texts)]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Generates, compiles and launches the kernels of a GPU table for one shape of row. ``native/cuda/table.h`` describes the layout.
+"""Generates, compiles and launches the kernels of a GPU table for one shape of row. ``native/cuda/embedding_table.h`` describes the layout.
 
 A shape is compiled once (seconds by NVRTC, then from disk): dim, first-order weight and optimizers are constants of the
 source, so that a row's floats stay in registers. Checks are the callers': what comes here is contiguous and lies on the
@@ -30,11 +30,11 @@ NAMES = (
     "table_groups",
     "table_step",
 )
-# Kernels that replace table_chunks and table_step for shapes that are stepped in windows (native/cuda/table_windows.h).
+# Kernels that replace table_chunks and table_step for shapes that are stepped in windows (native/cuda/table_step_in_windows.h).
 IN_WINDOWS = ("table_chunk_windows", "table_windows")
 MOST_LANES = 32  # of a warp
 MOST_BLOCKS = 1 << 20  # of a launch; loops take the rest
-CHUNK, GROUP = 64, 64 * 64  # references summed together, kChunk and kGroup of table_pool.h
+CHUNK, GROUP = 64, 64 * 64  # references summed together, kChunk and kGroup of table_training_step.h
 
 
 def source_of(row: Row, weight: Spec, vector: Spec, lanes: int, threads: int = 256) -> str:
@@ -42,7 +42,8 @@ def source_of(row: Row, weight: Spec, vector: Spec, lanes: int, threads: int = 2
     shape = {"DIM": row.dim, "LINEAR": int(row.linear), "WEIGHT": weight[0], "VECTOR": vector[0], "LANES": lanes}
     shape |= {"THREADS": threads}
     defined = "".join(f"#define CB_{name} {value}\n" for name, value in shape.items())
-    return f'{defined}#include "cuda/{"table_windows" if in_windows(row, vector) else "table_pool"}.h"\n'
+    step = "table_step_in_windows" if in_windows(row, vector) else "table_training_step"
+    return f'{defined}#include "cuda/{step}.h"\n'
 
 
 def in_windows(row: Row, vector: Spec) -> bool:

@@ -6,7 +6,7 @@
     reading.push(scale)                                                  summed a key and applied, in three launches
 
 Pooling is that of ``pooling.py``: sums begin with the first reference and run in order, a mean is sum / count, a maximum
-is taken number by number. A key's gradients are summed in an order that its references alone decide (table_pool.h); it is
+is taken number by number. A key's gradients are summed in an order that its references alone decide (table_training_step.h); it is
 not the CPU's order, so sums of more than two terms agree up to rounding. Two runs give the same bits.
 
 Bytes a reference of dim 16 under SGD: key 8, slot 32, row number 4 + 4, row 64 in and 64 out, sorting about 100, its

@@ -33,7 +33,7 @@ class Slot:
 
     header: torch.Tensor
     heading: torch.Tensor  # the header, on the host
-    record: torch.Tensor  # struct Slot of native/cuda/slot.h
+    record: torch.Tensor  # struct Slot of native/cuda/chunk_memory.h
     counters: torch.Tensor
     heard: torch.Tensor  # the counters, on the host
     pointers: torch.Tensor  # of the outputs

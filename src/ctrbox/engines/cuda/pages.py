@@ -1,4 +1,4 @@
-"""Decodes column chunks of Parquet files on a GPU (native/cuda/pages.h; the slow twin is core/parquet/column_chunk.cpp).
+"""Decodes column chunks of Parquet files on a GPU (native/cuda/parquet_pages.h; the slow twin is core/parquet/column_chunk.cpp).
 
     read      the column chunks go from the file into page-locked memory as they are stored; the native core checks
               headers and checksums there, lists the pages and lays them out (core/parquet/staged_pages.h), all without
@@ -34,8 +34,8 @@ from ctrbox.files.waiting import wait_for
 from ctrbox.views.parquet_chunks import Chunk
 
 SLACK = 64  # unused bytes behind the stored bytes
-VIEW_BYTES = 8  # of a string's TextView (native/cuda/raw.h)
-PAGE_BYTES, COLUMN_BYTES, RESULT_BYTES = 56, 64, 8  # of the tables and results of native/cuda/pages.h
+VIEW_BYTES = 8  # of a string's TextView (native/cuda/raw_column.h)
+PAGE_BYTES, COLUMN_BYTES, RESULT_BYTES = 56, 64, 8  # of the tables and results of native/cuda/parquet_pages.h
 ALIGNMENT = 8  # of the results behind the tables
 THREADS = 128  # of a block: four warps; of pages_unpack one, since a warp fills a block's shared memory
 GRAIN = 1 << 24  # sizes of device memory are multiples of so many bytes, so that memory of one call suits the next
@@ -44,7 +44,7 @@ GRAIN = 1 << 24  # sizes of device memory are multiples of so many bytes, so tha
 AT_ONCE = 12
 FAILED = {1: "does not decompress", 2: "has a damaged dictionary", 3: "has damaged levels", 4: "has damaged values"}
 ONLY_THE_CPU = "is stored in a way that only the CPU decodes"
-SOURCE = '#include "cuda/pages.h"\n'
+SOURCE = '#include "cuda/parquet_pages.h"\n'
 STEPS = ("copy", "decompress", "dictionaries", "levels and values", "validity bits")  # of a call, as the GPU does them
 KERNELS = ("pages_unpack", "pages_words", "pages_values", "pages_bits")
 

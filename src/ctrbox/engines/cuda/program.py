@@ -21,7 +21,9 @@ from ctrbox import _native
 from ctrbox.plan.language.user import UserOperator
 
 What = Literal["load", "call", "lookup", "gather"]
-SPLIT_HASH = "split_hash"  # the body of an instruction that splits a string and hashes the parts (native/cuda/tokens.h)
+SPLIT_HASH = (
+    "split_hash"  # the body of an instruction that splits a string and hashes the parts (native/cuda/split_and_hash.h)
+)
 
 
 @dataclass(eq=False)  # two registers may look alike
@@ -70,7 +72,7 @@ class Instruction:
 
     @property
     def loses(self) -> bool:
-        """Whether this is a cast whose lost values are counted (native/core/program/conversions.h)."""
+        """Whether this is a cast whose lost values are counted (native/core/program/lost_values.h)."""
         cast = self.name in ("cast_i", "cast_f", "cast_t") and self.reads[0].kind in ("s", "*s", "f")
         return self.what == "call" and self.shape in ("partial", "items") and (cast or self.name == "floordiv")
 

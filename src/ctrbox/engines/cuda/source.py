@@ -99,7 +99,10 @@ class Source:
         needed = {k.header for layer in self.layout.layers for k in layer.code if k.header}
         head = [f'#include "operators/{h}"\n' for h in sorted(needed)]
         fused = any(k.body == SPLIT_HASH for layer in self.layout.layers for k in layer.code)
-        head += [f'#include "cuda/{h}"\n' for h in ("load.h", "rows.h", "emit.h", *(["tokens.h"] if fused else []))]
+        head += [
+            f'#include "cuda/{h}"\n'
+            for h in ("load_columns.h", "kernel_shapes.h", "write_outputs.h", *(["split_and_hash.h"] if fused else []))
+        ]
         users = [f"{user_head(name, op)};\n" for name, op in self.layout.users.items()]
         # Their bodies come last: a #line of theirs then counts no line of ours.
         bodies = [user_body(name, op) for name, op in self.layout.users.items()]

@@ -1,9 +1,9 @@
 """Selects the bytes of a chunk that are copied to the GPU, and writes the header that locates them there.
 
-Bytes on the GPU (native/cuda/raw.h reads them):
+Bytes on the GPU (native/cuda/raw_column.h reads them):
 
     header   Header, a SourceRows a source, then a Raw for every column of source 0, of source 1, …; at a fixed address
-    arena    the ranges of the columns' buffers that the rows use; each begins 128-byte aligned (raw.h asks for 16, a
+    arena    the ranges of the columns' buffers that the rows use; each begins 128-byte aligned (raw_column.h asks for 16, a
              warp reads 128 at once) and has 16 readable bytes behind it
 
 Pointers are shifted, never values: offsets of strings and lists travel as they are, and the pointer they are added to
@@ -49,7 +49,7 @@ _NUMBERS_AT = 48
 _POINTERS = struct.Struct("<3Q")  # of a Raw: values, text, bitmap
 _ROWS = struct.Struct("<QQ")  # Header; SourceRows
 
-# Storage of native/cuda/raw.h.
+# Storage of native/cuda/raw_column.h.
 BOOL, I8, I16, I32, I64, U8, U16, U32, F32, F64, UTF8, LARGE_UTF8 = range(12)
 DICTIONARY, LIST, LARGE_LIST, FIXED_LIST, ABSENT, VIEWS = range(12, 18)
 

@@ -4,7 +4,7 @@
     byte 8     version of the format (uint32), length of the head (uint32), both little-endian
     byte 16    the head: JSON text with a SHA-256 of itself (`ctrbox.files.sealed`)
                  {"histories": digest of the steps with_history, "taken": rows, "position": text, "states": [names]}
-    behind it  the states, one after the other, in the order of their names (native/core/past/state_file.h): each with its
+    behind it  the states, one after the other, in the order of their names (native/core/history/state_file.h): each with its
                shape and with checksums of every part
 
 The file is written aside and renamed. Reading checks the magic bytes, the version, every checksum, the digest of the histories

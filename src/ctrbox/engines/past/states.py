@@ -1,7 +1,7 @@
 """Turns history columns into native states, and rows into columns.
 
 Each history has a state of its own. Counters with the same key, time, condition, gap and lateness share one, in which an event
-has one running total for each different value that is summed. ``_native.PastState`` does the work; native/core/past/state.h says
+has one running total for each different value that is summed. ``_native.HistoryState`` does the work; native/core/history/state.h says
 what it promises.
 """
 
@@ -227,7 +227,7 @@ class ListState(State):
         feature = resolved.feature
         words = [(TEXT if n.kind == "s" else VALUE, 0.0) for n in resolved.values]
         past = feature.past
-        native = _native.PastState(words, past.gap, past.lateness, feature.within, feature.last, False, READ_BACK)
+        native = _native.HistoryState(words, past.gap, past.lateness, feature.within, feature.last, False, READ_BACK)
         super().__init__([resolved], native)
 
     def _texts(self) -> list[bool]:
@@ -290,7 +290,7 @@ class CounterState(State):
         past = features[0].feature.past
         within = max(windows)
         last = 1 if not within else 0  # a running total of all time needs only the newest event that is seen
-        native = _native.PastState(self.layout.words, past.gap, past.lateness, within, last, unlimited, READ_BACK)
+        native = _native.HistoryState(self.layout.words, past.gap, past.lateness, within, last, unlimited, READ_BACK)
         super().__init__(features, native)
 
     def _texts(self) -> list[bool]:
