@@ -192,7 +192,7 @@ test-trackers: setup  ## callbacks against the real MLflow and Weights & Biases,
 	$(PY) -m pytest tests/train/test_callbacks.py $(PYTEST_FLAGS)
 
 bodies: setup  ## compile every operator body for the GPU, where nvcc is present
-	@tools/compile_bodies.sh
+	@tools/compile_operator_bodies.sh
 
 lint: setup  ## ruff, mypy, import direction, clang-format, codespell
 	$(BIN)/ruff check $(PYTHON_PATHS)

@@ -25,7 +25,7 @@ from torch import nn
 import ctrbox as cb
 from benchmarks.ams_job import DIM, Job, Top, load
 from benchmarks.ams_wire import Wire, call, listen
-from ctrbox.embed.vectors.file import shard_of
+from ctrbox.embed.vectors.vector_file import shard_of
 from ctrbox.train.loss import loss_of
 
 RATE = cb.optim.Adam(lr=0.0003)

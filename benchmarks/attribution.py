@@ -40,7 +40,7 @@ import ctrbox as cb
 from benchmarks import report
 from benchmarks.quality_data import SHARED, auc, auc_error
 from ctrbox import col
-from ctrbox.evaluate.interval import auc_difference
+from ctrbox.evaluate.compare_two_models import auc_difference
 
 JOB = report.ROOT / "examples" / "past.py"
 TEST = 0.2  # the newest rows

@@ -98,7 +98,7 @@ def view_bytes(folder: Path) -> int:
     from ctrbox import col
     from ctrbox.columns.batch import Schema
     from ctrbox.engines.cpu.extract import Extractor
-    from ctrbox.plan.graph.build import build_columns
+    from ctrbox.plan.graph.build_graph import build_columns
 
     ads = cb.View(folder / "ads", key="ad", name="ads")
     log = cb.View(folder / "log", key="row", name="log").join(ads, on="ad", budget="1TB")

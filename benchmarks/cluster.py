@@ -154,7 +154,7 @@ def member(asked: str) -> None:
     import torch
 
     from ctrbox.train.gradient_sums import ALONE, Gang, Together
-    from ctrbox.train.learner import Learner
+    from ctrbox.train.learn_batch import Learner
 
     folder, part, of, cores, address, job = json.loads(asked)
     torch.set_num_threads(cores)

@@ -19,8 +19,8 @@ import torch
 import ctrbox as cb
 from benchmarks.report import finish, options, pin, table
 from ctrbox import col
-from ctrbox.embed.dense_optimizer import dense_optimizer
-from ctrbox.train.learner import Learner
+from ctrbox.optimizers.of_dense_weights import dense_optimizer
+from ctrbox.train.learn_batch import Learner
 
 SAMPLES, BATCH = 6, 4096
 CASES = (("EmbeddingMLP", 30), ("EmbeddingMLP", 200), ("DIN", 30))

@@ -40,7 +40,7 @@ import ctrbox as cb
 from benchmarks.objectives import SPARSE, auc, view
 from benchmarks.report import finish, options, table
 from ctrbox import col
-from ctrbox.datasets.conversions import delay_share, longer
+from ctrbox.datasets.adlog_conversions import delay_share, longer
 
 WINDOW, LAST_DAY = 96.0, 24.0  # hours
 DIM, BOTTOM, HIDDEN = 8, (64,), (32,)
@@ -138,7 +138,7 @@ def one_seed(rows: int, seed: int, folder: Path) -> dict[str, dict[str, dict[str
 
 def numbers(category: np.ndarray) -> np.ndarray:
     """Return the number of each category, which its delays depend on; an ad that is not known has the number -2."""
-    from ctrbox.datasets.words import CATEGORIES
+    from ctrbox.datasets.adlog_vocabulary import CATEGORIES
 
     place = {name: k for k, name in enumerate(CATEGORIES)}
     return np.array([place.get(name, -2) for name in category])

@@ -25,7 +25,7 @@ import ctrbox as cb
 from benchmarks.dicm_plot import write_svg
 from benchmarks.report import finish, fresh, options, table
 from ctrbox import col
-from ctrbox.datasets.synthetic import AdLog
+from ctrbox.datasets.write_adlog import AdLog
 
 # The strongest of what is planted among ids stands in crosses: learned as products of embeddings it comes late, and the later the
 # more inputs a network has, so that a world with much of it would compare how far two trainings got, not what they know.

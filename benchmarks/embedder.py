@@ -20,10 +20,10 @@ from benchmarks import report
 from benchmarks.embedder_peers import EPS, LR, TorchBag, Torchrec, Work, torchrec_missing
 from ctrbox.columns.batch import Batch, Field, Ragged, Schema
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.lookup import Lookup
-from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.optimizers import Adagrad, Adam, Optimizer, RowwiseAdagrad
+from ctrbox.embed.memory.memory_table import MemoryTable
 from ctrbox.embed.pooling import pool
+from ctrbox.embed.unique_keys import Lookup
+from ctrbox.optimizers.of_table_rows import Adagrad, Adam, Optimizer, RowwiseAdagrad
 
 DIM, EXPONENT, GOAL = 16, 1.05, 3.0
 ONE, LONGEST = 26, 10

@@ -43,9 +43,9 @@ from PIL import Image
 import ctrbox as cb
 from benchmarks import encode_networks, report
 from ctrbox import col
-from ctrbox.embed.vectors.decoding import DecodingProcesses
+from ctrbox.embed.vectors.decode_image import MOST_BYTES, MOST_PIXELS
+from ctrbox.embed.vectors.decode_in_processes import DecodingProcesses
 from ctrbox.embed.vectors.encoders import Crop, undivided
-from ctrbox.embed.vectors.pictures import MOST_BYTES, MOST_PIXELS
 
 IMAGES, QUICK = 10_000, 300
 ALONE = {"cpu": 512, "cuda": 20_000}  # largest number of images in a run of the network alone

@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks import ffm_data, report
 from ctrbox.ffm.engine import DeepFFM
 from ctrbox.ffm.examples import ExampleCache
-from ctrbox.ffm.progress import auc
+from ctrbox.ffm.progressive_validation import auc
 
 ROWS, TEST = 1_000_000, 200_000
 BITS = 24

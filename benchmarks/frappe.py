@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import quality_data, report
-from benchmarks.cells import Cells
+from benchmarks.table_cells_in_processes import Cells
 
 Options = dict[str, Any]
 

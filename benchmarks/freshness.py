@@ -41,7 +41,7 @@ from benchmarks.serve import free_port, process
 from benchmarks.serve_soak import ports_of
 from ctrbox import col
 from ctrbox.serve.model_folder import ModelFolder, create
-from ctrbox.serve.served import open_served
+from ctrbox.serve.served_models import open_served
 
 STREAM, SUBJECT = "CLICKS", "ads.clicks"
 USERS, ADS, CANDIDATES = 5_000, 2_000, 100

@@ -145,9 +145,9 @@ class Clock:
 class Chunk:
     """One batch of rows on the device, with the kernels of a small program over it."""
 
-    device: Any  # ctrbox.engines.cuda.memory.Device
+    device: Any  # ctrbox.engines.cuda.device_memory.Device
     slot: Any
-    source: Any  # ctrbox.engines.cuda.source.Source
+    source: Any  # ctrbox.engines.cuda.kernel_source.Source
     kernels: dict[str, Any]
 
     def launch(self, name: str, slot: Any = None) -> None:
@@ -176,8 +176,8 @@ class Chunk:
 
 def chunk_of(runtime: Any, program: Any, outputs: list[Any], batch: pa.RecordBatch) -> Chunk:
     """The program laid out, compiled, and the batch brought over; nothing has run yet."""
+    from ctrbox.engines.cuda.device_memory import Device
     from ctrbox.engines.cuda.extract import compiled
-    from ctrbox.engines.cuda.memory import Device
     from ctrbox.engines.cuda.program import Layout
     from ctrbox.engines.cuda.staging import Staging, send
     from ctrbox.engines.cuda.upload import Layout as HeaderLayout

@@ -203,7 +203,7 @@ class Crosses:
 
 def crosses(runtime: Any, rows: int, group: int, copies: int) -> Crosses:
     """The layer over random keys, `group` operators a group, with `copies` slots whose first layer has run."""
-    from ctrbox.engines.cuda import source as generator
+    from ctrbox.engines.cuda import kernel_source as generator
     from ctrbox.engines.cuda.program import Output, Recorded
 
     columns = keys_of(rows)

@@ -38,14 +38,14 @@ from torch import nn
 
 from benchmarks import gpu, report
 from ctrbox.columns.batch import Batch, Field, Ragged, Schema
-from ctrbox.embed.gpu.table import GpuTable
-from ctrbox.embed.optimizers import RowwiseAdagrad
+from ctrbox.embed.gpu.gpu_table import GpuTable
 from ctrbox.engines.cuda.runtime import Runtime
-from ctrbox.models import fused
+from ctrbox.models import fused_layers
 from ctrbox.models.inputs import Inputs, Reads
 from ctrbox.models.mlp import MLP, Body
 from ctrbox.models.products import LowRankCross
-from ctrbox.train.learner import Learner
+from ctrbox.optimizers.of_table_rows import RowwiseAdagrad
+from ctrbox.train.learn_batch import Learner
 
 NAME, UNIT = "gpu_mlperf", "million samples/s"
 IDS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)  # a sample, by field
@@ -167,7 +167,7 @@ def dense_optimizer(weights: Any) -> torch.optim.Optimizer:
     return torch.optim.Adagrad(weights, lr=0.005, eps=1e-8)
 
 
-# Ways of computing the dense part, by whether layers are fused (src/ctrbox/models/fused.py).
+# Ways of computing the dense part, by whether layers are fused (src/ctrbox/models/fused_layers.py).
 WAYS = {"torch's operators": False, "fused layers": True}
 
 
@@ -387,7 +387,7 @@ def first_steps(ours: Ours, world: World, rows: int) -> tuple[list[float], dict[
 def compared(world: World, runtime: Runtime, size: Size) -> tuple[dict[str, Compared], dict[str, torch.Tensor]]:
     """Every way of ``WAYS`` over the same batches, and gradients in float32; a way that fails is left out, with the reason
     printed."""
-    usual = fused.FUSED
+    usual = fused_layers.FUSED
     found: dict[str, Compared] = {}
     first = size.batches[0]
     world.random.manual_seed(1)
@@ -397,7 +397,7 @@ def compared(world: World, runtime: Runtime, size: Size) -> tuple[dict[str, Comp
     give_memory_back(runtime)
     try:
         for name, chosen in WAYS.items():
-            fused.FUSED = chosen
+            fused_layers.FUSED = chosen
             world.random.manual_seed(1)
             try:
                 ours = Ours(world, size.shape, first, runtime, bf16=True, memory="110GB")
@@ -413,7 +413,7 @@ def compared(world: World, runtime: Runtime, size: Size) -> tuple[dict[str, Comp
             ours = None  # type: ignore[assignment]
             give_memory_back(runtime)
     finally:
-        fused.FUSED = usual
+        fused_layers.FUSED = usual
     return found, exact
 
 

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from benchmarks import extract_job, gpu, report
 from ctrbox import _native
-from ctrbox.engines.cuda.pages import DeviceColumn, PageDecoder
+from ctrbox.engines.cuda.parquet_pages import DeviceColumn, PageDecoder
 from ctrbox.views.parquet_chunks import Chunk
 from ctrbox.views.parquet_pages import CODECS
 

@@ -21,11 +21,11 @@ from torch import nn
 
 from benchmarks import report
 from ctrbox.columns.batch import Batch, Field, Ragged, Schema
-from ctrbox.embed.gpu.table import GpuTable
-from ctrbox.embed.optimizers import SGD, Adagrad, Optimizer
+from ctrbox.embed.gpu.gpu_table import GpuTable
 from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime, why_not
 from ctrbox.models.inputs import Inputs, Reads
-from ctrbox.train.learner import Learner
+from ctrbox.optimizers.of_table_rows import SGD, Adagrad, Optimizer
+from ctrbox.train.learn_batch import Learner
 
 DIM, HIDDEN, LR, GOAL = 16, (512, 256), 0.05, 2.0
 PRECISIONS = ("float32", "tf32", "bf16")

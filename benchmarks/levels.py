@@ -42,8 +42,8 @@ class Side:
 def train(job: Any, table: Any, device: torch.device, batch: int, epochs: int, seen: Callable[[], Any]) -> Side:
     """``seen`` is called behind every epoch."""
     import ctrbox as cb
-    from ctrbox.embed.dense_optimizer import dense_optimizer
-    from ctrbox.train.learner import Learner
+    from ctrbox.optimizers.of_dense_weights import dense_optimizer
+    from ctrbox.train.learn_batch import Learner
 
     torch.manual_seed(0)
     model = cb.models.DeepFM(job.schema, dim=DIM, hidden=HIDDEN)

@@ -29,8 +29,8 @@ import torch
 
 import ctrbox as cb
 from benchmarks import report
-from benchmarks.cells import Cells
 from benchmarks.objectives import STUDENT, auc
+from benchmarks.table_cells_in_processes import Cells
 from ctrbox import col
 
 DIM, HIDDEN, LAST = 8, (64, 32), 50

@@ -26,7 +26,7 @@ import torch
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.evaluate.ranking import auc_by
+from ctrbox.evaluate.auc_of_many_sets import auc_by
 
 DIM, HIDDEN, EPOCHS = 8, (64, 32), 2
 STUDENT = {

@@ -19,9 +19,9 @@ import ctrbox as cb
 from benchmarks import report
 from ctrbox import col
 from ctrbox.datasets import adlog, adlog_events
-from ctrbox.ffm.warm_up import ahead
-from ctrbox.loop.click_model import BATCH_SIZE, OnlineClickModel
-from ctrbox.loop.loop import OnlineLoop
+from ctrbox.ffm.warm_up_sources import ahead
+from ctrbox.loop.online_click_model import BATCH_SIZE, OnlineClickModel
+from ctrbox.loop.online_loop import OnlineLoop
 from ctrbox.serve.model_folder import ModelFolder
 
 

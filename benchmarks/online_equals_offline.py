@@ -35,8 +35,8 @@ from ctrbox import col
 from ctrbox.columns.batch import Batch
 from ctrbox.datasets import adlog, adlog_events
 from ctrbox.loop.checkpoint import Checkpoints
-from ctrbox.loop.learner import Learner
-from ctrbox.loop.loop import OnlineLoop
+from ctrbox.loop.learn_events import Learner
+from ctrbox.loop.online_loop import OnlineLoop
 
 WINDOW_S, LATENESS_S = 3600, 240
 SPARSE = ("user", "ad", "seen", "clicked_ads")

@@ -117,8 +117,8 @@ def fresh(job: Any, threads: int, table: Any = None, network: Callable[[Any], An
     import torch
 
     import ctrbox as cb
-    from ctrbox.embed.dense_optimizer import dense_optimizer
-    from ctrbox.train.learner import Learner
+    from ctrbox.optimizers.of_dense_weights import dense_optimizer
+    from ctrbox.train.learn_batch import Learner
 
     torch.manual_seed(0)
     model = network(job.schema)

@@ -28,7 +28,7 @@ from benchmarks import ffm_data, report
 from ctrbox import publish
 from ctrbox.ffm.engine import DeepFFM
 from ctrbox.ffm.examples import ExampleCache
-from ctrbox.ffm.progress import auc
+from ctrbox.ffm.progressive_validation import auc
 
 ROWS, TEST, BITS = 1_000_000, 200_000, 24
 FURTHER = (1_000, 10_000, 100_000)

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import quality_data, quality_peers, report
-from benchmarks.cells import Cell, Cells
+from benchmarks.table_cells_in_processes import Cell, Cells
 
 Options = dict[str, Any]
 

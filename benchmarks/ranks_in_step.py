@@ -11,9 +11,9 @@ import functools
 import sys
 
 from ctrbox.cli.main import main as ctrbox
-from ctrbox.ranks import training
+from ctrbox.ranks import ranks
 from ctrbox.ranks.launch import launch
-from ctrbox.ranks.world import World
+from ctrbox.ranks.torchrun_environment import World
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     if World.here() is None:
         command = [sys.executable, "-m", "benchmarks.ranks_in_step", *sys.argv[1:]]
         sys.exit(launch(int(sys.argv[1]), command, functools.partial(print, file=sys.stderr)))
-    training.Ranks = functools.partial(training.Ranks, asks_ahead=False)  # type: ignore[misc, assignment]
+    ranks.Ranks = functools.partial(ranks.Ranks, asks_ahead=False)  # type: ignore[misc, assignment]
     del sys.argv[1]
     ctrbox()
 

@@ -29,8 +29,8 @@ from benchmarks import report
 from ctrbox import col
 from ctrbox.cli.demo import demo_job_path
 from ctrbox.ranks.launch import launch
-from ctrbox.ranks.training import Followed, Ranks
-from ctrbox.ranks.world import World
+from ctrbox.ranks.ranks import Followed, Ranks
+from ctrbox.ranks.torchrun_environment import World
 
 JOBS, TABLES = ("demo", "din"), ("memory", "sparse", "server")
 CASES = tuple(f"{job}-{table}" for job in JOBS for table in TABLES)

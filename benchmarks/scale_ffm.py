@@ -22,7 +22,7 @@ from benchmarks import ffm_data
 from benchmarks.scale_limit import Meet, rate_of
 from ctrbox import _native
 from ctrbox.ffm.engine import BLOCK, DeepFFM
-from ctrbox.ffm.progress import auc
+from ctrbox.ffm.progressive_validation import auc
 
 ROWS, TEST, SEED, BITS, PIECE = 800_000, 200_000, 7, 24, 65_536
 LIMIT_PIECE, LIMIT_ROWS = (

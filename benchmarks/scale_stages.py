@@ -18,10 +18,10 @@ from typing import Any
 import ctrbox as cb
 from benchmarks import report
 from ctrbox import _native
-from ctrbox.predict.native_network import NativeNetwork
-from ctrbox.train import fit, learner
-from ctrbox.train.adam_step import AdamStep
-from ctrbox.train.learner import Learner
+from ctrbox.optimizers.native_adam_of_dense_weights import AdamStep
+from ctrbox.predict.native_forward import NativeNetwork
+from ctrbox.train import fit, learn_batch
+from ctrbox.train.learn_batch import Learner
 
 NATIVE = ("prepare", "inputs", "rows", "keys", "sum")
 
@@ -71,7 +71,7 @@ class Stages:
     @contextmanager
     def watched(self, table: cb.MemoryTable) -> Iterator[None]:
         """Count the trainings inside the block."""
-        native_step = learner.native_step
+        native_step = learn_batch.native_step
 
         def known(network: NativeNetwork, *given: Any) -> Any:
             self.network = network
@@ -83,7 +83,7 @@ class Stages:
             (Learner, "announce", self.timed("announce", Learner.announce)),
             (Learner, "keyed", self.timed("keyed", Learner.keyed)),
             (fit.Fit, "_walk", self.waiting("extraction", fit.Fit._walk)),
-            (learner, "native_step", self.timed("native step", known)),
+            (learn_batch, "native_step", self.timed("native step", known)),
             (AdamStep, "step", self.timed("dense step", AdamStep.step)),
             (type(table), "pull", self.timed("pull", type(table).pull)),
             (type(table), "push", self.timed("push", type(table).push)),

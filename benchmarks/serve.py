@@ -45,7 +45,7 @@ import ctrbox as cb
 from benchmarks import report
 from benchmarks.serve_workers import compare, numbers_of
 from ctrbox.cli.demo import demo_job_path
-from ctrbox.cli.job import load_plan
+from ctrbox.cli.job_file import load_plan
 from ctrbox.serve.model_folder import ModelFolder, create
 
 CONTEXT = ("ts", "user_id", "query", "device", "context")

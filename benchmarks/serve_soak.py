@@ -39,7 +39,7 @@ from benchmarks import report
 from benchmarks.serve import BODIES, Learner, check_scores, free_port, make, process, requests_of
 from benchmarks.serve_load import Connection, Load
 from ctrbox.serve.model_folder import ModelFolder
-from ctrbox.serve.served import open_served
+from ctrbox.serve.served_models import open_served
 from ctrbox.serve.workers import memory_of
 
 PATCH_SECONDS, VIEW_SECONDS, KILL_SECONDS = 5.0, 10.0, 20.0

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.optimizers import SGD
+from ctrbox.embed.memory.memory_table import MemoryTable
+from ctrbox.optimizers.of_table_rows import SGD
 
 Keys = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]

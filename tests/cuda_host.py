@@ -287,7 +287,10 @@ class HostRuntime:
 
 
 INCLUDED = [
-    *(f"operators/{name}.h" for name in ("decimal", "edit_distance", "hash", "json", "lists", "lookup", "numbers")),
+    *(
+        f"operators/{name}.h"
+        for name in ("decimal", "edit_distance", "hash", "json", "lists", "table_lookup", "numbers")
+    ),
     *(f"operators/{name}.h" for name in ("sets", "strings", "times", "unicode")),
     *(f"cuda/{name}.h" for name in ("load_columns", "kernel_shapes", "write_outputs")),
 ]

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctrbox.columns.kind import arrow_type
-from ctrbox.plan.language.expr import Expr, Time, col, expression
+from ctrbox.plan.language.expressions import Expr, Time, col, expression
 from ctrbox.plan.language.features import FeatureSet
 from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, View, WithColumns
 from tests.twins import lists, strings, times

@@ -362,7 +362,7 @@ ELSEWHERE = {
     "quality_data": DATA,
     "quality_peers": DATA,
     "same_bits": "needs libctrbox and a server; tests/capi/test_same_bits.py runs it",
-    "ranks": "trains with pinned processes; tests/ranks/test_ahead.py compares with and without overlap",
+    "ranks": "trains with pinned processes; tests/ranks/test_keys_exchanged_ahead.py compares with and without overlap",
     "ranks_crash": "kills processes of trainings; tests/ranks/test_command.py does it once",
     "ranks_equal": "starts 19 processes; tests/test_benchmark_of_ranks.py runs its parts",
     "ranks_in_step": PART,

@@ -1,4 +1,4 @@
-// Where a chunk's memory lies, as kernels see it. src/ctrbox/engines/cuda/memory.py writes these bytes.
+// Where a chunk's memory lies, as kernels see it. src/ctrbox/engines/cuda/device_memory.py writes these bytes.
 #pragma once
 #include "cuda/block_sums.h"
 #include "cuda/raw_column.h"

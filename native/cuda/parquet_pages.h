@@ -12,7 +12,7 @@
 //
 // Strings are not copied: a view of 8 bytes a row names place and length of the string in the decompressed pages.
 //
-// src/ctrbox/engines/cuda/pages.py writes StoredPage and PageColumn and launches, in this order:
+// src/ctrbox/engines/cuda/parquet_pages.py writes StoredPage and PageColumn and launches, in this order:
 //
 //   pages_unpack   decompresses every page to its place
 //   pages_words    checks dictionaries; those of strings are walked once for the place of every string

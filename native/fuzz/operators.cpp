@@ -110,7 +110,7 @@ const void* table_for(const Entry& e, bool large) {
   return nullptr;
 }
 
-// Draws parameters that plan/language/checks.py accepts.
+// Draws parameters that plan/language/check_parameters.py accepts.
 Params params_for(const Entry& e, Rows& from) {
   constexpr int64_t kMost = int64_t{1} << 62;
   fuzz::Input& in = from.in;

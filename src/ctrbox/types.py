@@ -2,8 +2,8 @@
 
 from ctrbox.arguments.names import refuse_unknown
 from ctrbox.columns.batch import Schema
-from ctrbox.engines.stream import Position
-from ctrbox.plan.language.expr import Expr
+from ctrbox.engines.batch_stream import Position
+from ctrbox.plan.language.expressions import Expr
 from ctrbox.plan.placement.device import Device
 
 __all__ = ["Device", "Expr", "Position", "Schema"]

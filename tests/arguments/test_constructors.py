@@ -17,7 +17,7 @@ from ctrbox import col
 from ctrbox.arguments.names import named_arguments
 from ctrbox.arguments.numbers import number, shown_value
 from ctrbox.errors import PlanError
-from ctrbox.loop.cadence import Cadence, seconds
+from ctrbox.loop.intervals import Cadence, seconds
 from ctrbox.train.settings import Settings
 
 HUGE = 10**400

@@ -186,7 +186,7 @@ def views(folder: Path) -> dict[str, str]:
 def served(model: Path, folder: Path, asked: pa.Table) -> str:
     """Return the scores of a served model for each row, in a request with one candidate."""
     from ctrbox.serve.model_folder import ModelFolder
-    from ctrbox.serve.served import open_served
+    from ctrbox.serve.served_models import open_served
 
     opened = open_served(ModelFolder.open(model), views={"ads": views(folder)["ads"]})
     found = []

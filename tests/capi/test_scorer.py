@@ -17,7 +17,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.serve.served import Live, ServedFfm
+from ctrbox.serve.served_models import Live, ServedFfm
 from tests.capi.library import ROOT, run
 from tests.capi.models import BAD_ARGUMENT, CANNOT_READ, DAMAGED, OK
 

@@ -23,10 +23,10 @@ from ctrbox.cli import after_training as learning
 from ctrbox.cli import table as tables
 from ctrbox.cli import terminal
 from ctrbox.cli import train as training_command
-from ctrbox.cli.job import batches, blaming, load_job, raise_mistake
+from ctrbox.cli.job_file import batches, blaming, load_job, raise_mistake
 from ctrbox.cli.main import app, tell_stages
+from ctrbox.cli.open_runs import reading
 from ctrbox.cli.output import check_output, no_rows, writing
-from ctrbox.cli.reading_runs import reading
 from ctrbox.cli.search import read_models
 from ctrbox.cli.terminal import Mistake, meter, say
 from ctrbox.embed.ssd.repair import repair
@@ -322,7 +322,7 @@ def test_a_trial_takes_the_settings_of_the_job_and_of_the_command(
         given.append(options)
         return Tried()
 
-    monkeypatch.setattr("ctrbox.train.trial.trial", trained)
+    monkeypatch.setattr("ctrbox.train.feature_trial.trial", trained)
     model = "class Model:\n    reads = 1\n    def __call__(self): pass\nmodel = Model()\n"
     path = job(PLAN + model + "settings = {'epochs': 2, 'batch_size': 30, 'patience': 3}")
     learning.trial(path, ["price=col('price')"], batch_size=50)

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 import ctrbox as cb
 from ctrbox.cli.main import app
 from ctrbox.cli.terminal import Mistake
-from ctrbox.embed.vectors.file import ROWS_AT
+from ctrbox.embed.vectors.vector_file import ROWS_AT
 from ctrbox.serve.model_folder import ModelFolder
-from ctrbox.serve.queue import ScoringQueue
-from ctrbox.serve.refused import Refused
-from ctrbox.serve.served import open_served
+from ctrbox.serve.refused_request import Refused
+from ctrbox.serve.request_queue import ScoringQueue
+from ctrbox.serve.served_models import open_served
 from ctrbox.serve.service import Limits, Service
 from ctrbox.views.allowed_paths import VARIABLE
 from tests.serve.image_worlds import WIDTH, ImageWorld, make_world

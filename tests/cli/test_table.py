@@ -13,7 +13,7 @@ import pytest
 import ctrbox as cb
 from ctrbox.cli import table as tables
 from ctrbox.cli import terminal
-from ctrbox.cli.job import load_job
+from ctrbox.cli.job_file import load_job
 from ctrbox.cli.terminal import Mistake
 from ctrbox.embed.embedder import Row
 from ctrbox.errors import WriteError

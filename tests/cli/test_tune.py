@@ -14,7 +14,7 @@ from ctrbox.cli import train as training_command
 from ctrbox.cli import tune as tuning_command
 from ctrbox.cli.terminal import Mistake
 from ctrbox.errors import CtrboxError, DeviceError
-from ctrbox.train.progress import Progress, Silent, watcher
+from ctrbox.train.progress_line import Progress, Silent, watcher
 from ctrbox.train.tuning import Study
 
 pytest.importorskip("optuna", reason="optuna is not installed: pip install 'ctrbox[tune]'")

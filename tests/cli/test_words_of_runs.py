@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 from ctrbox.cli import after_training as learning
+from ctrbox.cli import open_runs
 from ctrbox.cli import publish as publishing
-from ctrbox.cli import reading_runs
-from ctrbox.cli.reading_runs import asking_for_the_job
+from ctrbox.cli.open_runs import asking_for_the_job
 from ctrbox.cli.terminal import Mistake
 from ctrbox.errors import CtrboxError, DataError, PlanError
-from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
+from ctrbox.publish.weights_of_models import CLICK_MODEL, DEEP_FFM
 
 OWN: Any = SimpleNamespace(path=Path("job.py"))
 
@@ -191,7 +191,7 @@ def test_a_run_is_published_whole_where_it_must_be(
     if is_run:
         (tmp_path / "config.json").touch()
     monkeypatch.setattr(publishing, "load_run", lambda model, job, server: ("run", server))
-    monkeypatch.setattr("ctrbox.predict.run_folder.server_tables", lambda model: tables)
+    monkeypatch.setattr("ctrbox.predict.read_run_folder.server_tables", lambda model: tables)
     published = SimpleNamespace(current=None if current is None else SimpleNamespace(kind=current))
     if isinstance(loads, str):
         with pytest.raises(Mistake) as met:
@@ -210,13 +210,13 @@ def test_a_file_that_is_not_there_is_told_so(tmp_path: Path) -> None:
 
 def test_a_plan_is_known_by_how_it_begins(tmp_path: Path) -> None:
     path = tmp_path / "p"
-    assert not reading_runs.is_plan(path)
+    assert not open_runs.is_plan(path)
     for content, expected in ((b"CTRBOXPL", True), (b"CTRBOXPLmore", True), (b"CTRBOXP", False), (b"", False)):
         path.write_bytes(content)
-        assert reading_runs.is_plan(path) is expected
-    assert not reading_runs.is_plan(tmp_path)
+        assert open_runs.is_plan(path) is expected
+    assert not open_runs.is_plan(tmp_path)
     with pytest.raises(Mistake, match="is a folder; expected a job file"):
-        reading_runs.plan_at(tmp_path)
+        open_runs.plan_at(tmp_path)
 
 
 def test_a_run_folder_that_is_not_there_is_told_with_those_that_are(
@@ -224,12 +224,12 @@ def test_a_run_folder_that_is_not_there_is_told_with_those_that_are(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Mistake, match=r"^there is no run folder runs/x$"):
-        reading_runs.load_run(Path("runs/x"))
+        open_runs.load_run(Path("runs/x"))
     for n in range(7):
         (tmp_path / "runs" / f"r{n}").mkdir(parents=True)
         (tmp_path / "runs" / f"r{n}" / "config.json").touch()
     with pytest.raises(Mistake, match=r"; this folder has: runs/r0, runs/r1, runs/r2, runs/r3, runs/r4$"):
-        reading_runs.load_run(Path("runs/x"))
+        open_runs.load_run(Path("runs/x"))
 
 
 @pytest.mark.parametrize(("keys", "computed", "told"), [(0, 0, False), (5, 0, True), (5, 1, False)])

@@ -154,9 +154,9 @@ class InProcessRay:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> InProcessRay:
-    from ctrbox.cluster import handshake, recovery, shards
+    from ctrbox.cluster import recovery, same_code_data_settings, shards
 
     ray = InProcessRay()
-    for module in (handshake, recovery, shards):
+    for module in (same_code_data_settings, recovery, shards):
         monkeypatch.setattr(module, "ray", ray)
     return ray

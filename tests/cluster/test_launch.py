@@ -25,8 +25,8 @@ from ray.exceptions import RayTaskError
 
 from ctrbox.cluster import launch, recovery
 from ctrbox.cluster import workers as workers_module
-from ctrbox.cluster.handshake import facts_of
 from ctrbox.cluster.recovery import Crew
+from ctrbox.cluster.same_code_data_settings import facts_of
 from ctrbox.cluster.shards import Meeting, Server, Shards, Spec
 from ctrbox.cluster.workers import Worker
 from ctrbox.errors import DeviceError, PlanError

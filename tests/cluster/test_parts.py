@@ -18,11 +18,11 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.cluster.launch import check_listening
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.sharded import restore_shard, shard_path, shards_in
-from ctrbox.embed.vectors.file import shard_of
+from ctrbox.embed.shards import restore_shard, shard_path, shards_in
+from ctrbox.embed.vectors.vector_file import shard_of
 from ctrbox.errors import DataError, DeviceError, PlanError
 from ctrbox.files.atomic import remove
-from ctrbox.models.dense import DenseInput
+from ctrbox.models.dense_columns import DenseInput
 from ctrbox.train.gradient_sums import Gang
 from tests.train.worlds import checkerboard, features, on_disk
 
@@ -236,7 +236,9 @@ def test_a_meeting_hears_everyone_or_nobody() -> None:
 
 
 def test_a_handshake_names_the_difference() -> None:
-    handshake = pytest.importorskip("ctrbox.cluster.handshake", reason="needs ray: pip install 'ctrbox[cluster]'")
+    handshake = pytest.importorskip(
+        "ctrbox.cluster.same_code_data_settings", reason="needs ray: pip install 'ctrbox[cluster]'"
+    )
     mine = {"torch": "2", "plan": "abc", "data": [["log", "1"], ["ads", "2"]], "run folder": "f"}
     handshake.check_same(mine, dict(mine), "worker 1")
     with pytest.raises(PlanError, match=r"worker 1 has a different plan: 'abd', expected 'abc'"):
@@ -249,7 +251,9 @@ def test_a_handshake_names_the_difference() -> None:
 
 def test_a_worker_whose_copy_of_the_log_has_other_rows_is_refused(tmp_path: Path) -> None:
     """The copies have one name, one size and one modification time."""
-    handshake = pytest.importorskip("ctrbox.cluster.handshake", reason="needs ray: pip install 'ctrbox[cluster]'")
+    handshake = pytest.importorskip(
+        "ctrbox.cluster.same_code_data_settings", reason="needs ray: pip install 'ctrbox[cluster]'"
+    )
     facts = []
     for machine in ("here", "there", "elsewhere"):
         folder = tmp_path / machine

@@ -23,10 +23,12 @@ def test_a_table_that_outgrows_its_servers_is_refused_with_the_budget(plan: cb.P
 
 
 def test_a_worker_with_other_code_is_refused(plan: cb.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctrbox.ranks import facts
+    from ctrbox.ranks import same_code_data_settings
 
-    theirs = facts.code()
-    monkeypatch.setattr(facts, "code", lambda: "0123456789abcdef")  # of this process; actors read their own files
+    theirs = same_code_data_settings.code()
+    monkeypatch.setattr(
+        same_code_data_settings, "code", lambda: "0123456789abcdef"
+    )  # of this process; actors read their own files
     version = cb.__version__
     with pytest.raises(
         PlanError, match=f"has a different ctrbox: '{version} {theirs}', expected '{version} 0123456789"

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ctrbox.columns.raw import RawColumn, brief, finite, first_line, narrowed, tensor_type
-from ctrbox.columns.records import is_dicts, table_of_dicts
+from ctrbox.columns.raw_values import RawColumn, brief, finite, first_line, narrowed, tensor_type
+from ctrbox.columns.rows_as_dicts import is_dicts, table_of_dicts
 from ctrbox.columns.times import (
     FIRST,
     LAST,

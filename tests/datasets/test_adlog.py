@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from ctrbox.datasets import text as text_module
-from ctrbox.datasets.synthetic import ADS, BASIC, IMPRESSIONS, TRUTH, USERS, AdLog, _Score, adlog
-from ctrbox.datasets.words import COUNTRIES, TOPICS, vocabulary
-from ctrbox.datasets.world import power_law
+from ctrbox.datasets import adlog_text as text_module
+from ctrbox.datasets.adlog_vocabulary import COUNTRIES, TOPICS, vocabulary
+from ctrbox.datasets.adlog_world import power_law
+from ctrbox.datasets.write_adlog import ADS, BASIC, IMPRESSIONS, TRUTH, USERS, AdLog, _Score, adlog
 from ctrbox.errors import CtrboxError, DataError, WriteError
 
 ROWS = 40_000
@@ -201,7 +201,7 @@ def test_same_arguments_give_the_same_values(tmp_path: Path) -> None:
 
 
 def test_values_do_not_depend_on_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctrbox.datasets.synthetic.BLOCK", 700)
+    monkeypatch.setattr("ctrbox.datasets.write_adlog.BLOCK", 700)
     many = adlog(3_000, 5, tmp_path / "many")
     monkeypatch.setattr("ctrbox._native.usable_cores", lambda: 1)
     one = adlog(3_000, 5, tmp_path / "one")

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ctrbox.datasets import adlog
-from ctrbox.datasets.world import START_US
+from ctrbox.datasets.adlog_world import START_US
 
 FILE = Path(__file__).parent / "kept/adlog.json"
 

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ctrbox.datasets import adlog, movielens
-from ctrbox.datasets.delimited import _fits, _moments
-from ctrbox.datasets.tokens import _unknown
-from ctrbox.datasets.world import ad_id, power_law, user_id
+from ctrbox.datasets.adlog_world import ad_id, power_law, user_id
+from ctrbox.datasets.criteo_avazu import _fits, _moments
+from ctrbox.datasets.vw_libffm import _unknown
 from ctrbox.errors import DataError
 
 

@@ -11,11 +11,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ctrbox.datasets import adlog, avazu, bundled, events, frappe, libffm, lines, movielens, open_bandit
-from ctrbox.datasets.bundled import ClickSet, _keyed
-from ctrbox.datasets.events import adlog_events
-from ctrbox.datasets.synthetic import _swap
-from ctrbox.datasets.tokens import LibFfm
+from ctrbox.datasets import (
+    adlog,
+    avazu,
+    frappe,
+    libffm,
+    line_blocks,
+    movielens,
+    open_bandit,
+    public_parquet,
+    write_adlog_events,
+)
+from ctrbox.datasets.public_parquet import ClickSet, _keyed
+from ctrbox.datasets.vw_libffm import LibFfm
+from ctrbox.datasets.write_adlog import _swap
+from ctrbox.datasets.write_adlog_events import adlog_events
 from ctrbox.errors import DataError, SourceError, WriteError
 
 SPLIT = ["train", "valid", "train", "test", "valid"]
@@ -62,7 +72,7 @@ def test_the_open_bandit_log_is_cut_at_a_day(tmp_path: Path) -> None:
         return tmp_path / name
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(bundled, "_find", find)
+        patched.setattr(public_parquet, "_find", find)
         clicks = open_bandit(tmp_path)
     cut = datetime(2019, 11, 29)
     times = pa.array([cut - timedelta(microseconds=1), cut, cut + timedelta(days=1)], pa.timestamp("us"))
@@ -83,8 +93,8 @@ def test_a_header_that_is_no_utf8_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_line_has_a_most_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
     path, first = tmp_path / "log", b"1 0:1:1\n"
-    longest = 2 * lines.BLOCK_BYTES - len(first)
-    monkeypatch.setattr(lines, "LINE_BYTES", longest)
+    longest = 2 * line_blocks.BLOCK_BYTES - len(first)
+    monkeypatch.setattr(line_blocks, "LINE_BYTES", longest)
     path.write_bytes(first + b"x" * (longest + more))
     says = "line 2: the line is longer than 7 MiB; expected a text log" if more else "line 2: label is"
     with pytest.raises(DataError, match=says) as caught:
@@ -111,7 +121,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="log"):
         list(log.batches())
     with pytest.raises(SourceError, match="x cannot be opened: no"):
-        lines._opened("x", lambda: (_ for _ in ()).throw(OSError("no")))
+        line_blocks._opened("x", lambda: (_ for _ in ()).throw(OSError("no")))
 
 
 def test_a_block_whose_lines_are_fine_alone_is_named_as_a_whole(tmp_path: Path) -> None:
@@ -121,13 +131,13 @@ def test_a_block_whose_lines_are_fine_alone_is_named_as_a_whole(tmp_path: Path) 
         schema, header = pa.schema([("x", pa.int64())]), None
 
         def parse(self, block: bytes) -> pa.RecordBatch:
-            raise lines.Unparsed("its numbers do not add up")
+            raise line_blocks.Unparsed("its numbers do not add up")
 
         def complaint(self, line: bytes) -> str | None:
             return None
 
     (tmp_path / "log").write_text("a\nb\nc\n")
-    log = lines.TextLog((str(tmp_path / "log"),), Odd(), "raise")  # type: ignore[arg-type]
+    log = line_blocks.TextLog((str(tmp_path / "log"),), Odd(), "raise")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="log lines 1 to 3: its numbers do not add up"):
         list(log.batches())
 
@@ -191,7 +201,7 @@ def test_a_stream_is_written_once_and_at_its_rate(tmp_path: Path, monkeypatch: p
         slept.append(seconds)
         clock[0] += seconds
 
-    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(write_adlog_events, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     done = adlog_events(tmp_path / "log", tmp_path / "out", chunk_rows=100, events_per_s=50)
     chunks = len(list((tmp_path / "out").iterdir()))
     assert chunks == -(-done // 100)

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import ctrbox as cb
-from ctrbox.cli.job import FROM_THE_COMMAND_LINE, OF_THE_JOB
+from ctrbox.cli.job_file import FROM_THE_COMMAND_LINE, OF_THE_JOB
 from ctrbox.sklearn.frames import FEW, QUANTILES, REACH
 from ctrbox.train.settings import LEAST_BATCH, MOST_BATCH, STEPS, Settings, with_batch_size
 

@@ -17,17 +17,17 @@ from torch import nn
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.embed.dense_optimizer import dense_optimizer, optimizer_state, restore_optimizer
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.ssd import dims, repair
+from ctrbox.embed.settings_of_tables import MOST_PERIODS, checked_counts
+from ctrbox.embed.ssd import repair, several_dims
 from ctrbox.embed.ssd.folder import absolute, described, saved_part
-from ctrbox.embed.table import MOST_PERIODS, checked_counts
-from ctrbox.embed.vectors import server_file
-from ctrbox.embed.vectors.file import HEAD
+from ctrbox.embed.vectors import model_server_file
+from ctrbox.embed.vectors.model_server_file import read_server, write_server
 from ctrbox.embed.vectors.published_table import PublishedTable
-from ctrbox.embed.vectors.server_file import read_server, write_server
 from ctrbox.embed.vectors.submodels import IMAGE, kind_of_shapes, unfilled
+from ctrbox.embed.vectors.vector_file import HEAD
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
+from ctrbox.optimizers.of_dense_weights import dense_optimizer, optimizer_state, restore_optimizer
 
 KEYS = np.array([3, 5])
 VECTORS = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -160,10 +160,10 @@ def test_a_folder_of_tables_of_several_dims(tmp_path: Path) -> None:
 
 
 def test_the_list_of_tables_must_be_readable(tmp_path: Path) -> None:
-    assert dims.named_in(tmp_path) is None
+    assert several_dims.named_in(tmp_path) is None
     (tmp_path / "TABLES").write_bytes(b"\xff")
     with pytest.raises(SourceError, match=r"cannot read .*TABLES: "):
-        dims.named_in(tmp_path)
+        several_dims.named_in(tmp_path)
     (tmp_path / "LOCK").mkdir()
     with pytest.raises(SourceError, match=r"cannot use .* as the folder of tables: Is a directory"):
         dims._locked(tmp_path)
@@ -196,12 +196,12 @@ def test_a_file_of_a_model_server_describes_it(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(SourceError, match=r"cannot read .*missing: No such file or directory"):
         read_server(tmp_path / "missing")
     with monkeypatch.context() as changed:
-        changed.setattr(server_file, "dict", lambda about: [1], raising=False)
+        changed.setattr(model_server_file, "dict", lambda about: [1], raising=False)
         write_server(path, {}, {})
     with pytest.raises(DataError, match="server is damaged: it does not describe its sub-model"):
         read_server(path)
     with monkeypatch.context() as changed:
-        changed.setattr(server_file, "save", lambda tensors: b"\0" * 16)
+        changed.setattr(model_server_file, "save", lambda tensors: b"\0" * 16)
         write_server(path, {}, {})
     with pytest.raises(DataError, match="server is damaged: "):
         read_server(path)

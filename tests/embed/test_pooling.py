@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from ctrbox import _native
 from ctrbox.columns.batch import Batch
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.lookup import Lookup
 from ctrbox.embed.pooling import KINDS, pool, sequence
+from ctrbox.embed.unique_keys import Lookup
 from ctrbox.errors import PlanError
-from tests.embed.test_lookup import batch_of, batches
-from tests.twins import lookup as twin
+from tests.embed.test_unique_keys import batch_of, batches
+from tests.twins import unique_keys as twin
 
 SPECIAL = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e38, -1e38, 1e-45, 1.0, 1.0], np.float32)
 

@@ -15,7 +15,7 @@ from ctrbox.embed.embedder import Row
 from ctrbox.embed.row_lifetime import admission_of, counters_of, life_of
 from ctrbox.errors import DataError, PlanError
 from tests.train.worlds import FAST, Small, checkerboard, plan_of, table
-from tests.twins.life import LivingTable
+from tests.twins.row_lifetime import LivingTable
 
 DIM = 3
 KEYS = np.array([0, 1, 2, 3, -1, 7_000_000_007, 2**63 - 1, -(2**63), *range(100, 130)], np.int64)

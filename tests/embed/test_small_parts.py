@@ -11,10 +11,10 @@ import pytest
 
 import ctrbox as cb
 from ctrbox.columns.batch import Ragged
-from ctrbox.embed.known_keys import asked_of_lookup, asked_of_rows
-from ctrbox.embed.lookup import Lookup, from_zero
-from ctrbox.embed.shared_keys import _differs, _only, check_common
+from ctrbox.embed.common_features import _differs, _only, check_common
+from ctrbox.embed.keys_looked_up import asked_of_lookup, asked_of_rows
 from ctrbox.embed.ssd.folder import described, joined, resident_bytes, segments_of, warn_of_memory
+from ctrbox.embed.unique_keys import Lookup, from_zero
 from ctrbox.embed.vectors import prerank
 from ctrbox.errors import DataError, PlanError, SourceError
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import _native, col
+from ctrbox.compiled_plan.split_for_requests import Split
 from ctrbox.engines.cpu import joined_views
-from ctrbox.engines.split import Split
 from ctrbox.errors import DataError, PlanError
 
 Row = dict[str, Any]

@@ -15,7 +15,7 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.columns.batch import Batch, Ragged
 from ctrbox.columns.json_text import strict_json
-from ctrbox.columns.records import table_of_dicts
+from ctrbox.columns.rows_as_dicts import table_of_dicts
 from ctrbox.columns.times import times_of, times_of_numbers, times_of_text
 from ctrbox.engines.materialize import Parts, shape
 from ctrbox.errors import DataError, WriteError

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ctrbox import _native
-from ctrbox.engines.cpu.arrow import column_of
+from ctrbox.engines.cpu.frames_and_arrow import column_of
 
 native: Any = _native
 WHOLE = [7, 0, 120, 3, 3, 99, 1, 2, 64, 5]

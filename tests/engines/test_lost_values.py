@@ -19,7 +19,7 @@ from ctrbox import col
 from ctrbox.cli.training_summary import told_losses
 from ctrbox.engines.lost_values import CastCount
 from ctrbox.engines.missed_keys import FIRST_KEYS
-from ctrbox.report.write import write_report
+from ctrbox.report.write_report import write_report
 
 
 def view_of(**columns: Any) -> cb.View:

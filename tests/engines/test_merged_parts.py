@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines.cpu.merge import MOST_CUTS, Aligned, in_one_batch, parts_of
+from ctrbox.engines.cpu.merge_by_id import MOST_CUTS, Aligned, in_one_batch, parts_of
 from ctrbox.errors import DataError
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.engines.missed_keys import FIRST_KEYS, JoinCount
-from ctrbox.report.write import write_report
+from ctrbox.report.write_report import write_report
 
 SPARSE = {"user": col("user"), "age": col("age")}
 

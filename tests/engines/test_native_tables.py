@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from ctrbox import _native
-from ctrbox.engines.cpu.arrow import column_of
+from ctrbox.engines.cpu.frames_and_arrow import column_of
 
 native: Any = _native
 

@@ -9,10 +9,10 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines.cpu.tables import Tables, build
-from ctrbox.engines.stream import Position
+from ctrbox.engines.batch_stream import Position
+from ctrbox.engines.cpu.operator_tables import Tables, build
 from ctrbox.errors import DataError, PlanError
-from ctrbox.plan.language.tables import TableSpec
+from ctrbox.plan.language.tables_of_operators import TableSpec
 
 ROWS = pa.table({"n": list(range(20)), "f": [k / 2 for k in range(20)]})
 

@@ -12,7 +12,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.views import streamed
+from ctrbox.views import files_without_row_index
 
 TABLE = pa.table(
     {
@@ -81,7 +81,7 @@ def test_a_column_that_cannot_be_read_is_in_the_schema_alone() -> None:
 def test_a_look_reads_the_first_block_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.csv"
     path.write_text("id,word\n" + "".join(f"{i},{'w' * 100}\n" for i in range(200_000)))
-    opened = streamed.open_stream
+    opened = files_without_row_index.open_stream
     read = 0
 
     class Counted:
@@ -98,7 +98,7 @@ def test_a_look_reads_the_first_block_alone(tmp_path: Path, monkeypatch: pytest.
             self.stream.close()
 
     view = cb.View(path)
-    monkeypatch.setattr("ctrbox.views.text.open_stream", lambda file: Counted(opened(file)))
+    monkeypatch.setattr("ctrbox.views.text_in_blocks.open_stream", lambda file: Counted(opened(file)))
     assert view.head(3).num_rows == 3
     assert read < path.stat().st_size / 2
     before = read

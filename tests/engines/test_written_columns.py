@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ctrbox.engines.materialize import Parts, check_ids, shape, vectors
-from ctrbox.engines.sketch import Blocks
+from ctrbox.engines.quantile_sketch import Blocks
 from ctrbox.errors import DataError
 
 LISTS = pa.array([[1.0, 2.0, 3.0], [], [4.0], [5.0, 6.0]], pa.large_list(pa.float64()))

@@ -13,10 +13,25 @@ from hypothesis import given, settings
 
 from ctrbox.errors import DataError
 from ctrbox.evaluate import metrics
-from ctrbox.evaluate.figures import MOMENTS, Z, entropy, figures, interval, moments, wilson, with_intervals
-from ctrbox.evaluate.interval import Difference, auc_difference, logloss_difference, student_quantile, student_tail
+from ctrbox.evaluate.auc_of_many_sets import (
+    CELL_BITS,
+    CELLS,
+    LEAST_GROUPS,
+    Cells,
+    auc_and_error,
+    dense_ids,
+    gauc_by,
+    ratio,
+)
+from ctrbox.evaluate.compare_two_models import (
+    Difference,
+    auc_difference,
+    logloss_difference,
+    student_quantile,
+    student_tail,
+)
+from ctrbox.evaluate.log_loss_from_sums import MOMENTS, Z, entropy, figures, interval, moments, wilson, with_intervals
 from ctrbox.evaluate.metrics import Rows, Scores, measure, tracked, window_length
-from ctrbox.evaluate.ranking import CELL_BITS, CELLS, LEAST_GROUPS, Cells, auc_and_error, dense_ids, gauc_by, ratio
 
 ROWS = list[tuple[int, float, float]]  # label, score, weight
 

@@ -14,9 +14,15 @@ import pytest
 from hypothesis import given, settings
 
 from ctrbox.errors import DataError, PlanError
-from ctrbox.evaluate.interval import auc_difference, logloss_difference, placements, student_quantile, student_tail
+from ctrbox.evaluate.auc_of_many_sets import CELL_BITS
+from ctrbox.evaluate.compare_two_models import (
+    auc_difference,
+    logloss_difference,
+    placements,
+    student_quantile,
+    student_tail,
+)
 from ctrbox.evaluate.metrics import LENGTHS, Scores, auc_by, calibration_curve, window_length, windows
-from ctrbox.evaluate.ranking import CELL_BITS
 from tests.twins import metrics as twin
 
 # Few distinct values make ties; the rest are the edges of what is allowed.

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ctrbox as cb
-from ctrbox.files.sealed import read_sealed
+from ctrbox.files.sealed_json import read_sealed
 from tests.cli.warm import run_command
 from tests.serve.running import running
 

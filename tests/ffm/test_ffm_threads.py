@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox import _native
 from ctrbox.ffm.engine import DeepFFM, Rate
-from ctrbox.ffm.progress import auc
+from ctrbox.ffm.progressive_validation import auc
 from tests.ffm.test_deep_ffm import BOARD, checkerboard, lines, models, parsed, weights
 from tests.twins.deep_ffm import Twin
 

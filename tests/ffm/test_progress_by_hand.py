@@ -21,11 +21,11 @@ from ctrbox.ffm import examples as examples_module
 from ctrbox.ffm import model_search
 from ctrbox.ffm.examples import checked_interactions, crossings, names, whole_lines
 from ctrbox.ffm.model_search import Found, Results, grid, short
-from ctrbox.ffm.progress import HEAD, Progress, Sums, Window, auc, entropy, total
+from ctrbox.ffm.progressive_validation import HEAD, Progress, Sums, Window, auc, entropy, total
 from ctrbox.loop import chunk_decoder as chunk_module
-from ctrbox.loop import nats
+from ctrbox.loop import nats_stream
 from ctrbox.loop.chunk_decoder import pieces, row_of_line
-from ctrbox.loop.events import Layout
+from ctrbox.loop.decode_events import Layout
 
 F = np.float32
 
@@ -396,7 +396,7 @@ def test_models_of_a_search_fit_the_memory_together(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_position_behind_a_piece_is_a_message_and_a_row() -> None:
-    stream = nats.NatsStream.__new__(nats.NatsStream)
+    stream = nats_stream.NatsStream.__new__(nats_stream.NatsStream)
     stream.seq, stream.rows = 4, 0
     stream.took(SimpleNamespace(chunk="7", last=False, stop=3))  # type: ignore[arg-type]
     assert (stream.seq, stream.rows) == (6, 3)

@@ -14,7 +14,7 @@ import pytest
 import ctrbox as cb
 from ctrbox.columns.batch import Ragged
 from ctrbox.ffm.model_search import Found, Results
-from ctrbox.ffm.progress import auc
+from ctrbox.ffm.progressive_validation import auc
 from tests.ffm.test_context import schema_of
 
 FIELDS = ["user", "ad", "hour"]

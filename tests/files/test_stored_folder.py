@@ -13,8 +13,8 @@ import pytest
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 from ctrbox.files import stored_folder
 from ctrbox.files.filesystems import Store
-from ctrbox.files.manifest import StoredFile, manifest_text, object_name, read_manifest
-from ctrbox.files.sealed import sealed
+from ctrbox.files.folder_manifest import StoredFile, manifest_text, object_name, read_manifest
+from ctrbox.files.sealed_json import sealed
 from ctrbox.files.stored_folder import StoredFolder
 from tests.views.weed import S3Server, shared_s3_server, weed_binary
 

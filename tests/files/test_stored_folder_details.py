@@ -12,8 +12,8 @@ import pytest
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 from ctrbox.files import stored_folder
 from ctrbox.files.filesystems import RETRY_PAUSES_S, Store
-from ctrbox.files.manifest import StoredFile, files_below, manifest_text, object_name, read_manifest
-from ctrbox.files.sealed import sealed
+from ctrbox.files.folder_manifest import StoredFile, files_below, manifest_text, object_name, read_manifest
+from ctrbox.files.sealed_json import sealed
 from ctrbox.files.stored_folder import StoredFolder, link_or_copy
 from tests.files.test_filesystems import Clock, Failing
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import ctrbox as cb
-from ctrbox.embed.ssd.dims import named_in
+from ctrbox.embed.ssd.several_dims import named_in
 from ctrbox.errors import CtrboxError, DataError, SourceError
 from ctrbox.files.untrusted_files import open_regular, read_regular
 from ctrbox.publish.versions import Published
-from ctrbox.publish.weights import is_weights, read_weights
+from ctrbox.publish.weight_file import is_weights, read_weights
 from ctrbox.serve.model_folder import ModelFolder
 
 

@@ -25,8 +25,8 @@ os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 import numpy as np
 
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.optimizers import FTRL, Adagrad
 from ctrbox.engines.cuda.runtime import cuda_runtime, why_not
+from ctrbox.optimizers.of_table_rows import FTRL, Adagrad
 
 ROWS = 300  # more than a block, less than two
 FILES = 24
@@ -81,7 +81,7 @@ def pages(runtime: Any, files: int = FILES) -> None:
     import tempfile
     from pathlib import Path
 
-    from ctrbox.engines.cuda.pages import PageDecoder
+    from ctrbox.engines.cuda.parquet_pages import PageDecoder
     from tests.engines.cuda.page_checks import mutated_agree
 
     with tempfile.TemporaryDirectory() as folder:

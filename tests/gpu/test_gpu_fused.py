@@ -1,4 +1,4 @@
-"""The tests of tests/models/test_fused.py on a GPU, and sizes that only a GPU computes in a moment."""
+"""The tests of tests/models/test_fused_layers.py on a GPU, and sizes that only a GPU computes in a moment."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime, why_not
-from ctrbox.models import fused
+from ctrbox.models import fused_layers
 from ctrbox.models.mlp import MLP
 from ctrbox.models.products import LowRankCross
-from tests.models.test_fused import *  # noqa: F403 - its tests are collected here once more, with this file's runtime
-from tests.models.test_fused import compared, drawn
+from tests.models.test_fused_layers import *  # noqa: F403 - its tests are collected here once more, with this file's runtime
+from tests.models.test_fused_layers import compared, drawn
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a GPU")]
 
@@ -25,16 +25,18 @@ def runtime() -> Runtime:
 @pytest.mark.parametrize("rows", [16_384, 16_391])
 @pytest.mark.parametrize("width", [3_456, 1_001])
 def test_many_rows_and_columns(
-    kernels: fused.DenseKernels, runtime: Runtime, rows: int, width: int, monkeypatch: pytest.MonkeyPatch
+    kernels: fused_layers.DenseKernels, runtime: Runtime, rows: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(3)
     x = drawn(runtime.device, rows, width)
     compared(LowRankCross(width, 3, 512).to(runtime.device), x, width, monkeypatch)
-    monkeypatch.setattr(fused, "FUSED", True)
+    monkeypatch.setattr(fused_layers, "FUSED", True)
     compared(MLP(width, (1024, 511, 1)).to(runtime.device), x, 1, monkeypatch)
 
 
-def test_recorded_layers_give_the_bits_of_layers_that_are_not(kernels: fused.DenseKernels, runtime: Runtime) -> None:
+def test_recorded_layers_give_the_bits_of_layers_that_are_not(
+    kernels: fused_layers.DenseKernels, runtime: Runtime
+) -> None:
     torch.manual_seed(4)
     model = torch.nn.Sequential(LowRankCross(264, 2, 32), MLP(264, (64, 1))).to(runtime.device)
     x, upstream = drawn(runtime.device, 500, 264).requires_grad_(), drawn(runtime.device, 500, 1)
@@ -78,7 +80,9 @@ def test_recorded_layers_give_the_bits_of_layers_that_are_not(kernels: fused.Den
         assert all(torch.equal(a, b) for a, b in zip(found(), wanted, strict=True))
 
 
-def test_a_thread_that_has_not_used_the_gpu_launches_kernels(kernels: fused.DenseKernels, runtime: Runtime) -> None:
+def test_a_thread_that_has_not_used_the_gpu_launches_kernels(
+    kernels: fused_layers.DenseKernels, runtime: Runtime
+) -> None:
     """As the thread of torch's autograd does, whose first work on the GPU may be a kernel of ours."""
     partial, sums = torch.ones(3, 40, device=runtime.device), torch.zeros(40, device=runtime.device)
     launch = kernels.kernels["dense_sums"]

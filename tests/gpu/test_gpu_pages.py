@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ctrbox.engines.cuda.pages import PageDecoder
+from ctrbox.engines.cuda.parquet_pages import PageDecoder
 from ctrbox.engines.cuda.runtime import CudaRuntime
 from tests.engines.cuda.page_checks import *  # noqa: F403  # the test bodies
 

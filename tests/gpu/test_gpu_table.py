@@ -8,11 +8,11 @@ import torch
 
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.gpu import kernels as gpu_kernels
-from ctrbox.embed.gpu.batch import References
-from ctrbox.embed.gpu.table import GpuTable
-from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.optimizers import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad
+from ctrbox.embed.gpu.batch_to_device import References
+from ctrbox.embed.gpu.gpu_table import GpuTable
+from ctrbox.embed.memory.memory_table import MemoryTable
 from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime, why_not
+from ctrbox.optimizers.of_table_rows import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad
 from tests.embed.gpu.test_gpu_pooling import *  # noqa: F403 - its tests are collected here once more, with this file's runtime
 from tests.embed.gpu.test_gpu_pooling import batch_of_keys, expected_push, read_and_push
 from tests.embed.gpu.test_gpu_table import *  # noqa: F403

@@ -19,7 +19,7 @@ import ctrbox as cb
 from ctrbox.columns.batch import Batch, Ragged
 from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime, why_not
 from ctrbox.errors import DeviceError, PlanError, TrainError
-from ctrbox.train.learner import Learner
+from ctrbox.train.learn_batch import Learner
 from tests.cuda_host import HostRuntime
 from tests.train.worlds import FAST, Small, checkerboard, plan_of, table
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.gpu.batch import References
-from ctrbox.embed.optimizers import Adagrad
+from ctrbox.embed.gpu.batch_to_device import References
 from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime, why_not
+from ctrbox.optimizers.of_table_rows import Adagrad
 from tests.embed.gpu.test_gpu_pooling import batch_of_keys, expected_push
 from tests.embed.gpu.test_gpu_table import assert_same
 from tests.embed.gpu.test_level_table import *  # noqa: F403 - its tests are collected here once more, with this file's runtime

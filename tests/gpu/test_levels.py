@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 
 import ctrbox as cb
-from ctrbox.embed.optimizers import Adagrad
 from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime
 from ctrbox.errors import BudgetError, TrainError
-from ctrbox.train.learner import Learner
+from ctrbox.optimizers.of_table_rows import Adagrad
+from ctrbox.train.learn_batch import Learner
 from tests.cuda_host import HostRuntime
 from tests.gpu.test_gpu_training import GPU, StopAt, gpu_table, on_cpu, on_device, ticking, weights
 from tests.train.worlds import Small, checkerboard

@@ -21,7 +21,7 @@ import torch
 import ctrbox as cb
 from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime, why_not
 from ctrbox.errors import DeviceError
-from ctrbox.ranks.training import Followed
+from ctrbox.ranks.ranks import Followed
 from tests.cuda_host import HostRuntime
 from tests.ranks.threads import DRAWING, Plain, in_ranks, worlds
 from tests.train.worlds import Small, on_disk

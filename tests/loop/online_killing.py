@@ -27,13 +27,13 @@ from typing import Any, Protocol
 
 import ctrbox as cb
 from ctrbox.datasets import adlog, adlog_events
-from ctrbox.embed.sharded import loaded
+from ctrbox.embed.shards import loaded
 from ctrbox.errors import CtrboxError
 from ctrbox.loop.checkpoint import Checkpoint, Checkpoints
 from ctrbox.loop.join import CHUNK
 from ctrbox.loop.online_model import OnlineFfm
 from ctrbox.predict.weights_folder import read_state
-from ctrbox.publish.weights import read_directory
+from ctrbox.publish.weight_file import read_directory
 from ctrbox.serve.model_folder import ModelFolder
 from tests.loop.online_world import engine_of, loop
 

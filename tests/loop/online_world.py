@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.loop import loop as online_loop
-from ctrbox.loop.events import Piece
-from ctrbox.loop.loop import OnlineLoop
+from ctrbox.loop import online_loop
+from ctrbox.loop.decode_events import Piece
+from ctrbox.loop.online_loop import OnlineLoop
 
 if TYPE_CHECKING:
-    from ctrbox.loop.click_model import OnlineClickModel
+    from ctrbox.loop.online_click_model import OnlineClickModel
 
 
 def made(data: Path, bits: int = 12) -> tuple[cb.Plan, cb.DeepFFM]:

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctrbox.datasets.events import encoded
+from ctrbox.datasets.write_adlog_events import encoded
 from ctrbox.errors import PlanError
 from ctrbox.loop import chunk_decoder as chunk
 from ctrbox.loop.chunk_decoder import pieces
-from ctrbox.loop.events import Layout, Piece
+from ctrbox.loop.decode_events import Layout, Piece
 
 LOG = pa.schema(
     [

@@ -13,10 +13,10 @@ import pytest
 
 import ctrbox as cb
 from ctrbox.errors import SourceError
-from ctrbox.ffm.warm_up import ahead
+from ctrbox.ffm.warm_up_sources import ahead
 from ctrbox.loop import chunk_folder as chunks
 from ctrbox.loop.chunk_folder import ChunkFolder
-from ctrbox.loop.events import Layout
+from ctrbox.loop.decode_events import Layout
 from ctrbox.loop.stream import open_stream
 from tests.views.weed import shared_s3_server, weed_binary
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ctrbox.errors import BudgetError, DataError
 from ctrbox.loop import join as join_module
-from ctrbox.loop.events import Events, Layout
+from ctrbox.loop.decode_events import Events, Layout
 from ctrbox.loop.join import Join
 from tests.twins.join import Event, joined
 

@@ -23,7 +23,7 @@ from ctrbox import col
 from ctrbox.datasets import adlog, adlog_events
 from ctrbox.files import atomic as aside
 from ctrbox.loop.checkpoint import Checkpoints
-from ctrbox.loop.loop import OnlineLoop
+from ctrbox.loop.online_loop import OnlineLoop
 from ctrbox.serve.model_folder import ModelFolder
 from tests.loop.broker import Broker, nats_binary
 from tests.loop.online_killing import FolderSource, Rounds
@@ -506,7 +506,7 @@ def test_a_full_disk_leaves_the_old_version_and_the_loop_goes_on(
         real(made, place)
 
     monkeypatch.setattr(aside, "replace", without_room)
-    monkeypatch.setattr("ctrbox.loop.loop.AGAIN_S", 0.0)
+    monkeypatch.setattr("ctrbox.loop.online_loop.AGAIN_S", 0.0)
     told: list[str] = []
     made_loop = loop(world / "data", world / "parquet", model, once=True, checkpoint=0, checkpoint_share=1)
     made_loop.tell = told.append

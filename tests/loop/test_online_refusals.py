@@ -16,11 +16,11 @@ import pytest
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import DataError, PlanError, SourceError
-from ctrbox.ffm.progress import Progress
-from ctrbox.files.sealed import sealed
+from ctrbox.ffm.progressive_validation import Progress
+from ctrbox.files.sealed_json import sealed
 from ctrbox.loop.checkpoint import Checkpoints, _facts
-from ctrbox.loop.learner import Learner, _labeled
-from ctrbox.loop.loop import OnlineLoop
+from ctrbox.loop.learn_events import Learner, _labeled
+from ctrbox.loop.online_loop import OnlineLoop
 from ctrbox.loop.online_model import OnlineFfm
 from ctrbox.loop.status import Complaints, status
 from ctrbox.serve.model_folder import ModelFolder

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
-from ctrbox.loop.cadence import Cadence, seconds
+from ctrbox.loop.intervals import Cadence, seconds
 from ctrbox.loop.join import BEGIN
-from ctrbox.loop.loop import AGAIN_S, STATUS_S, OnlineLoop
+from ctrbox.loop.online_loop import AGAIN_S, STATUS_S, OnlineLoop
 from ctrbox.views.morsel import Morsel, Origin
 
 
@@ -30,7 +30,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("ctrbox.loop.loop.time", made)
+    monkeypatch.setattr("ctrbox.loop.online_loop.time", made)
     return made
 
 
@@ -264,9 +264,9 @@ def test_a_version_that_cannot_be_written_is_owed_and_tried_again(clock: Clock) 
 def test_the_status_is_written_every_two_seconds_and_the_lag_is_that_of_the_newest_event(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ctrbox.loop.loop.status", lambda progress, **beside: beside)
+    monkeypatch.setattr("ctrbox.loop.online_loop.status", lambda progress, **beside: beside)
     written: list[Any] = []
-    monkeypatch.setattr("ctrbox.loop.loop.write_status", lambda place, found, tell: written.append(found))
+    monkeypatch.setattr("ctrbox.loop.online_loop.write_status", lambda place, found, tell: written.append(found))
     engine = SimpleNamespace(learned=10, waiting=0, progress=None)
     for newest, lag in ((BEGIN, None), (int(990.25e6), 9.75)):
         join = SimpleNamespace(newest=newest, held=4, counts=SimpleNamespace(clicks=5))
@@ -407,7 +407,7 @@ def test_an_engine_that_learned_less_than_the_folder_is_refused(
 ) -> None:
     (tmp_path / "file").touch()
     folder = SimpleNamespace(kind="deep_ffm", fingerprint="f", published=SimpleNamespace(need_key=lambda: None))
-    monkeypatch.setattr("ctrbox.loop.loop.ModelFolder", SimpleNamespace(open=lambda place, **how: folder))
+    monkeypatch.setattr("ctrbox.loop.online_loop.ModelFolder", SimpleNamespace(open=lambda place, **how: folder))
     monkeypatch.setattr(Steps, "_learned", lambda *_: learned)
     checkpoints = SimpleNamespace(found=lambda: kept)
     steps = Steps(clock, out=tmp_path, plan=SimpleNamespace(fingerprint="f"), checkpoints=checkpoints)
@@ -524,7 +524,7 @@ def test_past_rows_are_not_learned_from_again_and_not_from_a_file_that_changed(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Steps(clock, warm={"done": True})._warm_up()
-    monkeypatch.setattr("ctrbox.loop.loop.content_of", lambda path: "now")
+    monkeypatch.setattr("ctrbox.loop.online_loop.content_of", lambda path: "now")
     plan = SimpleNamespace(request_schema=lambda label: SimpleNamespace(names=["a"]))
     changed = Steps(clock, plan=plan, warm={"done": False, "file": "f", "rows": 1200, "checksum": "then"})
     with pytest.raises(DataError, match="f changed after 1,200 of its rows were learned from"):
@@ -535,7 +535,7 @@ def test_past_rows_are_not_learned_from_again_and_not_from_a_file_that_changed(
         asked.append(how["start"])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ctrbox.loop.loop.ahead", ahead)
+    monkeypatch.setattr("ctrbox.loop.online_loop.ahead", ahead)
     for warm in (
         {"done": False, "file": "f", "rows": 7, "checksum": "now"},
         {"done": False, "file": "f", "rows": 8},  # of an older version, without a checksum
@@ -579,12 +579,12 @@ def test_past_rows_are_learned_in_parts_that_know_their_place_in_their_file(
         made.engine.learned += len(rows)
 
     made.learner = SimpleNamespace(learn_past=learn_past)  # type: ignore[assignment]
-    monkeypatch.setattr("ctrbox.loop.loop.content_of", lambda path: f"checksum of {path}")
-    monkeypatch.setattr("ctrbox.loop.loop.ahead", lambda *given, **how: past)
+    monkeypatch.setattr("ctrbox.loop.online_loop.content_of", lambda path: f"checksum of {path}")
+    monkeypatch.setattr("ctrbox.loop.online_loop.ahead", lambda *given, **how: past)
     monkeypatch.setattr(
-        "ctrbox.loop.loop.time", SimpleNamespace(monotonic=clock.monotonic, perf_counter=clock.monotonic)
+        "ctrbox.loop.online_loop.time", SimpleNamespace(monotonic=clock.monotonic, perf_counter=clock.monotonic)
     )
-    monkeypatch.setattr("ctrbox.loop.loop.ROWS", 2)
+    monkeypatch.setattr("ctrbox.loop.online_loop.ROWS", 2)
     made._warm_up()
     assert past.closed == interrupted
     if interrupted:

@@ -18,9 +18,9 @@ from ctrbox.columns.batch import Batch
 from ctrbox.datasets import adlog, adlog_events
 from ctrbox.errors import DataError, PlanError
 from ctrbox.loop.checkpoint import Checkpoints
-from ctrbox.loop.learner import Learner
-from ctrbox.loop.loop import OnlineLoop
-from ctrbox.loop.past import PastOfExamples, histories_of
+from ctrbox.loop.history_columns import PastOfExamples, histories_of
+from ctrbox.loop.learn_events import Learner
+from ctrbox.loop.online_loop import OnlineLoop
 
 ROWS, WINDOW_S, LATENESS_S = 1_000, 3_600, 240
 

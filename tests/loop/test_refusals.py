@@ -13,7 +13,7 @@ import ctrbox as cb
 from ctrbox.errors import DataError, PlanError
 from ctrbox.ffm.examples import names
 from ctrbox.loop.chunk_decoder import row_of_line
-from ctrbox.loop.events import Layout
+from ctrbox.loop.decode_events import Layout
 from ctrbox.loop.join import NOWHERE, Join, origin_of
 from ctrbox.loop.stream import open_stream
 

@@ -27,10 +27,10 @@ from ctrbox.models import (
     LowRankCross,
     OuterProducts,
     PairSum,
-    dense,
+    dense_columns,
 )
 from ctrbox.models import cin as cin_file
-from ctrbox.models.dense import checked_logs, logs_of
+from ctrbox.models.dense_columns import checked_logs, logs_of
 from ctrbox.models.products import dots
 
 SHAPES = st.tuples(st.integers(0, 5), st.integers(1, 5), st.integers(1, 4))  # rows, fields, dim
@@ -334,7 +334,7 @@ def test_only_plain_floats_in_memory_that_nobody_records_are_computed_natively(m
         called.append(column.shape)
         return checked_logs(column, threads)
 
-    monkeypatch.setattr(dense, "checked_logs", native)
+    monkeypatch.setattr(dense_columns, "checked_logs", native)
     plain = torch.tensor([[3.0, -1.0]])
     expected = torch.tensor([[math.log(4), -math.log(2)]])
     torch.testing.assert_close(logs_of(plain), expected)

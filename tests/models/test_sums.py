@@ -10,8 +10,8 @@ import torch
 from ctrbox.arguments.names import one_of
 from ctrbox.errors import PlanError
 from ctrbox.models import MODELS, Reads
-from ctrbox.models.asked import asked, sizes
 from ctrbox.models.final_mlp import Fusion
+from ctrbox.models.model_arguments import asked, sizes
 from ctrbox.models.products import GatedCrossNetwork
 from tests.models.worlds import inputs, made, schema
 

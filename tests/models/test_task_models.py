@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ctrbox.columns.batch import Schema
-from ctrbox.columns.tasks import Task
+from ctrbox.columns.task import Task
 from ctrbox.errors import DataError, PlanError
 from ctrbox.models import ESMM, TASK_MODELS, MMoE, Objective, build
 from ctrbox.models.esmm import EntireSpace
-from ctrbox.models.objective import objective_of, stacked
+from ctrbox.models.loss_of_several_labels import objective_of, stacked
 from tests.models.worlds import inputs, schema
 
 CLICK, CONVERT = Task("click", "binary"), Task("convert", "binary")

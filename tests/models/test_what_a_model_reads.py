@@ -13,8 +13,8 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import PlanError
 from ctrbox.models import MLP
-from ctrbox.models.asked import MOST_LAYERS, sizes
 from ctrbox.models.inputs import Inputs, Pooled, Reads
+from ctrbox.models.model_arguments import MOST_LAYERS, sizes
 
 
 @pytest.fixture(scope="module")

@@ -125,7 +125,7 @@ def test_iso_text_becomes_a_time_or_null(data: list[bytes | None]) -> None:
 @unhurried
 @given(st.lists(st.none() | TIMES, max_size=20), st.lists(TIMES, max_size=20))
 def test_times_compare_and_belong_like_integers(data: list[int | None], members: list[int]) -> None:
-    from ctrbox.plan.language.expr import Time
+    from ctrbox.plan.language.expressions import Time
 
     table = pa.table({"t": times(data), "u": times(data[::-1])})
     got = cb.compute(

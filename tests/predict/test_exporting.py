@@ -20,10 +20,10 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.cli import after_training
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.traits import traits_of
+from ctrbox.embed.embedder_traits import traits_of
 from ctrbox.errors import PlanError, WriteError
 from ctrbox.evaluate.calibration_maps import Calibration, IsotonicMap, PlattMap
-from ctrbox.files.sealed import read_sealed
+from ctrbox.files.sealed_json import read_sealed
 from ctrbox.predict import exporting
 from ctrbox.predict.exported_network import ExportedNetwork
 from ctrbox.predict.exported_reader import VERSION, Exported, Table

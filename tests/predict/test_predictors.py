@@ -16,7 +16,7 @@ import ctrbox as cb
 from ctrbox.errors import PlanError
 from ctrbox.predict.predictor import Predictor
 from ctrbox.predict.run_predictor import RunPredictor
-from ctrbox.publish.weights import read_weights
+from ctrbox.publish.weight_file import read_weights
 from tests.train.worlds import checkerboard, plan_of
 
 ROWS = 600
@@ -81,7 +81,7 @@ SERVED = """
 import json, sys
 import pyarrow as pa
 from ctrbox.serve.model_folder import ModelFolder
-from ctrbox.serve.served import open_served
+from ctrbox.serve.served_models import open_served
 
 log, *folders = sys.argv[1:]
 rows = pa.ipc.open_file(log).read_all()

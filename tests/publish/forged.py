@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ctrbox.errors import DataError, SignatureError
-from ctrbox.files.sealed import sealed
-from ctrbox.publish.keys import PrivateKey, PublicKey, keygen
-from ctrbox.publish.statement import SIGNED, FileFacts, Statement, opened
+from ctrbox.files.sealed_json import sealed
+from ctrbox.publish.signed_statement import SIGNED, FileFacts, Statement, opened
+from ctrbox.publish.signing_keys import PrivateKey, PublicKey, keygen
 
 VALUES: list[Any] = [
     None, True, False, -1, 0, 1, 7, 2**31, 2**63, 10**400, 1.5, float("nan"), float("inf"), "", "x" * 70_000, "\x00", "\ud800",

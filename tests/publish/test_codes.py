@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from ctrbox import _native
 from ctrbox.errors import DataError
-from ctrbox.publish.buckets import SMALLEST, Buckets, buckets, fits, range_of
+from ctrbox.publish.quantization_buckets import SMALLEST, Buckets, buckets, fits, range_of
 from tests.twins import publish as twin
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -14,9 +14,9 @@ import pytest
 
 from ctrbox.errors import CtrboxError
 from ctrbox.publish import Part, Published, Weights, diff, pack, read_weights, unpack, write_weights
-from ctrbox.publish.sealed_lines import sealed_line
-from ctrbox.publish.sources import DEEP_FFM, FFM_MAGIC
-from ctrbox.publish.weights import HEAD, MAGIC, _entry, _sum
+from ctrbox.publish.chain_of_sealed_lines import sealed_line
+from ctrbox.publish.weight_file import HEAD, MAGIC, _entry, _sum
+from ctrbox.publish.weights_of_models import DEEP_FFM, FFM_MAGIC
 
 
 def weights(*names: str) -> Weights:

@@ -11,8 +11,8 @@ from ctrbox import _native
 from ctrbox.errors import SourceError
 from ctrbox.ffm.engine import DeepFFM
 from ctrbox.publish.shared_weights import write_shared
-from ctrbox.publish.sources import ffm_of, pack
-from ctrbox.publish.weights import map_weights, read_directory, read_weights
+from ctrbox.publish.weight_file import map_weights, read_directory, read_weights
+from ctrbox.publish.weights_of_models import ffm_of, pack
 from tests.serve.worlds import World, make_world
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ctrbox.errors import CtrboxError, DataError, PlanError, SignatureError, SourceError, WriteError
-from ctrbox.files.sealed import sealed
+from ctrbox.files.sealed_json import sealed
 from ctrbox.publish import Part, PrivateKey, PublicKey, Published, Trust, Weights, keygen, write_weights
-from ctrbox.publish.sealed_lines import sealed_line
-from ctrbox.publish.statement import MOST_STATEMENT, SIGNED, FileFacts, Statement, opened
+from ctrbox.publish.chain_of_sealed_lines import sealed_line
+from ctrbox.publish.signed_statement import MOST_STATEMENT, SIGNED, FileFacts, Statement, opened
 from tests.publish import forged
 
 

@@ -152,7 +152,7 @@ def test_ranks_and_a_cluster_exclude_each_other(tmp_path: Path, monkeypatch: pyt
     [("callbacks = [print]", "`callbacks` in job.py cannot"), ('settings = {"look_ahead": 2}', "look-ahead cannot")],
 )
 def test_what_a_job_cannot_do_with_ranks_is_one_sentence(more: str, words: str) -> None:
-    from ctrbox.cli.job import Job
+    from ctrbox.cli.job_file import Job
     from ctrbox.cli.ranks import check_job
 
     found: dict[str, Any] = {}

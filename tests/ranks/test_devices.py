@@ -9,7 +9,7 @@ from ctrbox.cli.ranks import command_again, joined, take_gpu
 from ctrbox.cli.terminal import Mistake
 from ctrbox.errors import DeviceError, PlanError
 from ctrbox.ranks.devices import check_gpus, chosen_exchange, gpu_of_rank, place_of
-from ctrbox.ranks.world import World
+from ctrbox.ranks.torchrun_environment import World
 
 
 def test_ranks_of_a_machine_take_its_gpus_in_turn() -> None:

@@ -15,9 +15,9 @@ import torch
 import ctrbox as cb
 from ctrbox.columns.batch import Batch, Field, Ragged, Schema
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.gpu.batch import References
-from ctrbox.embed.sharded import Spec, restore_shard, shard_path
-from ctrbox.embed.vectors.file import shard_of
+from ctrbox.embed.gpu.batch_to_device import References
+from ctrbox.embed.shards import Spec, restore_shard, shard_path
+from ctrbox.embed.vectors.vector_file import shard_of
 from ctrbox.errors import TrainError
 from ctrbox.ranks.gpu_table import GpuRankTable, owners_of
 from ctrbox.ranks.table import RankTable

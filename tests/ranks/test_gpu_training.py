@@ -14,8 +14,8 @@ import pytest
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import PlanError
-from ctrbox.ranks.reading import can_share
-from ctrbox.ranks.training import Followed
+from ctrbox.ranks.ranks import Followed
+from ctrbox.ranks.shared_reading import can_share
 from tests.cuda_host import HostRuntime
 from tests.engines.cuda.plans import on_device
 from tests.ranks.test_what_ranks_can import losses

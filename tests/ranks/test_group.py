@@ -10,12 +10,12 @@ import pytest
 
 import ctrbox as cb
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.sharded import Spec
+from ctrbox.embed.shards import Spec
 from ctrbox.errors import DataError, DeviceError, TrainError
 from ctrbox.ranks import group as connections
 from ctrbox.ranks.group import Group, RankHangs
 from ctrbox.ranks.table import RankTable
-from ctrbox.ranks.world import World
+from ctrbox.ranks.torchrun_environment import World
 from tests.ranks.threads import in_ranks, worlds
 
 

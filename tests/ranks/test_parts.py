@@ -11,8 +11,8 @@ import torch
 
 import ctrbox as cb
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.sharded import is_on_disk, loaded, places_by_shard, shard_path
-from ctrbox.embed.ssd.parts import TableParts
+from ctrbox.embed.shards import is_on_disk, loaded, places_by_shard, shard_path
+from ctrbox.embed.ssd.saved_parts import TableParts
 from ctrbox.errors import DataError, PlanError
 from ctrbox.ranks.finish_training import Caller
 from ctrbox.ranks.group import Group

@@ -13,13 +13,13 @@ import torch
 
 import ctrbox as cb
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.sharded import Spec
+from ctrbox.embed.shards import Spec
 from ctrbox.errors import CompactionError, DataError, PlanError, TrainError, WriteError
 from ctrbox.ranks import fit as fit_module
 from ctrbox.ranks.fit import RankFit
+from ctrbox.ranks.ranks import Ranks, check_supported
 from ctrbox.ranks.table import RankTable
-from ctrbox.ranks.training import Ranks, check_supported
-from ctrbox.ranks.world import World
+from ctrbox.ranks.torchrun_environment import World
 from ctrbox.train.checkpoint import checkpoint_path
 
 # ---- the table

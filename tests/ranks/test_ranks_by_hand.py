@@ -20,11 +20,11 @@ import torch.distributed as dist
 
 import ctrbox as cb
 from ctrbox.errors import DeviceError, PlanError, TrainError
-from ctrbox.ranks import facts, launch
 from ctrbox.ranks import group as connections
+from ctrbox.ranks import launch, same_code_data_settings
 from ctrbox.ranks.group import Cost, Group, RankHangs, RankLost, first_line, named
 from ctrbox.ranks.launch import LOST, Rank, culprit, environment_of, noting_signals, watch
-from ctrbox.ranks.world import LAUNCHED, MOST_RANKS, World
+from ctrbox.ranks.torchrun_environment import LAUNCHED, MOST_RANKS, World
 from tests.ranks.threads import in_ranks
 
 # ---- which rank this is
@@ -72,7 +72,7 @@ def test_a_process_without_a_rank_or_without_others_trains_alone() -> None:
 
 def test_what_a_rank_has_otherwise_is_named() -> None:
     mine = {"torch": "2.0", "data": [["log", 1], ["ads", 2]], "run folder": "abc"}
-    facts.check_same(mine, dict(mine), "rank 1")
+    same_code_data_settings.check_same(mine, dict(mine), "rank 1")
     for theirs, message in (
         (
             {"torch": "2.1"},
@@ -85,18 +85,18 @@ def test_what_a_rank_has_otherwise_is_named() -> None:
         ({"run folder": "abd"}, "rank 1 cannot see the run folder of this training; choose an out= on a file system"),
     ):
         with pytest.raises(PlanError) as caught:
-            facts.check_same(mine, theirs, "rank 1")
+            same_code_data_settings.check_same(mine, theirs, "rank 1")
         assert str(caught.value).startswith(message)
 
 
 def test_the_facts_of_a_rank_hold_the_code_and_what_it_sees_of_the_run_folder(tmp_path: Path) -> None:
-    here = facts.facts_here()
+    here = same_code_data_settings.facts_here()
     version, digest = here["ctrbox"].split()
     assert (version, len(digest), here["torch"]) == (cb.__version__, 16, torch.__version__)
     plan: Any = SimpleNamespace(fingerprint="f", data_fingerprints=lambda: ["d"])
     assert facts.facts_of(plan, tmp_path)["run folder"] == "not visible"
     (tmp_path / "config.json").write_bytes(b"{}")
-    seen = facts.facts_of(plan, tmp_path)
+    seen = same_code_data_settings.facts_of(plan, tmp_path)
     assert seen == {**here, "plan": "f", "data": ["d"], "run folder": hashlib.sha256(b"{}").hexdigest()[:16]}
 
 

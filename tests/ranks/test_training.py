@@ -16,9 +16,9 @@ from ctrbox import datasets
 from ctrbox.cli.demo import demo_job_path
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.ranks.group import RankLost
-from ctrbox.ranks.training import Followed
-from ctrbox.views.indexed import IndexedFiles
-from ctrbox.views.recorded import opened
+from ctrbox.ranks.ranks import Followed
+from ctrbox.views.columns_as_recorded import opened
+from ctrbox.views.files_with_row_index import IndexedFiles
 from tests.ranks.threads import DRAWING, fit, in_ranks, model
 from tests.train.worlds import on_disk, table, weights
 

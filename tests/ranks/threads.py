@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 import ctrbox as cb
-from ctrbox.ranks.training import Followed, Ranks
-from ctrbox.ranks.world import World
+from ctrbox.ranks.ranks import Followed, Ranks
+from ctrbox.ranks.torchrun_environment import World
 from ctrbox.train.gradient_sums import listening
 from tests.train.worlds import table
 

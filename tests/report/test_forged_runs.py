@@ -18,8 +18,8 @@ import pytest
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import CtrboxError, DataError
-from ctrbox.files.sealed import read_sealed, sealed
-from ctrbox.report.write import write_report
+from ctrbox.files.sealed_json import read_sealed, sealed
+from ctrbox.report.write_report import write_report
 from tests.train.worlds import checkerboard
 
 # Loads each folder with a gigabyte of address space to spare; a forged size needs hundreds.

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox.errors import CtrboxError, DataError, SourceError, WriteError
-from ctrbox.files.sealed import sealed
+from ctrbox.files.sealed_json import sealed
 from ctrbox.report.number_format import remarks
-from ctrbox.report.quality_shown import curve, smoothed, thinned
-from ctrbox.report.recorded import Fields, Recorded, read_run
-from ctrbox.report.write import build, reproduce, write_report
+from ctrbox.report.quality_sections import curve, smoothed, thinned
+from ctrbox.report.read_recorded_files import Fields, Recorded, read_run
+from ctrbox.report.write_report import build, reproduce, write_report
 from ctrbox.show import charts
 from ctrbox.show.charts import Dot, Line, Part
 from tests.train import worlds

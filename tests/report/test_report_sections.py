@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctrbox.report import quality_shown as shown
-from ctrbox.report.calibrator_shown import calibrator
-from ctrbox.report.recorded import Fields
+from ctrbox.report import quality_sections as shown
+from ctrbox.report.calibration_section import calibrator
+from ctrbox.report.read_recorded_files import Fields
 from ctrbox.show.charts import Dot
 
 Z = NormalDist().inv_cdf(0.975)

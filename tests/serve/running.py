@@ -22,8 +22,8 @@ import numpy as np
 
 from ctrbox.serve.listener import Listener
 from ctrbox.serve.model_folder import ModelFolder
-from ctrbox.serve.queue import ScoringQueue
-from ctrbox.serve.served import open_served
+from ctrbox.serve.request_queue import ScoringQueue
+from ctrbox.serve.served_models import open_served
 from ctrbox.serve.service import Limits, Service
 
 

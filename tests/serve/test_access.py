@@ -17,8 +17,8 @@ import tritonclient.grpc as over_grpc
 from tritonclient.utils import InferenceServerException
 
 from ctrbox.errors import CtrboxError, PlanError
-from ctrbox.serve.hosts import AllowedHosts, name_of
-from ctrbox.serve.rpc import client_of_peer, grpc_server, options
+from ctrbox.serve.grpc_server import client_of_peer, grpc_server, options
+from ctrbox.serve.host_and_origin import AllowedHosts, name_of
 from ctrbox.serve.server import Settings, check
 from ctrbox.serve.service import Limits
 from ctrbox.serve.tls import Certificate

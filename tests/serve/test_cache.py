@@ -15,7 +15,7 @@ import pytest
 from ctrbox._native import ContextCache
 from ctrbox.serve.metrics import resident
 from ctrbox.serve.model_folder import ModelFolder
-from ctrbox.serve.served import open_served
+from ctrbox.serve.served_models import open_served
 from tests.serve.test_scoring import body_of
 from tests.serve.worlds import World
 

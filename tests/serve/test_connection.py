@@ -16,8 +16,8 @@ import pytest
 from ctrbox.serve.http_connection import FREE_CHUNKS, LEAST_PACE, Connection
 from ctrbox.serve.listener import Listener
 from ctrbox.serve.model_folder import ModelFolder
-from ctrbox.serve.queue import ScoringQueue
-from ctrbox.serve.served import open_served
+from ctrbox.serve.request_queue import ScoringQueue
+from ctrbox.serve.served_models import open_served
 from ctrbox.serve.service import Limits, Service
 from tests.serve.test_scoring import body_of
 from tests.serve.worlds import World

@@ -14,12 +14,12 @@ from ctrbox.errors import DataError, PlanError, WriteError
 from ctrbox.loop.status import NAMED, Complaints
 from ctrbox.serve import open_file_limit
 from ctrbox.serve.connection_limits import Client, Door, client_of
-from ctrbox.serve.known_keys import REQUESTS, KnownKeys
 from ctrbox.serve.log_limit import KINDS, LogLimit
 from ctrbox.serve.metrics import BOUNDS, ByLabel, Metrics, escaped, milliseconds, quantile, resident
-from ctrbox.serve.queue import LONGEST_TURN, ScoringQueue, settle
-from ctrbox.serve.refused import Refused
+from ctrbox.serve.refused_request import Refused
 from ctrbox.serve.reload import passing
+from ctrbox.serve.request_queue import LONGEST_TURN, ScoringQueue, settle
+from ctrbox.serve.unlearned_keys import REQUESTS, KnownKeys
 
 ENTRY = ContextCache.ENTRY
 
@@ -386,7 +386,7 @@ def test_a_turn_takes_as_long_as_others_took_before_it(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, since: int, busy: bool, answered: int, again: bool
 ) -> None:
     tick = 2.0**-10  # about a millisecond, without rounding
-    monkeypatch.setattr("ctrbox.serve.queue.GIVE_WAY", 4 * tick)
+    monkeypatch.setattr("ctrbox.serve.request_queue.GIVE_WAY", 4 * tick)
     queue, loop, outcomes = ScoringQueue(0, 20, 1.0), Loop(busy), list[Any]()
 
     def work() -> float:

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from ctrbox.columns.raw import RawColumn
-from ctrbox.serve.objects import MOST_OBJECTS
+from ctrbox.columns.raw_values import RawColumn
+from ctrbox.serve.objects_in_requests import MOST_OBJECTS
 from ctrbox.serve.openapi import described, docs, openapi, sample
-from ctrbox.serve.page import page
 from ctrbox.serve.request import RequestReader
 from ctrbox.serve.service import Limits, Service
+from ctrbox.serve.status_page import page
 
 SCHEMA = pa.schema(
     [("user", pa.int64()), ("ad", pa.string()), ("price", pa.float32()), ("tags", pa.list_(pa.string()))]

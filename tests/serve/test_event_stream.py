@@ -17,12 +17,12 @@ import pytest
 
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.serve.event_stream import EventStream
-from ctrbox.serve.past import StateFollower
-from ctrbox.serve.refused import Refused
+from ctrbox.serve.refused_request import Refused
 from ctrbox.serve.server import Server, Settings
+from ctrbox.serve.state_of_histories import StateFollower
 from tests.loop.broker import Broker, nats_binary
 from tests.serve.running import Running, running
-from tests.serve.test_served_past import HALF, place, plan_of, request_of, served_of, table
+from tests.serve.test_state_of_histories import HALF, place, plan_of, request_of, served_of, table
 from tests.serve.test_workers import get, gone, until
 
 __all__ = ["place"]

@@ -15,13 +15,13 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.columns.raw import RawColumn
-from ctrbox.datasets.events import encoded
-from ctrbox.engines.cpu.arrow import column_of
+from ctrbox.columns.raw_values import RawColumn
+from ctrbox.datasets.write_adlog_events import encoded
+from ctrbox.engines.cpu.frames_and_arrow import column_of
 from ctrbox.errors import CtrboxError, DataError
 from ctrbox.loop.chunk_decoder import pieces
-from ctrbox.loop.events import Layout
-from ctrbox.serve.refused import Refused
+from ctrbox.loop.decode_events import Layout
+from ctrbox.serve.refused_request import Refused
 from ctrbox.serve.request import RequestReader
 from ctrbox.serve.tensors import from_json, read_infer
 
@@ -358,7 +358,7 @@ def test_json_data_of_a_tensor_has_its_type(datatype: str, data: list[Any]) -> N
 def test_grpc_contents_are_of_the_type_that_the_tensor_says() -> None:
     from tritonclient.grpc import service_pb2
 
-    from ctrbox.serve.rpc import tensors_of
+    from ctrbox.serve.grpc_server import tensors_of
 
     message = service_pb2.ModelInferRequest()
     entry = message.inputs.add(name="x", datatype="INT64", shape=[1])

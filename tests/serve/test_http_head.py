@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from ctrbox.serve.hosts import AllowedHosts
+from ctrbox.serve.host_and_origin import AllowedHosts
 from ctrbox.serve.http_head import HEAD_BYTES, MOST_FIELDS, check_partial, read_head
-from ctrbox.serve.refused import Refused
+from ctrbox.serve.refused_request import Refused
 
 NO_HTTP = (400, "the request does not begin with a line of HTTP/1.1 that ends with CR LF")
 TOO_LONG = (431, "the request's head is larger than 16,384 bytes, or has more than 100 fields")

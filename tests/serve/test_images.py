@@ -22,16 +22,16 @@ from tritonclient.utils import InferenceServerException
 
 import ctrbox as cb
 from ctrbox.errors import CtrboxError, DataError, PlanError
-from ctrbox.predict.published import click_model_of
-from ctrbox.publish.sources import CLICK_MODEL
-from ctrbox.publish.weights import Part, Weights, read_weights, write_weights
+from ctrbox.predict.published_run import click_model_of
+from ctrbox.publish.weight_file import Part, Weights, read_weights, write_weights
+from ctrbox.publish.weights_of_models import CLICK_MODEL
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import ModelFolder, create
-from ctrbox.serve.objects import MOST_OBJECTS
+from ctrbox.serve.objects_in_requests import MOST_OBJECTS
 from ctrbox.serve.reload import Reloader
-from ctrbox.serve.served import open_served
-from ctrbox.serve.served_model import ServedModel
-from ctrbox.train.learner import Learner
+from ctrbox.serve.served_click_model import ServedModel
+from ctrbox.serve.served_models import open_served
+from ctrbox.train.learn_batch import Learner
 from tests.serve.image_worlds import CONTEXT, KEY, WIDTH, ImageWorld, fitted, make_world, unknown_images
 from tests.serve.running import inputs, running
 

@@ -18,8 +18,8 @@ from ctrbox.errors import PlanError
 from ctrbox.serve.connection_limits import Client, Door, client_of
 from ctrbox.serve.log_limit import LogLimit
 from ctrbox.serve.open_file_limit import connections_allowed
-from ctrbox.serve.queue import ScoringQueue
-from ctrbox.serve.refused import Refused
+from ctrbox.serve.refused_request import Refused
+from ctrbox.serve.request_queue import ScoringQueue
 from ctrbox.serve.service import Limits
 from tests.serve.running import Running, listening, running
 from tests.serve.test_scoring import body_of

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ctrbox.serve.metrics import Metrics
-from ctrbox.serve.queue import ScoringQueue
+from ctrbox.serve.request_queue import ScoringQueue
 from ctrbox.serve.server import Server, Settings
 from tests.serve.locks import waits_for
 from tests.serve.running import free_ports

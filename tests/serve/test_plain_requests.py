@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ctrbox as cb
-from ctrbox.engines.split import Split
-from ctrbox.serve.queue import ScoringQueue
+from ctrbox.compiled_plan.split_for_requests import Split
+from ctrbox.serve.request_queue import ScoringQueue
 from ctrbox.serve.routes import Answer, Routes, answer_of
 from ctrbox.serve.served import Live, Scored, ServedFfm
 from ctrbox.serve.service import Limits, Service
-from tests.engines.test_split import COLUMNS, PLANS, rows
+from tests.compiled_plan.test_split_for_requests import COLUMNS, PLANS, rows
 from tests.serve.hostile import RAW_VALUES, VALUES
 
 MOST = 6  # candidates

@@ -20,11 +20,11 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.cli.main import app
 from ctrbox.errors import CtrboxError, DataError, PlanError
-from ctrbox.files.sealed import sealed
+from ctrbox.files.sealed_json import sealed
 from ctrbox.predict.prerank_folder import PrerankFolder, _described
 from ctrbox.serve.http_head import Headers
 from ctrbox.serve.model_folder import create
-from ctrbox.serve.refused import Refused
+from ctrbox.serve.refused_request import Refused
 from ctrbox.serve.routes import Answer, Routes, Scoring
 from ctrbox.serve.server import Server, Settings
 from ctrbox.serve.service import Limits, Service

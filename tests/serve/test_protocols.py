@@ -20,10 +20,10 @@ from tritonclient.utils import InferenceServerException
 from ctrbox.errors import PlanError
 from ctrbox.serve.listener import listening_sockets
 from ctrbox.serve.model_folder import ModelFolder
-from ctrbox.serve.queue import ScoringQueue
-from ctrbox.serve.refused import Refused
+from ctrbox.serve.refused_request import Refused
+from ctrbox.serve.request_queue import ScoringQueue
 from ctrbox.serve.routes import Routes, Scoring, answer_of
-from ctrbox.serve.served import open_served
+from ctrbox.serve.served_models import open_served
 from ctrbox.serve.server import Settings, check
 from ctrbox.serve.service import Limits, Service
 from tests.serve.running import Running, inputs

@@ -24,19 +24,19 @@ from ctrbox import col
 from ctrbox.columns.batch import Batch, Ragged
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
 from ctrbox.files import temporary_folder
-from ctrbox.files.sealed import sealed
+from ctrbox.files.sealed_json import sealed
+from ctrbox.serve.grpc_server import InferenceService, grpc_server
 from ctrbox.serve.listener import listening_sockets
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import ModelFolder, create
 from ctrbox.serve.model_scorer import single_keys
-from ctrbox.serve.objects import ObjectKeys, Objects, matrix
-from ctrbox.serve.queue import ScoringQueue
-from ctrbox.serve.refused import Refused
+from ctrbox.serve.objects_in_requests import ObjectKeys, Objects, matrix
+from ctrbox.serve.refused_request import Refused
 from ctrbox.serve.reload import Reloader
 from ctrbox.serve.request import RequestReader
+from ctrbox.serve.request_queue import ScoringQueue
 from ctrbox.serve.routes import Answer, Routes, Scoring, answer_of
-from ctrbox.serve.rpc import InferenceService, grpc_server
-from ctrbox.serve.served import Live, ServedFfm, open_served
+from ctrbox.serve.served_models import Live, ServedFfm, open_served
 from ctrbox.serve.server import Settings, check, missing_library, read_token
 from ctrbox.serve.service import Limits, Service
 from ctrbox.serve.tls import Certificate

@@ -25,9 +25,9 @@ from ctrbox.errors import WriteError
 from ctrbox.files.temporary_folder import OwnFolder
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import ModelFolder
-from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.reload import Reloader
-from ctrbox.serve.served import ServedFfm, open_served
+from ctrbox.serve.request_queue import ScoringQueue
+from ctrbox.serve.served_models import ServedFfm, open_served
 from ctrbox.serve.service import Limits, Service
 from tests.serve.running import Running, running
 from tests.serve.test_scoring import body_of

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import _native, col
-from ctrbox.engines.split import Split
+from ctrbox.compiled_plan.split_for_requests import Split
 from ctrbox.errors import PlanError
 from ctrbox.serve.request_plan import save_request_plan
-from ctrbox.serve.served import Live, ServedFfm
-from tests.engines.test_split import COLUMNS, PLANS, rows, table_of
+from ctrbox.serve.served_models import Live, ServedFfm
+from tests.compiled_plan.test_split_for_requests import COLUMNS, PLANS, rows, table_of
 from tests.serve.worlds import CANDIDATE, CONTEXT, World
 
 SCORERS: dict[tuple[int, frozenset[str], bool], tuple[ServedFfm, _native.RequestScorer]] = {}

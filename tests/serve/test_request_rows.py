@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ctrbox import _native
 from ctrbox.columns.kind import kind_of_arrow
-from ctrbox.columns.raw import RawColumn
-from ctrbox.engines.cpu.arrow import column_of
+from ctrbox.columns.raw_values import RawColumn
+from ctrbox.engines.cpu.frames_and_arrow import column_of
 from ctrbox.errors import CtrboxError
 from ctrbox.serve.request import RequestReader, fast_reader
 

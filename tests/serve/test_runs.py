@@ -13,8 +13,8 @@ import torch
 import ctrbox as cb
 from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.serve.model_folder import ModelFolder, create
-from ctrbox.serve.served import ServedRun, open_served
-from ctrbox.serve.served_model import ServedModel
+from ctrbox.serve.served_click_model import ServedModel
+from ctrbox.serve.served_models import ServedRun, open_served
 from ctrbox.serve.server import Server, Settings
 from tests.serve.running import running
 from tests.train.worlds import checkerboard, on_disk

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 import ctrbox as cb
-from ctrbox.engines.cpu.arrow import column_of
+from ctrbox.engines.cpu.frames_and_arrow import column_of
 from ctrbox.errors import CtrboxError
 from ctrbox.serve.model_folder import ModelFolder
-from ctrbox.serve.refused import Refused
-from ctrbox.serve.served import Live, ServedFfm, open_served
+from ctrbox.serve.refused_request import Refused
+from ctrbox.serve.served_models import Live, ServedFfm, open_served
 from tests.serve.worlds import CANDIDATE, CONTEXT, World
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ctrbox.errors import PlanError, SourceError
-from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
+from ctrbox.publish.weights_of_models import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve import server as module
 from ctrbox.serve.model_folder import RUN
 from ctrbox.serve.server import TOKEN, TOKEN_FILE_BYTES, Server, Settings, bracketed, check, loopback, read_token

@@ -21,11 +21,11 @@ from tritonclient.utils import InferenceServerException
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.serve.label_sums import LabelSums, lines_of, means_of
+from ctrbox.serve.figures_of_workers import together
+from ctrbox.serve.grpc_server import grpc_server
 from ctrbox.serve.model_folder import ModelFolder, create
-from ctrbox.serve.rpc import grpc_server
-from ctrbox.serve.served import open_served
-from ctrbox.serve.worker_figures import together
+from ctrbox.serve.prediction_sums import LabelSums, lines_of, means_of
+from ctrbox.serve.served_models import open_served
 from tests.serve.running import Listening, free_ports, inputs, listening
 from tests.train.test_several_labels import world as rows_of_several
 

@@ -13,7 +13,7 @@ import pytest
 import ctrbox as cb
 from ctrbox.errors import PlanError, SignatureError
 from ctrbox.publish import Published, keygen
-from ctrbox.publish.sealed_lines import sealed_line
+from ctrbox.publish.chain_of_sealed_lines import sealed_line
 from ctrbox.serve.model_folder import ModelFolder, create
 from ctrbox.serve.server import Server, Settings
 from tests.serve.test_reload import damage, learner

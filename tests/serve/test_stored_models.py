@@ -17,11 +17,11 @@ from ctrbox.ffm.engine import DeepFFM
 from ctrbox.files import stored_folder
 from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.publish import Published, keygen
-from ctrbox.publish.sealed_lines import sealed_line
+from ctrbox.publish.chain_of_sealed_lines import sealed_line
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import ModelFolder, create
 from ctrbox.serve.reload import Reloader
-from ctrbox.serve.served import Live, ServedFfm, open_served
+from ctrbox.serve.served_models import Live, ServedFfm, open_served
 from ctrbox.serve.server import Server, Settings
 from ctrbox.serve.service import Service
 from tests.cli.test_cli import ctrbox

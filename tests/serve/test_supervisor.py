@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from ctrbox.errors import DataError, PlanError, WriteError
-from ctrbox.publish.sources import CLICK_MODEL
+from ctrbox.publish.weights_of_models import CLICK_MODEL
 from ctrbox.serve import reload, workers
-from ctrbox.serve.board import HEARD, Board
-from ctrbox.serve.follow import Follower
+from ctrbox.serve.memory_shared_by_workers import HEARD, Board
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.reload import FIRST_WAIT, LONGEST_WAIT, Reloader, SharedVersions, passing
+from ctrbox.serve.worker_follows_supervisor import Follower
 from ctrbox.serve.workers import MEMORY_SECONDS, Supervisor, tell
 
 # ---- a supervisor without processes

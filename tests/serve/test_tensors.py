@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from ctrbox.serve.refused import Refused
-from ctrbox.serve.rpc import tensors_of
+from ctrbox.serve.grpc_server import tensors_of
+from ctrbox.serve.refused_request import Refused
 from ctrbox.serve.tensors import MOST_INPUTS, InferRequest, infer_answer, read_infer
 
 TWO = {"name": "x", "shape": [2], "datatype": "INT64", "data": [1, 2]}

@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from ctrbox.compiled_plan.refreshed_views import JoinedViews
 from ctrbox.engines.missed_keys import JoinCount
-from ctrbox.engines.refreshed_views import JoinedViews
 from ctrbox.errors import DataError, PlanError, SourceError
-from ctrbox.serve.board import Board, Desk
+from ctrbox.serve.memory_shared_by_workers import Board, Desk
 from ctrbox.serve.model_folder import ModelFolder
-from ctrbox.serve.served import ServedFfm, open_served
+from ctrbox.serve.served_models import ServedFfm, open_served
 from ctrbox.serve.server import Server, Settings
 from ctrbox.serve.view_refresh import ViewFollower, ViewRefresher
 from ctrbox.serve.view_versions import joins_together

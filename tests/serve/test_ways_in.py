@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.columns.times import TIME, times_of
-from ctrbox.datasets.events import encoded
+from ctrbox.datasets.write_adlog_events import encoded
 from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.loop.chunk_decoder import pieces
-from ctrbox.loop.events import Layout
+from ctrbox.loop.decode_events import Layout
 from ctrbox.serve.request import RequestReader
 from ctrbox.serve.tensors import read_infer
 
@@ -158,7 +158,7 @@ def packed(datatype: str, values: list[Any]) -> bytes:
 def grpc_tensors(columns: list[tuple[str, str, list[Any]]], n: int, form: str) -> dict[str, np.ndarray]:
     from tritonclient.grpc import service_pb2
 
-    from ctrbox.serve.rpc import tensors_of
+    from ctrbox.serve.grpc_server import tensors_of
 
     message = service_pb2.ModelInferRequest()
     for name, datatype, values in columns:

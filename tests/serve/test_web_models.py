@@ -11,7 +11,7 @@ import pytest
 
 from ctrbox.errors import CtrboxError, DataError, PlanError, SignatureError, SourceError, WriteError
 from ctrbox.files import http_files, stored_folder
-from ctrbox.files.manifest import StoredFile, manifest_text, object_name
+from ctrbox.files.folder_manifest import StoredFile, manifest_text, object_name
 from ctrbox.publish import Published, Trust, keygen
 from ctrbox.publish.versions import _facts
 from ctrbox.serve.model_folder import create

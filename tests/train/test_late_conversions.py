@@ -15,7 +15,7 @@ from torch import nn
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.serve.model_folder import ModelFolder, create
-from ctrbox.serve.served import open_served
+from ctrbox.serve.served_models import open_served
 from tests.ranks.threads import DRAWING, in_ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,11 +12,11 @@ import torch
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.embed.dense_optimizer import dense_optimizer
-from ctrbox.embed.lookup import Lookup
 from ctrbox.embed.pooling import pool, sequence
+from ctrbox.embed.unique_keys import Lookup
 from ctrbox.errors import PlanError
 from ctrbox.models import Inputs, LocalActivation, Pooled, Reads
+from ctrbox.optimizers.of_dense_weights import dense_optimizer
 from ctrbox.train.loss import loss_of
 from tests.models.conftest import one_thread  # noqa: F401
 from tests.train.test_run_folder import Stop, StopAt

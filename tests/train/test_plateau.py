@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox.errors import PlanError
-from ctrbox.train.state import State, state_of
-from tests.train.test_misses import Following, Own
+from ctrbox.train.training_state import State, state_of
+from tests.train.test_keys_without_vector import Following, Own
 from tests.train.test_run_folder import Stop, StopAt
 from tests.train.test_run_folder import see_every_step as see_every_step
 from tests.train.worlds import FAST, Small, checkerboard, fit, on_disk, plan_of, table, weights

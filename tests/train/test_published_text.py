@@ -11,8 +11,8 @@ import torch
 from ctrbox.embed.vectors.published_table import PublishedVectors
 from ctrbox.embed.vectors.submodels import TextEmbedding
 from ctrbox.errors import DataError
-from ctrbox.predict.published import _table, _tensor_parts
-from ctrbox.publish.weights import Part, Weights
+from ctrbox.predict.published_run import _table, _tensor_parts
+from ctrbox.publish.weight_file import Part, Weights
 
 WORDS, LONGEST, DIM = 5, 3, 2
 

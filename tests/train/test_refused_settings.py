@@ -11,7 +11,7 @@ import torch
 import ctrbox as cb
 from ctrbox.errors import DataError, PlanError
 from ctrbox.evaluate.calibration import curve
-from ctrbox.evaluate.interval import auc_difference
+from ctrbox.evaluate.compare_two_models import auc_difference
 from ctrbox.evaluate.metrics import Scores, windows
 from ctrbox.models.inputs import Reads
 from tests.train.worlds import checkerboard, plan_of

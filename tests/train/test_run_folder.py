@@ -374,7 +374,7 @@ def test_functions_as_optimizer_and_schedule_can_be_resumed(plan: cb.Plan, tmp_p
     [("epoch", "1"), ("step", None), ("rows", []), ("position", {"row": "x"}), ("position", {"far": 1}), ("losses", 3)],
 )
 def test_a_hostile_state_is_damage_not_a_crash(plan: cb.Plan, tmp_path: Path, name: str, value: Any) -> None:
-    from ctrbox.files.sealed import read_sealed, sealed
+    from ctrbox.files.sealed_json import read_sealed, sealed
 
     unfinished(plan, tmp_path / "run")
     for place in (tmp_path / "run" / "checkpoints").iterdir():

@@ -13,8 +13,8 @@ import ctrbox as cb
 from ctrbox.cli.after_training import evaluate, predict
 from ctrbox.cli.terminal import Mistake
 from ctrbox.errors import DataError, PlanError
-from tests.engines.past.test_histories import clicks
-from tests.engines.past.test_past_plans import features, with_past
+from tests.engines.history.test_histories import clicks
+from tests.engines.history.test_past_plans import features, with_past
 
 FIRST = 1_200
 

@@ -13,10 +13,10 @@ from torch import nn
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.evaluate.tasks import NumberScores
+from ctrbox.evaluate.several_labels import NumberScores
 from ctrbox.report.number_format import brief, figure_table, remarks
 from ctrbox.train.gradient_sums import ALONE
-from ctrbox.train.tasks import start_from_means
+from ctrbox.train.several_labels import start_from_means
 
 LABELS = {"click": col("clicked"), "convert": col("converted"), "value": cb.Label("revenue", "regression")}
 

@@ -18,7 +18,7 @@ from ctrbox.callbacks import Callback
 from ctrbox.errors import DataError, PlanError
 from ctrbox.train.evaluation import Split
 from ctrbox.train.fit import Fit
-from ctrbox.train.progress import Progress, watcher
+from ctrbox.train.progress_line import Progress, watcher
 from ctrbox.train.settings import Settings
 from tests.train.test_sparse_training import told_at_every_step
 

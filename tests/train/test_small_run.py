@@ -20,22 +20,22 @@ from torch import nn
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.callbacks import Callback
-from ctrbox.embed.vectors.misses import BATCHES
+from ctrbox.embed.vectors.keys_without_vector import BATCHES
 from ctrbox.errors import DataError, PlanError
-from ctrbox.files.sealed import read_sealed
-from ctrbox.predict.published import click_model_of, weights_of_run
-from ctrbox.predict.run_folder import _and_those_of, other_plan, server_tables, servers_of
+from ctrbox.files.sealed_json import read_sealed
+from ctrbox.predict.published_run import click_model_of, weights_of_run
+from ctrbox.predict.read_run_folder import _and_those_of, other_plan, server_tables, servers_of
 from ctrbox.predict.unlearned_keys import refusing_unknown
-from ctrbox.publish.weights import Weights
+from ctrbox.publish.weight_file import Weights
 from ctrbox.train import fit as fit_module
 from ctrbox.train.batch_feed import Foresight, Handed
-from ctrbox.train.learner import Learner
-from ctrbox.train.passes import Passes
+from ctrbox.train.feature_trial import _Arm
+from ctrbox.train.learn_batch import Learner
+from ctrbox.train.pass_times import Passes
 from ctrbox.train.pipeline import Clock
 from ctrbox.train.settings import Settings
-from ctrbox.train.state import State
 from ctrbox.train.summary import Look, few_valued, summarize, time_column
-from ctrbox.train.trial import _Arm
+from ctrbox.train.training_state import State
 
 ROWS, ADS, WIDTH, DIM, BATCH = 200, 20, 3, 2, 20
 DECAY = cb.optim.Decay(0.5, every=2)
@@ -285,7 +285,7 @@ def test_operators_of_a_plan_are_allowed_with_those_that_were_named(world: World
 
 
 def test_a_loaded_table_may_grow_to_four_times_its_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctrbox.embed import sharded
+    from ctrbox.embed import shards
 
     size = (world.folder / "model" / "table-0.ctrtable").stat().st_size
     original, budgets = cb.MemoryTable.load, []
@@ -294,9 +294,9 @@ def test_a_loaded_table_may_grow_to_four_times_its_file(world: World, monkeypatc
         budgets.append(budget)
         return original(path, budget=1 << 30)  # a table of few rows takes more than four times its file
 
-    monkeypatch.setattr(sharded.MemoryTable, "load", load)
+    monkeypatch.setattr(shards.MemoryTable, "load", load)
     for least in (1 << 33, 1):
-        monkeypatch.setattr(sharded, "BUDGET", least)
+        monkeypatch.setattr(shards, "BUDGET", least)
         servers = servers_of(world.folder, {"image": world.file.path})
         cb.Run.load(world.folder, views={"memory": log()}, servers=servers)
     assert budgets == [1 << 33, 4 * size]
@@ -304,7 +304,7 @@ def test_a_loaded_table_may_grow_to_four_times_its_file(world: World, monkeypatc
 
 @pytest.mark.parametrize("shift", [None, "1", math.inf, 50.0, -50.0, 49.0, 0])
 def test_a_saved_shift_is_a_number_below_fifty(world: World, shift: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctrbox.predict import run_folder as run_module
+    from ctrbox.predict import read_run_folder as run_module
 
     state = {**run_module.read_state(world.folder / "model"), "shift": shift}
     monkeypatch.setattr(run_module, "read_state", lambda place: state)
@@ -331,7 +331,7 @@ def test_a_saved_shift_is_a_number_below_fifty(world: World, shift: Any, monkeyp
 def test_tables_of_a_run_are_described_one_by_one(
     world: World, tables: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ctrbox.predict import run_folder as run_module
+    from ctrbox.predict import read_run_folder as run_module
 
     state = {**run_module.read_state(world.folder / "model"), "tables": tables}
     monkeypatch.setattr(run_module, "read_state", lambda place: state)
@@ -546,7 +546,7 @@ def test_keys_that_were_never_learned_are_told_once(
 
 
 def test_an_arm_of_a_trial_averages_over_its_learners_and_rows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctrbox.train import trial as trial_module
+    from ctrbox.train import feature_trial as trial_module
 
     class Learns(SimpleNamespace):
         def learn(self, looked: Any, factor: float) -> float:

@@ -15,8 +15,8 @@ from torch import nn
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import BudgetError, DataError, PlanError, TrainError
-from ctrbox.predict import not_finite
-from ctrbox.train.learner import Learner
+from ctrbox.predict import nan_in_batch
+from ctrbox.train.learn_batch import Learner
 from tests.train.worlds import FAST, Small, checkerboard, fit, plan_of, table, weights
 
 
@@ -249,7 +249,7 @@ def test_a_key_is_blamed_only_beyond_the_limit(
         def forward(self, x: Any) -> torch.Tensor:
             return super().forward(x) * math.nan
 
-    monkeypatch.setattr(not_finite, "_largest", lambda *given: (size, "user", 3))
+    monkeypatch.setattr(nan_in_batch, "_largest", lambda *given: (size, "user", 3))
     with pytest.raises(TrainError, match=told):
         cb.Trainer(Broken(plan.schema), cb.MemoryTable(4)).fit(plan, **FAST)
 

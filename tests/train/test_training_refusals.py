@@ -18,18 +18,18 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.callbacks import Callback
 from ctrbox.errors import DataError, PlanError, SourceError, TrainError, WriteError
-from ctrbox.evaluate.verdict import Trial
-from ctrbox.files.sealed import read_sealed, sealed
+from ctrbox.evaluate.trial_verdict import Trial
+from ctrbox.files.sealed_json import read_sealed, sealed
 from ctrbox.predict.model_from_file import untrained
 from ctrbox.predict.weights_folder import read_state, same_weights, shapes_in, tensors_of
-from ctrbox.report.recorded import read_lines, read_run
+from ctrbox.report.read_recorded_files import read_lines, read_run
 from ctrbox.sklearn.classifier_folder import classes_of
 from ctrbox.train.checkpoint import read_weights
 from ctrbox.train.evaluation import watched
 from ctrbox.train.importance import PIECE, _pieces
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
 from ctrbox.train.look_ahead import _Block
-from ctrbox.train.progress import Line
+from ctrbox.train.progress_line import Line
 from ctrbox.train.sampling import Labels
 from ctrbox.train.settings import same_run
 from ctrbox.train.tuning import Study, best_of, fresh_table

@@ -23,22 +23,22 @@ class Caught(Exception):
 
 def begun(plan: cb.Plan, file: cb.tables.VectorFile, **options: Any) -> dict[str, bytes]:  # noqa: F811
     """All weights as they are before the first step."""
-    from ctrbox.train import learner
+    from ctrbox.train import learn_batch
 
     one = cb.tables.ModelServer(file, cb.tables.ImageEmbedding(WIDTH, (6,), DIM), optimizer=cb.optim.Adam(lr=0.01))
     table = options.pop("table", None) or cb.MemoryTable(DIM)
     trainer = cb.Trainer(Visual(plan.schema, seed=8), {"image": one, "seen": one, "*": table})
-    original = learner.Learner._learn
+    original = learn_batch.Learner._learn
 
     def stop(self: Any, *_: Any) -> float:
         raise Caught
 
-    learner.Learner._learn = stop  # type: ignore[method-assign]
+    learn_batch.Learner._learn = stop  # type: ignore[method-assign]
     try:
         with pytest.raises(Caught):
             trainer.fit(plan, **FAST, overlap=False, **options)  # the rows of one batch are made
     finally:
-        learner.Learner._learn = original  # type: ignore[method-assign]
+        learn_batch.Learner._learn = original  # type: ignore[method-assign]
     return parts(trainer.model, one, table)
 
 

@@ -15,7 +15,7 @@ import pytest
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.evaluate.calibration import intercept, label_shift, weights_advice
-from ctrbox.predict.published import click_model_of
+from ctrbox.predict.published_run import click_model_of
 from ctrbox.train.evaluation import watched
 from tests.train import worlds
 

@@ -16,7 +16,7 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.train.cuda_graph import Fed
 from ctrbox.train.gradient_sums import ALONE, Gang, listening
-from ctrbox.train.learner import Learner
+from ctrbox.train.learn_batch import Learner
 from tests.train.test_second_day import log
 
 HOST = "127.0.0.1"

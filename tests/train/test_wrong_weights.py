@@ -15,11 +15,11 @@ from torch import nn
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.embed.traits import traits_of
+from ctrbox.embed.embedder_traits import traits_of
 from ctrbox.errors import DataError, PlanError, TrainError
 from ctrbox.predict.key_kinds import check_key_kinds
-from ctrbox.predict.published import _finite, _floats, _tensor_parts, _tensors
-from ctrbox.publish.weights import Part, Weights
+from ctrbox.predict.published_run import _finite, _floats, _tensor_parts, _tensors
+from ctrbox.publish.weight_file import Part, Weights
 from ctrbox.train.table_setup import set_rate
 from ctrbox.train.warm_up import _check_continues
 from tests.train.test_second_day import FAST, log, planned

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, Optimizer, RowwiseAdagrad, is_dense
+from ctrbox.optimizers.of_table_rows import FTRL, SGD, Adagrad, Adam, AdamW, Optimizer, RowwiseAdagrad, is_dense
 
 Array = np.ndarray
 MASK = 2**64 - 1
@@ -143,7 +143,7 @@ def dense_step(optimizer: Adam | AdamW, factor: float, t: int, w: Array, s: Arra
 
 
 class Table:
-    """A dict of rows with the meaning of `ctrbox.embed.memory.table.MemoryTable`."""
+    """A dict of rows with the meaning of `ctrbox.embed.memory.memory_table.MemoryTable`."""
 
     def __init__(self, row: Row, optimizer: Optimizer, linear: Optimizer, init: float, seed: int) -> None:
         self.row, self.parts, self.init, self.seed = row, (linear, optimizer), init, seed

@@ -103,7 +103,7 @@ def record(draw: random.Random) -> dict[str, Any]:
 
 
 def expected(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows as `ctrbox.views.simple` gives them, computed from the rows that were written."""
+    """Return the rows as `ctrbox.views.simple_types` gives them, computed from the rows that were written."""
     geo = row["geo"] or {}
 
     def moment(value: Any) -> Any:

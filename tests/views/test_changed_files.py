@@ -21,7 +21,7 @@ import pytest
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import SourceError
-from ctrbox.views import text
+from ctrbox.views import text_in_blocks
 from ctrbox.views.source import open_source
 
 ROWS = 4000
@@ -101,7 +101,7 @@ CHANGES = [replace, rewrite, truncate, append, delete]
 def test_file_that_changes_during_a_pass_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, change: Callable[[Path], None]
 ) -> None:
-    monkeypatch.setattr(text, "BLOCK_BYTES", 4096)  # several reads of a small file
+    monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", 4096)  # several reads of a small file
     path = tmp_path / kind
     write(path, table(1))
     morsels = open_source(path).scan(["id", "version"], rows=100, threads=0)
@@ -199,8 +199,8 @@ def test_folder_keeps_the_files_that_it_had_when_it_was_opened(tmp_path: Path) -
 def test_other_filesystems_are_watched_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, wrapped: str
 ) -> None:
-    monkeypatch.setattr(text, "BLOCK_BYTES", 4096)
-    monkeypatch.setattr("ctrbox.views.streamed.FETCH_BYTES", 4096)
+    monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr("ctrbox.views.files_without_row_index.FETCH_BYTES", 4096)
     path = tmp_path / kind
     write(path, table(1))
     if wrapped == "fsspec":

@@ -11,12 +11,12 @@ import pytest
 import ctrbox as cb
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import find_files
-from ctrbox.views import text
+from ctrbox.views import text_in_blocks
 from ctrbox.views.delimited import Csv
+from ctrbox.views.files_without_row_index import BlockError
 from ctrbox.views.json_lines import _broken_column, _check_plain, _lines_before, _rounded, parse_json
-from ctrbox.views.streamed import BlockError
-from ctrbox.views.text import Block, is_decoded, no_null_type, text_blocks
 from ctrbox.views.text_guesses import evident_delimiter, is_a_header, is_a_row
+from ctrbox.views.text_in_blocks import Block, is_decoded, no_null_type, text_blocks
 from ctrbox.views.text_options import checked_options
 
 
@@ -74,7 +74,7 @@ def blocks(path: Path, content: bytes, **options: Any) -> list[tuple[bytes, int,
 
 def test_text_comes_in_blocks_that_know_where_they_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.txt"
-    monkeypatch.setattr(text, "BLOCK_BYTES", 4)
+    monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", 4)
     assert blocks(path, b"a\nb\nc\n") == [(b"a\nb\n", 0, False), (b"c\n", 4, False)]
     assert blocks(path, b"a\nbcdefg\nh") == [(b"a\n", 0, False), (b"bcdefg\n", 2, False), (b"h", 9, True)]
     assert blocks(path, b"\n\n\n\na\n  ") == [(b"a\n", 4, False)]  # blank lines are left out
@@ -84,14 +84,14 @@ def test_text_comes_in_blocks_that_know_where_they_begin(tmp_path: Path, monkeyp
         ("é\n".encode(), 0, False),
         ("ü".encode(), 3, True),
     ]
-    monkeypatch.setattr(text, "LINE_BYTES", 8)
+    monkeypatch.setattr(text_in_blocks, "LINE_BYTES", 8)
     assert blocks(path, b"x" * 8) == [(b"x" * 8, 0, True)]
     with pytest.raises(SourceError, match="has a line longer than 0 MiB, starting at byte 2"):
         blocks(path, b"a\n" + b"x" * 20)
 
 
 def test_the_byte_that_is_not_of_the_encoding_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "BLOCK_BYTES", 3)
+    monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", 3)
     said = refused(tmp_path / "a.csv", "a,b\n1,é\n2,".encode("utf-16-le") + b"\x00\xd8\n\x00", encoding="utf-16-le")
     assert said.startswith("byte 20 of a.csv is not valid utf-16-le: ")
     said = refused(tmp_path / "a.csv", "a,b\n1,é".encode("shift_jis", "replace") + b"\x81", encoding="shift_jis")
@@ -214,7 +214,7 @@ def test_a_field_of_another_type_is_told_how_its_column_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.csv"
-    monkeypatch.setattr(text, "BLOCK_BYTES", 8)
+    monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", 8)
     as_text = "pass types={'a': 'str'} to read the column as text"
     said = refused(path, "a,b\n1,x\n2,y\nz,z\n")
     assert said.startswith("a.csv row 2: column 'a': 'z' is not a whole number")

@@ -46,7 +46,7 @@ def by_the_library(path: Path, version: int) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """What `ctrbox.views.simple` makes of a value."""
+    """What `ctrbox.views.simple_types` makes of a value."""
     if isinstance(value, Decimal):
         return float(value)
     if isinstance(value, datetime):

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.columns.exact import decimals_to_float64, times_to_microseconds
+from ctrbox.columns.exact_casts import decimals_to_float64, times_to_microseconds
 from ctrbox.errors import DataError
 from ctrbox.evaluate.slices import _coded
 

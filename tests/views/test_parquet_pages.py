@@ -16,10 +16,10 @@ from hypothesis import example, given, settings
 
 from ctrbox import _native
 from ctrbox.errors import SourceError
-from ctrbox.views.indexed import Footer
+from ctrbox.views.files_with_row_index import Footer
 from ctrbox.views.parquet_footers import read_footer
 from ctrbox.views.parquet_pages import decode_columns
-from ctrbox.views.simple import leaves
+from ctrbox.views.simple_types import leaves
 from ctrbox.views.source import open_source
 
 TYPES = {

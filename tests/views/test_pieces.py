@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ctrbox.errors import DataError, SourceError
-from ctrbox.views.indexed import Footer, IndexedFiles
+from ctrbox.views.files_with_row_index import Footer, IndexedFiles
 from ctrbox.views.parquet import Parquet, _check_counts
 from ctrbox.views.source import open_source
 

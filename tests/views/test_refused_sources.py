@@ -18,14 +18,14 @@ from ctrbox import col
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.files import filesystems
 from ctrbox.files.filesystems import Store, _open_s3, _region
-from ctrbox.views import text
-from ctrbox.views.columns import cut
+from ctrbox.views import text_in_blocks
+from ctrbox.views.columns_of_source import cut
 from ctrbox.views.delimited import _SPARE
+from ctrbox.views.files_without_row_index import BlockError
 from ctrbox.views.ipc import _check
 from ctrbox.views.json_lines import _broken_line, _check_lines
-from ctrbox.views.simple import castable, choose, leaves
+from ctrbox.views.simple_types import castable, choose, leaves
 from ctrbox.views.source import like
-from ctrbox.views.streamed import BlockError
 
 ROWS = pa.table({"n": [1, 2], "s": ["a", "b"]})
 
@@ -86,8 +86,8 @@ def test_options_of_text_hold_for_other_text_of_the_same_kind(tmp_path: Path) ->
 
 
 def test_a_line_that_never_ends_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "BLOCK_BYTES", 1 << 20)
-    monkeypatch.setattr(text, "LINE_BYTES", 1 << 20)
+    monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(text_in_blocks, "LINE_BYTES", 1 << 20)
     path = tmp_path / "a.csv"
     path.write_text('n,s\n1,"' + "x" * (3 << 20))
     with pytest.raises(SourceError, match=r"has a line longer than 1 MiB, starting at byte 4. A quote may open there"):

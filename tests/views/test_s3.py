@@ -170,8 +170,8 @@ def as_bytes(kind: str, version: int) -> bytes:
 def test_object_that_is_replaced_during_a_pass_is_refused(
     server: S3Server, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("ctrbox.views.text.BLOCK_BYTES", 4096)
-    monkeypatch.setattr("ctrbox.views.streamed.FETCH_BYTES", 4096)
+    monkeypatch.setattr("ctrbox.views.text_in_blocks.BLOCK_BYTES", 4096)
+    monkeypatch.setattr("ctrbox.views.files_without_row_index.FETCH_BYTES", 4096)
     old, new = as_bytes(kind, 1), as_bytes(kind, 2)
     assert len(old) == len(new)
     server.put_bytes(f"changing/log.{kind}", old)

@@ -32,7 +32,7 @@ from hypothesis import given, settings
 
 from ctrbox.arguments.names import nearest
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError
-from ctrbox.views import text
+from ctrbox.views import text_in_blocks
 from ctrbox.views.delimited import Csv
 from ctrbox.views.readahead import readahead
 from ctrbox.views.source import Source, open_source
@@ -185,7 +185,7 @@ def test_skipped_row_groups_are_not_decoded(tmp_path: Path) -> None:
 
 
 def test_csv_values_may_hold_line_ends_and_lone_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", 40)
     rows = [f'{i},"line\n{i}, ""said"""' if i % 3 else f'{i},5" phone' for i in range(50)]
     (tmp_path / "a.csv").write_text("id,note\n" + "\n".join(rows) + "\n")
     got = read(open_source(tmp_path / "a.csv"))
@@ -230,7 +230,7 @@ def test_text_in_small_blocks_equals_text_in_one(tmp_path: Path, monkeypatch: py
     write_json(log(), tmp_path / "a.jsonl")
     sources = [open_source(tmp_path / "a.csv"), open_source(tmp_path / "a.jsonl")]
     for size in (7, 64, 1000):
-        monkeypatch.setattr(text, "BLOCK_BYTES", size)
+        monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", size)
         for source in sources:
             assert read(source, threads=2).equals(log())
 
@@ -948,7 +948,7 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
 def test_csv_damage_names_file_and_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.csv"
     rows = [f"{i},x{i}" for i in range(100)]
-    monkeypatch.setattr(text, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", 100)
     path.write_text("n,s\n" + "\n".join([*rows[:60], "60", *rows[61:]]) + "\n")
     fails(path, "a.csv row 60", "Expected 2 columns, got 1")
     path.write_text("n,s\n" + "\n".join([*rows[:60], "sixty,x", *rows[61:]]) + "\n")
@@ -968,7 +968,7 @@ def test_csv_damage_names_file_and_row(tmp_path: Path, monkeypatch: pytest.Monke
 def test_json_damage_names_file_and_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.jsonl"
     rows = [f'{{"n": {i}, "s": "x"}}' for i in range(100)]
-    monkeypatch.setattr(text, "BLOCK_BYTES", 150)
+    monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", 150)
     for damage in ('{"n": 60, "s": "x"', '{"n": "sixty"}', '{"n": 60.5}', "[60]", "garbage"):
         path.write_text("\n".join([*rows[:60], damage, *rows[61:]]) + "\n")
         fails(path, "a.jsonl row 60")
@@ -1066,7 +1066,7 @@ def test_json_lines_that_are_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert read(open_source(path))["a"].to_pylist() == [None, 1, None]
     path.write_text('null\n{"a": 1}\n[]\n')
     fails(path, "n.json row 2")
-    monkeypatch.setattr(text, "BLOCK_BYTES", 12)
+    monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", 12)
     path.write_text('{"a": 1111}\nnull\n{"a": 2}\nnull\nnull\nnull\n')
     assert read(open_source(path))["a"].to_pylist() == [1111, None, 2, None, None, None]
     assert sum(m.rows.num_rows for m in open_source(path).scan([])) == 6

@@ -12,10 +12,10 @@ import pytest
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import _clean, _hidden, find_files, first_line, natural, open_store
 from ctrbox.files.table_formats import refuse_table_formats
-from ctrbox.views import streamed
+from ctrbox.views import files_without_row_index
+from ctrbox.views.files_without_row_index import _Steady, open_stream
 from ctrbox.views.formats import _by_name, codec_of
 from ctrbox.views.readahead import _Line, readahead
-from ctrbox.views.streamed import _Steady, open_stream
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_a_folder_of_plain_files_is_no_table_format(places: Path) -> None:
 def test_remote_bytes_come_once_and_in_order_whatever_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetch: int, sizes: list[int | None]
 ) -> None:
-    monkeypatch.setattr(streamed, "FETCH_BYTES", fetch)
+    monkeypatch.setattr(files_without_row_index, "FETCH_BYTES", fetch)
     (tmp_path / "a.csv").write_bytes(b"0123456789")
     (file,) = find_files(["a.csv"], pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem()), None)
     assert file.store.remote

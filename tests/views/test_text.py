@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.views import text
-from ctrbox.views.fields import convert, infer
+from ctrbox.views import text_in_blocks
+from ctrbox.views.fields_of_delimited_text import convert, infer
 
 Write = Callable[..., Path]
 
@@ -92,7 +92,7 @@ def test_a_delimiter_of_several_letters_respects_quotes_and_line_ends(
     path = write("movies.csv", 'id::title\n1::"a::b"\n2::5" disk\n3::"two\nlines"\n4::\x1f\n5::""\n6::\n')
     expected = ["a::b", '5" disk', "two\nlines", "\x1f", "", None]
     assert column(path, "title", delimiter="::") == expected
-    monkeypatch.setattr(text, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", 7)
     assert column(path, "title", delimiter="::") == expected
 
 
@@ -158,8 +158,8 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_place(
     lines = ["id,v", *[f"{i},word" for i in range(50)], "50,café"] if name == "a.csv" else []
     lines = lines or [*[f'{{"id": {i}, "v": "word"}}' for i in range(50)], '{"id": 50, "v": "café"}']
     content = "\n".join(lines) + "\n"
-    for size in (text.BLOCK_BYTES, 64):
-        monkeypatch.setattr(text, "BLOCK_BYTES", size)
+    for size in (text_in_blocks.BLOCK_BYTES, 64):
+        monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", size)
         path = write(name, content, "latin-1")
         at = content.encode("latin-1").index(b"\xe9")
         refused(path, f"{name} row 50", f"byte {at} (0xe9) is not UTF-8", "encoding='latin-1'")
@@ -173,7 +173,7 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_place(
 
 
 def test_an_encoding_that_does_not_fit_names_the_byte(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "BLOCK_BYTES", 5)
+    monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", 5)
     path = write("a.csv", "a,b\n1,é\n2,x\n")
     refused(path, "byte 6 of ", "a.csv is not valid ascii", encoding="ascii")
     refused(path, "encoding must be one", "'klingon'", kind=cb.errors.PlanError, encoding="klingon")
@@ -187,7 +187,7 @@ def test_nul_is_a_letter_only_where_the_encoding_is_named(write: Write) -> None:
 
 
 def test_a_mark_inside_the_text_stays(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "BLOCK_BYTES", 4)
+    monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", 4)
     assert column(write("a.csv", "\ufeffa,b\nx,1\n\ufeffy,2\n"), "a") == ["x", "\ufeffy"]
 
 
@@ -221,15 +221,15 @@ def test_a_file_that_ends_inside_quotes_is_refused_where_the_quote_opened(
     write: Write, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write("a.csv", 'a,b\n0,x\n1,"y\nz"\n2,"never\n3,y\n4,z' + end)
-    for size in (text.BLOCK_BYTES, 8):
-        monkeypatch.setattr(text, "BLOCK_BYTES", size)
+    for size in (text_in_blocks.BLOCK_BYTES, 8):
+        monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", size)
         refused(path, "a.csv row 2", "quote", "quote=False")
 
 
 def test_text_behind_a_closing_quote_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write("a.csv", 'a,b\n0,x\n1,"y"z\n2,w\n3,"q"\n')
-    for size in (text.BLOCK_BYTES, 8):
-        monkeypatch.setattr(text, "BLOCK_BYTES", size)
+    for size in (text_in_blocks.BLOCK_BYTES, 8):
+        monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", size)
         refused(path, "a.csv row 1", "text follows a closing quote", "quote=False")
     assert column(path, "b", quote=False) == ["x", '"y"z', "w", '"q"']
 
@@ -294,7 +294,7 @@ def test_such_a_field_in_a_later_block_is_refused_by_row(
         odd, plain = plain, odd
     if infer(pa.array([plain])) == pa.utf8():
         pytest.skip("neither is a number")
-    monkeypatch.setattr(text, "BLOCK_BYTES", 8)
+    monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", 8)
     path = write("a.csv", "v,n\n" + f'"{plain}",1\n' * 6 + f'"{odd}",1\n')
     refused(path, "a.csv row 6", "column 'v'", repr(odd), "types={'v': 'str'}")
     assert column(path, types={"v": "str"})[-1] == odd
@@ -390,7 +390,7 @@ def test_whole_json_numbers_that_do_not_fit_are_text_or_refused(
         write("b.jsonl", f'{{"v": {number}}}\n{{"v": 1.5}}\n'), "b.jsonl row 0", "column 'v'", f"{number}", "types="
     )
     refused(write("c.jsonl", f'{{"v": [{number}, 1.5]}}\n'), "c.jsonl row 0", f"{number}")
-    monkeypatch.setattr(text, "BLOCK_BYTES", 20)
+    monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", 20)
     for first in (1, 1.5):
         path = write("d.jsonl", f'{{"v": {first}, "n": 10}}\n' * 6 + f'{{"v": {number}}}\n')
         refused(path, "d.jsonl row 6", "types=")
@@ -439,7 +439,7 @@ def test_json_that_is_not_lines_is_refused(write: Write) -> None:
 def test_a_later_json_value_of_another_type_names_row_and_column(
     write: Write, monkeypatch: pytest.MonkeyPatch, first: str, later: str
 ) -> None:
-    monkeypatch.setattr(text, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(text_in_blocks, "BLOCK_BYTES", 40)
     lines = [f'{{"n": 1, "w": {{"v": {first}}}}}'] * 5 + [f'{{"n": 1, "w": {{"v": {later}}}}}']
     path = write("a.jsonl", "\n".join(lines) + "\n")
     refused(path, "a.jsonl row 5", "column 'w.v'", "types={'w.v': ")

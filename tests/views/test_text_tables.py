@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ctrbox as cb
-from ctrbox.views.fields import name_of_type
+from ctrbox.views.fields_of_delimited_text import name_of_type
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "text_files.md"
 CELL = re.compile(r"`([^`]*)`|\*(nothing)\*")

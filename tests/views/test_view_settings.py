@@ -16,9 +16,9 @@ from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files import table_formats
 from ctrbox.files.table_formats import _above
 from ctrbox.views.allowed_paths import Allowed, to_allow
+from ctrbox.views.columns_as_recorded import AgreeingSource, Described, RecordedSource, opened
 from ctrbox.views.formats import format_of
-from ctrbox.views.memory import MemorySource
-from ctrbox.views.recorded import AgreeingSource, Described, RecordedSource, opened
+from ctrbox.views.frames_in_memory import MemorySource
 from ctrbox.views.source import like, open_source
 from ctrbox.views.view import short_name
 

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from ctrbox.errors import SourceError
-from ctrbox.views import memory
+from ctrbox.views import frames_in_memory
+from ctrbox.views.frames_in_memory import MemorySource, with_named_labels
+from ctrbox.views.hive_partitions import Partitions, _column, _hive
 from ctrbox.views.ipc import _check, _narrowest
-from ctrbox.views.memory import MemorySource, with_named_labels
-from ctrbox.views.partitions import Partitions, _column, _hive
-from ctrbox.views.simple import conform, leaves, simple_type
+from ctrbox.views.simple_types import conform, leaves, simple_type
 from ctrbox.views.source import open_source
 
 # ---- Parquet
@@ -181,9 +181,9 @@ def test_rows_up_to_the_limit_are_identified_by_all_of_them(monkeypatch: pytest.
         return MemorySource(pa.table({"x": [-1 if row == changed else row for row in range(256)]})).fingerprint()
 
     size = MemorySource(pa.table({"x": list(range(256))})).bytes or 0
-    monkeypatch.setattr(memory, "WHOLE_BYTES", size)
+    monkeypatch.setattr(frames_in_memory, "WHOLE_BYTES", size)
     assert len({identity(None), identity(0), identity(1), identity(255)}) == 4
-    monkeypatch.setattr(memory, "WHOLE_BYTES", size - 1)  # every fourth row stands for all
+    monkeypatch.setattr(frames_in_memory, "WHOLE_BYTES", size - 1)  # every fourth row stands for all
     assert identity(None) == identity(1) == identity(3) != identity(4)
     assert identity(None) != identity(0)
 

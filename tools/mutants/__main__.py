@@ -3,12 +3,12 @@
     python -m tools.mutants --record [--jobs 2]
     python -m tools.mutants --count 100 --seed 1 [--jobs 2] [--native 0.25] [--fast-only] [--only 7,31]
 
-The first command runs all tests once and records which test executes which line (`recorded.py`); the second does so where no
-record exists. The second command draws changes with a seed, so that a run can be repeated, and makes them in copies of the
-committed tree. A Python change meets the fast tests that execute the changed statement; a C++ change meets all fast tests,
-quick ones of the folders that belong to it first. A change that survives the fast tests meets the type checker (Python) or
-the native tests under the address and undefined-behavior sanitizers (C++), which `make test` runs too, and then the slow
-tests, chosen in the same way.
+The first command runs all tests once and records which test executes which line (`lines_run_by_tests.py`); the second does
+so where no record exists. The second command draws changes with a seed, so that a run can be repeated, and makes them in
+copies of the committed tree. A Python change meets the fast tests that execute the changed statement; a C++ change meets all
+fast tests, quick ones of the folders that belong to it first. A change that survives the fast tests meets the type checker
+(Python) or the native tests under the address and undefined-behavior sanitizers (C++), which `make test` runs too, and then
+the slow tests, chosen in the same way.
 
 A change is caught when a test fails, crashes or exceeds its time limit, does so again when it is run alone, and passes in the
 unchanged tree within the same limit: a test that fails by chance, or because the machine is busy, catches nothing.
@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.mutants.builder import Builder
-from tools.mutants.recorded import FAST, SLOW, Recorded, git, record
+from tools.mutants.lines_run_by_tests import FAST, SLOW, Recorded, git, record
 from tools.mutants.sites import Site, native_sites, python_sites
 from tools.mutants.tree import ROOT, Tree
 

@@ -60,7 +60,7 @@ class Tree:
     def pytest(
         self, arguments: list[object], limit: float, chosen: list[str] | None = None, **environment: str
     ) -> tuple[int, list[dict]]:
-        """Run pytest, of ``chosen`` tests alone where given; return its exit status and the entries of `plugin.py`."""
+        """Run pytest, of ``chosen`` tests alone where given; return its exit status and the entries of `pytest_plugin.py`."""
         log, choice = self.place.parent / f"{self.place.name}.log", self.place.parent / f"{self.place.name}.chosen"
         log.unlink(missing_ok=True)
         environment["MUTANTS_LOG"] = str(log)
@@ -68,7 +68,7 @@ class Tree:
             choice.write_text(json.dumps(chosen), encoding="utf-8")
             environment["MUTANTS_CHOSEN"] = str(choice)
         # The same random examples every time, so that a failure comes from the change and not from another example.
-        words = ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-p", "tools.mutants.plugin", *arguments]
+        words = ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-p", "tools.mutants.pytest_plugin", *arguments]
         if chosen is None:
             status = self.ran([self.python, "-m", "pytest", *words], limit, **environment)
         else:
@@ -76,10 +76,10 @@ class Tree:
         return status, [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def _forked(self, arguments: list[str], limit: float, environment: dict[str, str]) -> int:
-        """Run pytest in a fork of this tree's `nursery.py`, which is started where it does not run."""
+        """Run pytest in a fork of this tree's `fork_server.py`, which is started where it does not run."""
         if self.nursery is None or self.nursery.poll() is not None:
             self.nursery = subprocess.Popen(
-                [self.python, "-m", "tools.mutants.nursery"],
+                [self.python, "-m", "tools.mutants.fork_server"],
                 cwd=self.place,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

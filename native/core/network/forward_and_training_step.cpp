@@ -23,7 +23,7 @@ constexpr size_t kProjected = 256;       // keys of a task
 constexpr size_t kLeastUnit = 1024;      // rows whose gradients a unit of keys adds up
 constexpr size_t kMostUnits = 8;         // of a field, about
 constexpr size_t kFewFloats = 1u << 18;  // to copy or add up: one thread is done before others are awake
-constexpr double kConstant = 1e-6;       // below this share of the mean a deviation is rounding (models/dense.py)
+constexpr double kConstant = 1e-6;  // below this share of the mean a deviation is rounding (models/dense_columns.py)
 
 // Keys at places [from, to) of a field: gradients that are added up by one task.
 struct Unit {

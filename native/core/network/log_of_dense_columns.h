@@ -1,4 +1,4 @@
-// Computes sign(x)·log(1 + |x|) of dense columns, as models/dense.py defines it for every model.
+// Computes sign(x)·log(1 + |x|) of dense columns, as models/dense_columns.py defines it for every model.
 //
 // The logarithm is our own, because that of the C library handles one number at a time and differs between systems;
 // this one is plain arithmetic that compilers turn into vector instructions, with the same bits everywhere. It is

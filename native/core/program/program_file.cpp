@@ -467,7 +467,7 @@ std::shared_ptr<Table> get_index(CheckedReader& from, bool as_of, const Records&
   return index;
 }
 
-// Whether the operator can run with this table and these numbers (plan/language/checks.py).
+// Whether the operator can run with this table and these numbers (plan/language/check_parameters.py).
 bool has_table(const Entry& e, const Table* table) {
   if (e.name == "is_in") {
     return e.args == "s" ? dynamic_cast<const StrSet*>(table) != nullptr

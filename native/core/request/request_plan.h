@@ -1,7 +1,7 @@
 // A plan for requests, without Python: the native programs of a plan that was split into the part of the context and
-// the part of the candidates (ctrbox/engines/split.py), with the columns that a request brings. With a Deep FFM it
-// turns the bytes of a request into scores (request_scorer.h). The server makes one in memory; libctrbox reads one from
-// a file.
+// the part of the candidates (ctrbox/compiled_plan/split_for_requests.py), with the columns that a request brings. With
+// a Deep FFM it turns the bytes of a request into scores (request_scorer.h). The server makes one in memory; libctrbox
+// reads one from a file.
 //
 // The file. Little-endian, CheckedWriter, [seal] is the checksum of the block before it; texts, views and programs as
 // in core/program/program_file.h:

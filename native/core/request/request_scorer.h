@@ -6,8 +6,8 @@
 //
 // There are two callers. libctrbox calls `read` and then `score`, whose errors have messages. The server calls
 // `answer`, which keeps contexts in a cache and takes only requests that the native reader can read (request_rows.h).
-// Python handles all other requests and writes the messages (ctrbox/serve/served.py): its slower path runs the same
-// programs, readers and engine one after the other. Tests compare the scores of both paths, bit by bit.
+// Python handles all other requests and writes the messages (ctrbox/serve/served_models.py): its slower path runs the
+// same programs, readers and engine one after the other. Tests compare the scores of both paths, bit by bit.
 //
 // Threads: a scorer does not change after it is constructed, so any number of threads may use it at once.
 #pragma once

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ctrbox.cli.demo import best_auc, demo_job, generate
-from ctrbox.cli.job import blaming
-from ctrbox.cli.options import AsJson, BatchSize, Epochs, RowsAsJson, Servers
-from ctrbox.cli.output import check_output, sink
-from ctrbox.cli.reading_runs import (
+from ctrbox.cli.job_file import blaming
+from ctrbox.cli.open_runs import (
     AllowViews,
     HistoryState,
     OtherViews,
@@ -30,6 +28,8 @@ from ctrbox.cli.reading_runs import (
     reading,
     tell_of_servers,
 )
+from ctrbox.cli.options import AsJson, BatchSize, Epochs, RowsAsJson, Servers
+from ctrbox.cli.output import check_output, sink
 from ctrbox.cli.terminal import Mistake, hint, meter, say, say_json, tell, written_aside
 from ctrbox.cli.train import JobFile, Limit, Threads, Watch, fit, load_seeded
 from ctrbox.cli.training_summary import finish
@@ -76,7 +76,7 @@ def evaluate(
 
     The command predicts every row of the log and prints AUC, log loss and the other validation metrics.
     """
-    from ctrbox.files.sealed import tidy
+    from ctrbox.files.sealed_json import tidy
     from ctrbox.report.number_format import figure_table, remarks
 
     options: dict[str, Any] = {"allow_views": allow_views, "threads": threads, "ram": ram, "server": server}
@@ -192,7 +192,7 @@ def predictions(
     """Key columns and probability, in the order of the log; without a key, the probability alone."""
     import pyarrow as pa
 
-    from ctrbox.plan.language.expr import col
+    from ctrbox.plan.language.expressions import col
 
     columns = columns or Columns(run)
     names = run.plan.log.key
@@ -357,7 +357,7 @@ def trial(
     wanted = parse_features(add)
     loaded = load_seeded(job, 0)
     model = loaded.needed_model()
-    from ctrbox.train.trial import trial as try_out
+    from ctrbox.train.feature_trial import trial as try_out
 
     asked = {"epochs": epochs, "batch_size": batch_size, "limit": limit}
     # A trial trains all sides equally long and keeps no run folder.

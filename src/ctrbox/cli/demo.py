@@ -27,7 +27,7 @@ def best_auc(plan: Any, truth: Path, share: float = 0.1) -> float | None:
     import pyarrow.dataset as ds
 
     from ctrbox.evaluate.metrics import auc_by
-    from ctrbox.plan.language.expr import col
+    from ctrbox.plan.language.expressions import col
 
     start = plan.rows - round(plan.rows * share)
     parts = list(plan.columns({"id": col("instance_id"), "label": col("clicked")}, start=start))

@@ -36,10 +36,10 @@ import typer
 from ctrbox.cli import after_training, online, publish, search, serve, table, train, tune, vectors
 from ctrbox.cli.demo import generate
 from ctrbox.cli.help_text import Commands
-from ctrbox.cli.job import batches, load_plan
+from ctrbox.cli.job_file import batches, load_plan
+from ctrbox.cli.open_runs import plan_at
 from ctrbox.cli.options import AllowOperators, AsJson, RowsAsJson, in_words_of_options
 from ctrbox.cli.output import check_output, no_rows, sink
-from ctrbox.cli.reading_runs import plan_at
 from ctrbox.cli.terminal import Mistake, hint, meter, run, say, say_json, tell, written_aside
 from ctrbox.cli.training_summary import told_losses
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ctrbox.cli.job import Job, blaming, load_job
+from ctrbox.cli.job_file import Job, blaming, load_job
 from ctrbox.cli.options import AsJson, SignWith
 from ctrbox.cli.terminal import Mistake, hint, say, say_json, stopped_with, tell, utf8
 
@@ -221,7 +221,7 @@ def online(
     loaded = load_job(job)
     with blaming(job):
         plan, engine = learner_of(loaded, model, batch_size, threads)
-    from ctrbox.loop.loop import OnlineLoop
+    from ctrbox.loop.online_loop import OnlineLoop
     from ctrbox.train.interrupt import end_as_asked
 
     engine.progress.show = tell
@@ -299,7 +299,7 @@ def learner_of(job: Job, run: Path | None, batch_size: int | None, threads: int 
         raise Mistake(
             f"{job.path} sets `bf16`, which works only on a GPU, but the online loop learns on the CPU; remove it"
         )
-    from ctrbox.loop.click_model import OnlineClickModel
+    from ctrbox.loop.online_click_model import OnlineClickModel
 
     settings = {name: job.settings[name] for name in USED if name in job.settings}
     if batch_size is not None:

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from ctrbox.cli.help_text import Commands
+from ctrbox.cli.open_runs import AllowViews, OtherViews, OwnJob, fetched, load_run, reading
 from ctrbox.cli.options import AsJson, Servers, SignWith, pairs_of, vector_files
-from ctrbox.cli.reading_runs import AllowViews, OtherViews, OwnJob, fetched, load_run, reading
 from ctrbox.cli.terminal import Mistake, hint, say, say_json, tell
 from ctrbox.files.urls import stored_url, url_of
 
@@ -212,7 +212,7 @@ def create(
 
     The folder holds a plan and version 1 of the weights of a run or of a Deep FFM.
     """
-    from ctrbox.cli.job import blaming, load_job
+    from ctrbox.cli.job_file import blaming, load_job
     from ctrbox.ffm.engine import DeepFFM
     from ctrbox.publish import Published
     from ctrbox.serve.model_folder import create as made
@@ -293,7 +293,7 @@ def request_plan(
     no new plan file.
     """
     from ctrbox.publish import Trust
-    from ctrbox.publish.sources import DEEP_FFM
+    from ctrbox.publish.weights_of_models import DEEP_FFM
     from ctrbox.serve import ModelFolder, save_request_plan
 
     with reading(None):
@@ -402,7 +402,7 @@ def verify(
 def wrong_with(path: str, keys: list[Path]) -> list[str]:
     from ctrbox import publish
     from ctrbox.errors import CtrboxError
-    from ctrbox.publish.weights import is_weights
+    from ctrbox.publish.weight_file import is_weights
 
     if url_of(path) is not None or Path(path).is_dir():
         folder = publish.Published(path, trust=publish.Trust(keys) if keys else None)
@@ -448,7 +448,7 @@ def push(
 
 def whole(published: Any, model: str, servers: list[str], job: Path | None = None) -> Any:
     """The run of a folder, where all of it is to be published; else the path as it is."""
-    from ctrbox.publish.sources import CLICK_MODEL, weights_of
+    from ctrbox.publish.weights_of_models import CLICK_MODEL, weights_of
 
     files = vector_files(servers)
     current = published.current
@@ -459,7 +459,7 @@ def whole(published: Any, model: str, servers: list[str], job: Path | None = Non
         if job is not None:
             raise Mistake(f"--job can be used only with a run folder, but {model} is not one; remove --job")
         return model
-    from ctrbox.predict.run_folder import server_tables
+    from ctrbox.predict.read_run_folder import server_tables
 
     place, stored = fetched(model)
     if not files and job is None and (current is None or current.kind != CLICK_MODEL) and not server_tables(place):

@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ctrbox.arguments.names import nearest
-from ctrbox.cli.job import Job
+from ctrbox.cli.job_file import Job
 from ctrbox.cli.terminal import Mistake, end_quietly, speaker, tell
-from ctrbox.ranks.world import EXCHANGES, World
+from ctrbox.ranks.torchrun_environment import EXCHANGES, World
 
 if TYPE_CHECKING:
-    from ctrbox.ranks.training import Ranks
+    from ctrbox.ranks.ranks import Ranks
 
 
 def joined(
@@ -66,7 +66,7 @@ def joined(
     if gpus is not None:
         world = replace(world, gpus=gpus)
     from ctrbox.embed.ssd.folder import keep_beside
-    from ctrbox.ranks.training import Ranks
+    from ctrbox.ranks.ranks import Ranks
 
     if not world.leads:
         keep_beside(f"of-rank-{world.rank}")  # rank 0 has the folders that the job names
@@ -128,7 +128,7 @@ def end_of_rank(ranks: Ranks, error: Exception) -> None:
     """End this rank: quietly where rank 0 keeps the run, or where the rank that failed says why; else leave it the reason."""
     from ctrbox.ranks.group import RankHangs, RankLost
     from ctrbox.ranks.launch import LOST
-    from ctrbox.ranks.training import Followed
+    from ctrbox.ranks.ranks import Followed
 
     if isinstance(error, Followed):
         end_quietly(0)

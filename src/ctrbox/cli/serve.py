@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ctrbox.cli.job import Job
+from ctrbox.cli.job_file import Job
+from ctrbox.cli.open_runs import AllowViews, OtherViews, OwnJob, asking_for_the_job, operators_in, own_job, plan_of
 from ctrbox.cli.options import AllowOperators, Servers, in_words_of_options, pairs_of, vector_files
-from ctrbox.cli.reading_runs import AllowViews, OtherViews, OwnJob, asking_for_the_job, operators_in, own_job, plan_of
 from ctrbox.cli.terminal import Mistake, hint, say_json, tell
 from ctrbox.files.urls import url_of
 

@@ -242,6 +242,6 @@ def refuse_of_a_run(folder: Path) -> None:
 
 
 def opened(folder: Path, ram: str, *, read_only: bool = False) -> Any:
-    from ctrbox.embed.ssd.table import SparseTable
+    from ctrbox.embed.ssd.sparse_table import SparseTable
 
     return SparseTable.load(utf8(folder), ram=ram, read_only=read_only)

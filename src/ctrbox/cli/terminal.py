@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ctrbox.cli.old_native import old_native
+from ctrbox.cli.outdated_native_build import old_native
 from ctrbox.errors import CtrboxError
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends

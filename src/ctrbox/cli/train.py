@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ctrbox.cli.job import Job, blaming, load_job
+from ctrbox.cli.job_file import Job, blaming, load_job
+from ctrbox.cli.open_runs import evaluate_command
 from ctrbox.cli.options import AsJson, BatchSize, Epochs, in_words_of_options
 from ctrbox.cli.ranks import check_job, command_again, end_of_rank, joined, threads_of
-from ctrbox.cli.reading_runs import evaluate_command
 from ctrbox.cli.terminal import Mistake, Stopped, hint, stopped_with, tell, utf8, written_aside
 from ctrbox.cli.training_summary import Done, finish
 from ctrbox.errors import CtrboxError
 
 if TYPE_CHECKING:
     from ctrbox.files.stored_folder import StoredFolder
-    from ctrbox.ranks.training import Ranks
-    from ctrbox.train.progress import Progress
+    from ctrbox.ranks.ranks import Ranks
+    from ctrbox.train.progress_line import Progress
 
 JobFile = Annotated[
     Path,
@@ -556,7 +556,7 @@ def validation(plan: Any, valid: str) -> Any:
 
 def remember(place: Path, command: list[str]) -> None:
     """Keep the command in config.json, for the report; nothing about the run depends on it."""
-    from ctrbox.files.sealed import read_sealed, sealed
+    from ctrbox.files.sealed_json import read_sealed, sealed
 
     file = place / "config.json"
     config = read_sealed(file, "run folder")
@@ -568,7 +568,7 @@ class Watch:
     """Progress on stderr: one moving line on a terminal, a line now and then in a log; ``quiet``: no evaluations."""
 
     def __init__(self, quiet: bool = False) -> None:
-        from ctrbox.train.progress import Line
+        from ctrbox.train.progress_line import Line
 
         self.line, self.quiet = Line() if sys.stderr.isatty() else None, quiet
         self.told = time.monotonic()

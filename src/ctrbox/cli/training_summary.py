@@ -20,7 +20,7 @@ class Done:
 
 def finish(done: Done, as_json: bool) -> None:
     """The end of a training: what it is worth, where the time went, where to look."""
-    from ctrbox.files.sealed import tidy
+    from ctrbox.files.sealed_json import tidy
     from ctrbox.report.number_format import learned_rows
 
     s = done.run.summary

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ctrbox.cli.job import blaming
+from ctrbox.cli.job_file import blaming
 from ctrbox.cli.options import AsJson, in_words_of_options
 from ctrbox.cli.terminal import Mistake, hint, say, say_json, tell, utf8
 from ctrbox.cli.train import JobFile, Limit, Threads, Watch, load_seeded

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from ctrbox.cli.help_text import Commands
-from ctrbox.cli.job import load_encoder
+from ctrbox.cli.job_file import load_encoder
+from ctrbox.cli.open_runs import AllowViews, OtherViews, OwnJob, RunFolder
 from ctrbox.cli.options import AsJson, Servers
-from ctrbox.cli.reading_runs import AllowViews, OtherViews, OwnJob, RunFolder
 from ctrbox.cli.terminal import Mistake, meter, say_json, tell
 
 app = Commands(
@@ -218,7 +218,7 @@ def prerank(
 
     RUN is a run of a TwoTower model. Start the server with `ctrbox serve MODEL --prerank FOLDER --prerank-run RUN`.
     """
-    from ctrbox.cli.reading_runs import load_run
+    from ctrbox.cli.open_runs import load_run
     from ctrbox.predict.prerank_folder import export_prerank
 
     loaded = load_run(run, job, view=view, allow_views=allow_views, server=server)

@@ -79,7 +79,7 @@ class Cluster:
     # ---- what the trainer asks
 
     def check(self, fit: Fit) -> None:
-        from ctrbox.embed.sharded import Spec, check_splits
+        from ctrbox.embed.shards import Spec, check_splits
 
         if fit.learner.tasks:
             raise PlanError(

@@ -17,13 +17,13 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from ctrbox.cluster.handshake import check_same, facts_here, facts_of
+from ctrbox.cluster.same_code_data_settings import check_same, facts_here, facts_of
 from ctrbox.cluster.shards import Over, Server
 from ctrbox.cluster.workers import Order, Worker
-from ctrbox.engines.plan import Plan
+from ctrbox.compiled_plan.plan import Plan
 from ctrbox.errors import CtrboxError, DeviceError, TrainError
 from ctrbox.train.pipeline import Clock
-from ctrbox.train.progress import Watcher
+from ctrbox.train.progress_line import Watcher
 
 ANSWER = 20.0  # seconds within which one that lives answers
 START = 180.0  # and within which a new one starts

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import ray
 
-from ctrbox.cluster.handshake import facts_here, host_here
-from ctrbox.cluster.lanes import Lane, Ticket, needed
+from ctrbox.cluster.same_code_data_settings import facts_here, host_here
+from ctrbox.cluster.shared_memory import Lane, Ticket, needed
 from ctrbox.embed.embedder import FixedShape, Floats, Keys, NextUse
-from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.sharded import Spec, added_up, places_by_shard, restore_shard, shard_path
-from ctrbox.embed.ssd.table import SparseTable
-from ctrbox.embed.traits import Traits
+from ctrbox.embed.embedder_traits import Traits
+from ctrbox.embed.memory.memory_table import MemoryTable
+from ctrbox.embed.shards import Spec, added_up, places_by_shard, restore_shard, shard_path
+from ctrbox.embed.ssd.sparse_table import SparseTable
 from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.errors import TrainError
 from ctrbox.train.gradient_sums import Gang, listening

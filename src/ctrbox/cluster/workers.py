@@ -15,20 +15,20 @@ import pyarrow as pa
 import torch
 from torch import nn
 
-from ctrbox.cluster.handshake import facts_of, host_here
+from ctrbox.cluster.same_code_data_settings import facts_of, host_here
 from ctrbox.cluster.shards import Shards
-from ctrbox.embed.sharded import Spec
-from ctrbox.engines.plan import Plan
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.embed.shards import Spec
 from ctrbox.predict.weights_folder import read_state
 from ctrbox.train.checkpoint import checkpoint_path, read_weights
 from ctrbox.train.evaluation import Split
 from ctrbox.train.fit import Fit
-from ctrbox.train.folder import RunFolder
 from ctrbox.train.gradient_sums import ALONE, Gang, Together, listening
-from ctrbox.train.progress import Progress
+from ctrbox.train.progress_line import Progress
+from ctrbox.train.run_folder import RunFolder
 from ctrbox.train.settings import Settings
-from ctrbox.train.state import state_of
 from ctrbox.train.trainer import Trainer
+from ctrbox.train.training_state import state_of
 
 
 @dataclass(frozen=True)

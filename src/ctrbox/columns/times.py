@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctrbox.arguments.names import nearest
-from ctrbox.columns.exact import times_to_microseconds
+from ctrbox.columns.exact_casts import times_to_microseconds
 from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.errors import PlanError
 

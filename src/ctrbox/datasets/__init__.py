@@ -5,13 +5,13 @@ key="row")` needs nothing from here, and a path of an `AdLog` is a folder of Par
 """
 
 from ctrbox.arguments.names import refuse_unknown
-from ctrbox.datasets.bundled import ClickSet, criteo_attribution, criteo_sample, frappe, open_bandit
-from ctrbox.datasets.delimited import avazu, criteo
-from ctrbox.datasets.events import adlog_events
-from ctrbox.datasets.lines import TextLog
+from ctrbox.datasets.criteo_avazu import avazu, criteo
+from ctrbox.datasets.line_blocks import TextLog
 from ctrbox.datasets.movielens import movielens
-from ctrbox.datasets.synthetic import adlog
-from ctrbox.datasets.tokens import libffm, vw
+from ctrbox.datasets.public_parquet import ClickSet, criteo_attribution, criteo_sample, frappe, open_bandit
+from ctrbox.datasets.vw_libffm import libffm, vw
+from ctrbox.datasets.write_adlog import adlog
+from ctrbox.datasets.write_adlog_events import adlog_events
 
 __all__ = [
     "ClickSet",

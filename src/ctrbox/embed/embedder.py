@@ -1,6 +1,6 @@
 """Defines the protocol of embedders: what the trainer may ask of an object that turns keys into trainable vectors.
 
-What only some embedders can do is declared by their ``traits`` (traits.py), which are optional.
+What only some embedders can do is declared by their ``traits`` (embedder_traits.py), which are optional.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ctrbox.errors import PlanError
 
 if TYPE_CHECKING:
-    from ctrbox.embed.gpu.batch import References
+    from ctrbox.embed.gpu.batch_to_device import References
     from ctrbox.embed.gpu.pooling import Reading
 
 Keys = npt.NDArray[np.int64]

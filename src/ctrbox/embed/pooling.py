@@ -21,7 +21,7 @@ import torch
 from ctrbox import _native
 from ctrbox.arguments.names import nearest
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.lookup import Lookup
+from ctrbox.embed.unique_keys import Lookup
 from ctrbox.errors import PlanError
 
 KINDS = ("sum", "mean", "max")

@@ -12,8 +12,8 @@ import numpy as np
 
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Batch
+from ctrbox.engines.batch_stream import Position, check_start, shuffled
 from ctrbox.engines.cpu.extract import Extractor
-from ctrbox.engines.stream import Position, check_start, shuffled
 from ctrbox.errors import PlanError
 
 Engine = Callable[[int | None], Extractor]  # of the row at which a walk begins

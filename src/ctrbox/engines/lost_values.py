@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 from ctrbox.columns.kind import name_of
 from ctrbox.columns.times import UNITS, likely_unit
-from ctrbox.engines.cpu.assemble import Assembled
+from ctrbox.engines.cpu.assemble_program import Assembled
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.language.operators import unit_of
-from ctrbox.plan.language.typing import origin, shown_name
+from ctrbox.plan.language.types_of_operators import origin, shown_name
 
 if TYPE_CHECKING:
     from ctrbox.engines.cpu.extract import Extractor

@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.kind import kind_of_arrow, name_of
-from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.extract import Extractor
-from ctrbox.engines.fit import NO_BATCH
+from ctrbox.engines.cpu.frames_and_arrow import column_of
+from ctrbox.engines.fitted_values import NO_BATCH
 from ctrbox.errors import DataError, PlanError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.stored_folder import StoredFolder

@@ -15,11 +15,11 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ctrbox.engines.cpu.assemble import Assembled
+from ctrbox.engines.cpu.assemble_program import Assembled
 from ctrbox.plan.graph.graph import FrameSpec, Graph
 from ctrbox.plan.language.node import Node, closure
-from ctrbox.views.memory import StreamSource
-from ctrbox.views.recorded import opened
+from ctrbox.views.columns_as_recorded import opened
+from ctrbox.views.frames_in_memory import StreamSource
 
 if TYPE_CHECKING:
     from ctrbox.engines.cpu.extract import Extractor

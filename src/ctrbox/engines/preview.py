@@ -9,11 +9,11 @@ import pyarrow as pa
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
 from ctrbox.columns.kind import arrow_type
-from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.extract import Extractor
+from ctrbox.engines.cpu.frames_and_arrow import column_of
 from ctrbox.errors import CtrboxError, PlanError
-from ctrbox.plan.graph.build import Unusable, build_columns, columns_after
-from ctrbox.plan.language.expr import col
+from ctrbox.plan.graph.build_graph import Unusable, build_columns, columns_after
+from ctrbox.plan.language.expressions import col
 from ctrbox.plan.language.node import Node
 from ctrbox.show.notebook import framed, grid, said
 from ctrbox.views.view import View

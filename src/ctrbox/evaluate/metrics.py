@@ -6,7 +6,7 @@
 
 A plain name (``auc``, ``calibration``) is always the figure over rows that count alike. Where rows have weights, the same
 figures by weight follow under names that say so (``weighted_auc``). A figure NAME comes with its standard error NAME_se
-and its 95 % interval, NAME_low to NAME_high; ranking.py and figures.py say how they are found.
+and its 95 % interval, NAME_low to NAME_high; auc_of_many_sets.py and log_loss_from_sums.py say how they are found.
 
 Everything is a function of the sequence of rows: how they were cut into batches changes no bit. Probabilities are kept
 as float32, sums are float64. What is undefined (one class only, no rows, no weight) is NaN. A row takes 5 bytes, and 8
@@ -31,9 +31,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrbox.errors import DataError, PlanError
+from ctrbox.evaluate.auc_of_many_sets import Cells, auc_and_error, auc_by, gauc_by, ratio
 from ctrbox.evaluate.calibration import CLIP, curve
-from ctrbox.evaluate.figures import MOMENTS, entropy, figures, moments, row_loss, with_intervals
-from ctrbox.evaluate.ranking import Cells, auc_and_error, auc_by, gauc_by, ratio
+from ctrbox.evaluate.log_loss_from_sums import MOMENTS, entropy, figures, moments, row_loss, with_intervals
 from ctrbox.plan.language.features import span as parse_span
 
 __all__ = [

@@ -38,7 +38,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ctrbox.columns.exact import decimals_to_float64, floor_divide, times_to_microseconds
+from ctrbox.columns.exact_casts import decimals_to_float64, floor_divide, times_to_microseconds
 from ctrbox.errors import DataError, PlanError
 from ctrbox.evaluate.metrics import CLIP, DAY, Rows, entropy, measure, ratio, row_loss
 

@@ -37,12 +37,12 @@ from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.key_kinds import joined, mismatch
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError
 from ctrbox.ffm.examples import ExampleCache, ExampleText, names
-from ctrbox.ffm.progress import Progress
+from ctrbox.ffm.progressive_validation import Progress
 from ctrbox.files.atomic import written_aside
+from ctrbox.files.interruptible_wait import result_of
 from ctrbox.files.urls import local_path, refuse_url
-from ctrbox.files.waiting import result_of
-from ctrbox.publish.sources import DEEP_FFM, ffm_of, ffm_weights
-from ctrbox.publish.weights import Weights, is_weights, map_weights, read_weights
+from ctrbox.publish.weight_file import Weights, is_weights, map_weights, read_weights
+from ctrbox.publish.weights_of_models import DEEP_FFM, ffm_of, ffm_weights
 
 BATCH_ROWS = 65_536  # of a plan's batches
 BLOCK = 2048  # examples that several threads learn at once

@@ -30,8 +30,8 @@ from ctrbox.arguments.names import nearest
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.file_version import FileVersion, settle
+from ctrbox.files.interruptible_wait import result_of
 from ctrbox.files.urls import local_path, refuse_url
-from ctrbox.files.waiting import result_of
 
 Format = Literal["vw", "libffm"]
 FORMATS = ("vw", "libffm")

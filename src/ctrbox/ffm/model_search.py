@@ -31,7 +31,7 @@ from ctrbox.engines.threads import MOST_LEARNING, checked_threads
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError
 from ctrbox.ffm.engine import DeepFFM, memory_here
 from ctrbox.ffm.examples import ExampleCache, ExampleText
-from ctrbox.ffm.progress import auc
+from ctrbox.ffm.progressive_validation import auc
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.urls import local_path
 from ctrbox.files.waiting import results_of

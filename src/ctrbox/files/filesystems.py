@@ -22,8 +22,8 @@ import pyarrow.fs as pafs
 from ctrbox.arguments.names import nearest
 from ctrbox.errors import SourceError
 from ctrbox.files.file_version import FileVersion, settle
-from ctrbox.files.manifest import MANIFEST, OBJECTS, read_manifest
-from ctrbox.files.sealed import MOST_BYTES
+from ctrbox.files.folder_manifest import MANIFEST, OBJECTS, read_manifest
+from ctrbox.files.sealed_json import MOST_BYTES
 from ctrbox.files.table_formats import refuse_table_formats
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from ctrbox.files.waiting import result_of
+from ctrbox.files.interruptible_wait import result_of
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -1,6 +1,6 @@
 """Keeps a folder on S3 or HDFS, or reads one on an HTTP server, and works on it in a local copy.
 
-Object stores have neither locks nor a rename, so nothing is changed in place (manifest.py describes the layout):
+Object stores have neither locks nor a rename, so nothing is changed in place (folder_manifest.py describes the layout):
 
 - `push` uploads the files whose contents the folder does not hold yet, then writes the manifest, then removes the objects that no
   file needs any more. A process that dies before the manifest is written leaves the previous version as it was; what it
@@ -36,8 +36,7 @@ import pyarrow.fs as pafs
 
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
 from ctrbox.files.filesystems import RETRY_PAUSES_S, Store, first_line, open_store
-from ctrbox.files.http_files import HttpFiles, NoSuchRange, TooLarge
-from ctrbox.files.manifest import (
+from ctrbox.files.folder_manifest import (
     MANIFEST,
     OBJECT,
     OBJECTS,
@@ -47,7 +46,8 @@ from ctrbox.files.manifest import (
     object_name,
     read_manifest,
 )
-from ctrbox.files.sealed import MOST_BYTES
+from ctrbox.files.http_files import HttpFiles, NoSuchRange, TooLarge
+from ctrbox.files.sealed_json import MOST_BYTES
 from ctrbox.files.temporary_folder import OwnFolder
 from ctrbox.files.urls import WEB, readable_url
 from ctrbox.files.waiting import results_of

@@ -27,10 +27,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from ctrbox.engines.past.histories import Histories
+from ctrbox.engines.history.state_of_histories import Histories
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError
 from ctrbox.files.atomic import locked, remove, synced, written_aside
-from ctrbox.files.sealed import read_sealed, sealed
+from ctrbox.files.sealed_json import read_sealed, sealed
 from ctrbox.loop.online_model import ENGINE, MODEL, OnlineFfm, OnlineModel
 
 NAME = re.compile(r"checkpoint-(\d{10})")

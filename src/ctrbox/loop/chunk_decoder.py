@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ctrbox.columns.json_text import strict_json
-from ctrbox.columns.raw import brief
+from ctrbox.columns.raw_values import brief
 from ctrbox.errors import CtrboxError, DataError
 from ctrbox.files.filesystems import first_line
-from ctrbox.loop.events import Layout, Piece, events_of, typed_rows
+from ctrbox.loop.decode_events import Layout, Piece, events_of, typed_rows
 from ctrbox.views.json_lines import parse_json
 
 ROWS = 8192  # of a piece, at most: a checkpoint can lie behind any

@@ -24,10 +24,10 @@ from functools import partial
 import pyarrow.fs as pafs
 
 from ctrbox.errors import DataError, SourceError
-from ctrbox.ffm.warm_up import Ahead
+from ctrbox.ffm.warm_up_sources import Ahead
 from ctrbox.files.filesystems import File, natural, open_store, printable
 from ctrbox.loop.chunk_decoder import pieces
-from ctrbox.loop.events import Layout, Piece
+from ctrbox.loop.decode_events import Layout, Piece
 from ctrbox.loop.stream import Position
 
 POLL_S = 0.2

@@ -27,8 +27,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ctrbox.errors import BudgetError, DataError
-from ctrbox.loop.events import Events, Layout
-from ctrbox.views.simple import is_text
+from ctrbox.loop.decode_events import Events, Layout
+from ctrbox.views.simple_types import is_text
 
 OBJECTS_BYTES = 400  # of Python's objects, for each event that waits
 COMPACT_ROWS = 65_536

@@ -6,7 +6,7 @@
 
 A checkpoint of the loop holds what ``save`` writes and the ``tables`` of the same moment, beside the position in the stream.
 ``restored`` returns the model of a checkpoint, and ``published`` (of `Predictor`) returns the contents of the next version.
-click_model.py defines the click models of torch for the loop.
+online_click_model.py defines the click models of torch for the loop.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ctrbox import _native
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.errors import DataError, PlanError
 from ctrbox.ffm.engine import DeepFFM
-from ctrbox.ffm.progress import Progress
+from ctrbox.ffm.progressive_validation import Progress
 from ctrbox.predict.predictor import Predictor
-from ctrbox.publish.sources import DEEP_FFM, RATES, SETTINGS
-from ctrbox.publish.weights import Weights
+from ctrbox.publish.weight_file import Weights
+from ctrbox.publish.weights_of_models import DEEP_FFM, RATES, SETTINGS
 
 ENGINE = "engine.ffm"  # the file of a Deep FFM in a checkpoint; it checks itself
 MODEL = "model"  # the folder of a click model of torch in a checkpoint; its own state.json checks it

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ctrbox.errors import DataError, WriteError
-from ctrbox.ffm.progress import Progress
+from ctrbox.ffm.progressive_validation import Progress
 from ctrbox.files.atomic import written_aside
-from ctrbox.files.sealed import tidy
+from ctrbox.files.sealed_json import tidy
 
 WINDOWS = 200
 NAMED = 10

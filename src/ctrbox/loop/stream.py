@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from ctrbox.errors import PlanError
-from ctrbox.loop.events import Layout, Piece
+from ctrbox.loop.decode_events import Layout, Piece
 
 Position = dict[str, Any]  # plain data, for a checkpoint; each kind of stream has its own
 
@@ -55,7 +55,7 @@ def open_stream(
     except ValueError as error:
         raise PlanError(f"{where!r} is not an address of a stream: {error}") from error
     if scheme in ("nats", "tls", "ws", "wss"):
-        from ctrbox.loop.nats import NatsStream
+        from ctrbox.loop.nats_stream import NatsStream
 
         if delete:
             raise PlanError(

@@ -30,7 +30,7 @@ from ctrbox.models.cin import CIN
 from ctrbox.models.dcnv2 import DCNv2
 from ctrbox.models.deep_crossing import DeepCrossing
 from ctrbox.models.deepfm import DeepFM
-from ctrbox.models.dense import DenseInput, FirstOrder
+from ctrbox.models.dense_columns import DenseInput, FirstOrder
 from ctrbox.models.dicm import DICM
 from ctrbox.models.din import DIN
 from ctrbox.models.embedding_mlp import EmbeddingMLP
@@ -41,11 +41,11 @@ from ctrbox.models.gdcn import GDCN
 from ctrbox.models.hstu import HSTU
 from ctrbox.models.inputs import Inputs, Pooled, Reads
 from ctrbox.models.joint_towers import JointTowers
+from ctrbox.models.loss_of_several_labels import Objective
 from ctrbox.models.lr import LR
 from ctrbox.models.masknet import MaskNet
 from ctrbox.models.mlp import MLP, Dice
 from ctrbox.models.mmoe import MMoE
-from ctrbox.models.objective import Objective
 from ctrbox.models.ple import PLE
 from ctrbox.models.pnn import PNN
 from ctrbox.models.products import (

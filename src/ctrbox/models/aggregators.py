@@ -19,9 +19,9 @@ from torch import nn
 from ctrbox.arguments.names import one_of
 from ctrbox.arguments.numbers import whole
 from ctrbox.errors import PlanError
-from ctrbox.models.asked import MOST_WIDTH
 from ctrbox.models.attention import LocalActivation, OneHistory
 from ctrbox.models.mlp import linear
+from ctrbox.models.model_arguments import MOST_WIDTH
 from ctrbox.models.one_row import stands_for_all
 
 AGGREGATORS = ("concatenation", "max", "sum", "attentive", "multi_query")

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from ctrbox import _native
-from ctrbox.models.asked import sizes
 from ctrbox.models.mlp import MLP, activation, linear
+from ctrbox.models.model_arguments import sizes
 from ctrbox.models.one_row import stands_for_all
 
 MOST_NUMBERS = (

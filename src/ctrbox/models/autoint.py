@@ -13,11 +13,11 @@ from torch import nn
 from ctrbox.arguments.names import named_arguments
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import MOST_LAYERS, MOST_WIDTH, needs_vectors
-from ctrbox.models.click_model import ClickModel
-from ctrbox.models.dense import FirstOrder
+from ctrbox.models.base_classes import ClickModel
+from ctrbox.models.dense_columns import FirstOrder
 from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import MLP, linear, scoring_tower
+from ctrbox.models.model_arguments import MOST_LAYERS, MOST_WIDTH, needs_vectors
 from ctrbox.models.self_attention import SelfAttention
 
 

@@ -16,10 +16,10 @@ from torch import nn
 from ctrbox.arguments.names import named_arguments
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import MOST_LAYERS
 from ctrbox.models.history_model import HistoryModel
 from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import Dropout, linear, scoring_tower
+from ctrbox.models.model_arguments import MOST_LAYERS
 from ctrbox.models.self_attention import SelfAttention
 
 

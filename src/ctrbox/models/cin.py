@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ctrbox.models.asked import sizes
+from ctrbox.models.model_arguments import sizes
 from ctrbox.models.products import dots
 
 PIECE = 128  # rows

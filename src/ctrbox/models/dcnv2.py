@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from ctrbox.arguments.names import named_arguments
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import MOST_LAYERS, MOST_WIDTH
-from ctrbox.models.crossed import CrossedModel
+from ctrbox.models.crossed_model import CrossedModel
+from ctrbox.models.model_arguments import MOST_LAYERS, MOST_WIDTH
 from ctrbox.models.products import CrossMixture, CrossNetwork
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from ctrbox.arguments.names import named_arguments
-from ctrbox.models.asked import needs_inputs, sizes
-from ctrbox.models.click_model import TowerModel
+from ctrbox.models.base_classes import TowerModel
 from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import MLP
+from ctrbox.models.model_arguments import needs_inputs, sizes
 
 
 class Residual(nn.Module):

@@ -17,12 +17,12 @@ from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
 from ctrbox.models import aggregators
 from ctrbox.models.aggregators import AGGREGATORS, one_behavior
-from ctrbox.models.asked import asked, needs_inputs
 from ctrbox.models.attention import LocalActivation
-from ctrbox.models.dense import DenseInput
+from ctrbox.models.dense_columns import DenseInput
 from ctrbox.models.history_fields import pairs_of
 from ctrbox.models.inputs import Inputs, Reads
 from ctrbox.models.mlp import linear, scoring_tower
+from ctrbox.models.model_arguments import asked, needs_inputs
 from ctrbox.models.one_row import stands_for_all
 
 BASES = ("lr", "mlp", "din")

@@ -14,12 +14,12 @@ from torch import nn
 from ctrbox.arguments.names import named_arguments, one_of
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
-from ctrbox.models.asked import asked, sizes
 from ctrbox.models.attention import LocalActivation
-from ctrbox.models.dense import DenseInput
+from ctrbox.models.dense_columns import DenseInput
 from ctrbox.models.history_fields import pairs_of, poolings, refuse_other_sequences
 from ctrbox.models.inputs import Inputs, Reads
 from ctrbox.models.mlp import ACTIVATIONS, scoring_tower
+from ctrbox.models.model_arguments import asked, sizes
 
 
 @named_arguments

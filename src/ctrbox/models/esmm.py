@@ -23,7 +23,7 @@ from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import DataError, PlanError
 from ctrbox.models.inputs import Inputs
-from ctrbox.models.objective import NOTHING_LATE, Objective
+from ctrbox.models.loss_of_several_labels import NOTHING_LATE, Objective
 from ctrbox.models.task_model import TaskModel, towers
 
 

@@ -15,10 +15,10 @@ from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.arguments.numbers import flag, whole
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
-from ctrbox.models.asked import MOST_LAYERS, needs_inputs, sizes
-from ctrbox.models.click_model import ClickModel
+from ctrbox.models.base_classes import ClickModel
 from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import MLP, Body, linear
+from ctrbox.models.model_arguments import MOST_LAYERS, needs_inputs, sizes
 
 
 class FeatureGate(nn.Module):

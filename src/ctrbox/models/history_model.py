@@ -18,10 +18,10 @@ from torch import nn
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import whole
 from ctrbox.errors import PlanError
-from ctrbox.models.asked import asked
-from ctrbox.models.dense import DenseInput
+from ctrbox.models.dense_columns import DenseInput
 from ctrbox.models.history_fields import pairs_of, poolings, refuse_other_sequences
 from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.model_arguments import asked
 from ctrbox.models.one_row import stands_for_all
 
 MOST_PLACES = 1 << 16

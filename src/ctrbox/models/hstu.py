@@ -22,10 +22,10 @@ from torch import nn
 from ctrbox.arguments.names import named_arguments
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import MOST_LAYERS, MOST_WIDTH
 from ctrbox.models.history_model import History, HistoryModel
 from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import linear, scoring_tower
+from ctrbox.models.model_arguments import MOST_LAYERS, MOST_WIDTH
 
 Kept = tuple[torch.Tensor, torch.Tensor]  # keys and values of a history, (rows or 1, heads, longest, width) each
 

@@ -20,10 +20,10 @@ from torch import nn
 from ctrbox.arguments.names import named_arguments, nearest, one_of
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
-from ctrbox.models.asked import needs_inputs, sizes
-from ctrbox.models.click_model import ClickModel
+from ctrbox.models.base_classes import ClickModel
 from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import MLP, Affine, side_by_side
+from ctrbox.models.model_arguments import needs_inputs, sizes
 
 
 class EmbeddingLayer(nn.Module):

@@ -13,9 +13,9 @@ from torch import nn
 from ctrbox.arguments.names import named_arguments
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
-from ctrbox.models.asked import asked, pooled_only
-from ctrbox.models.dense import DenseInput, FirstOrder
+from ctrbox.models.dense_columns import DenseInput, FirstOrder
 from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.model_arguments import asked, pooled_only
 
 
 @named_arguments

@@ -15,10 +15,10 @@ from ctrbox.arguments.names import named_arguments, one_of
 from ctrbox.arguments.numbers import is_number, shown_value
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
-from ctrbox.models.asked import needs_vectors, sizes
-from ctrbox.models.click_model import ClickModel
+from ctrbox.models.base_classes import ClickModel
 from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import Dropout, linear, scoring_tower
+from ctrbox.models.model_arguments import needs_vectors, sizes
 
 
 class MaskBlock(nn.Module):

@@ -18,8 +18,8 @@ from ctrbox import _native
 from ctrbox.arguments.names import one_of
 from ctrbox.arguments.numbers import flag, is_number, shown_value
 from ctrbox.errors import PlanError
-from ctrbox.models import fused
-from ctrbox.models.asked import sizes
+from ctrbox.models import fused_layers
+from ctrbox.models.model_arguments import sizes
 from ctrbox.models.one_row import stands_for_all
 
 ACTIVATIONS = ("relu", "prelu", "dice", "tanh", "sigmoid")
@@ -158,7 +158,7 @@ class Body(nn.Module):
         self.layers, self.between, self.width = _hidden(inputs, found, activation, dropout, batch_norm)
 
     def forward(self, *parts: torch.Tensor) -> torch.Tensor:
-        found = fused.tower(self.layers, self.between, parts)
+        found = fused_layers.tower(self.layers, self.between, parts)
         return self.between[-1](_through(self.layers, self.between, parts)) if found is None else found
 
 
@@ -181,7 +181,7 @@ class MLP(nn.Module):
         self.layers.append(linear(width, last, bias=bias, last=True))
 
     def forward(self, *parts: torch.Tensor) -> torch.Tensor:
-        found = fused.tower(self.layers, self.between, parts)
+        found = fused_layers.tower(self.layers, self.between, parts)
         return _through(self.layers, self.between, parts) if found is None else found
 
 

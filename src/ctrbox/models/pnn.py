@@ -12,10 +12,10 @@ from torch import nn
 
 from ctrbox.arguments.names import named_arguments, one_of
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import needs_vectors
-from ctrbox.models.click_model import ClickModel
+from ctrbox.models.base_classes import ClickModel
 from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import scoring_tower
+from ctrbox.models.model_arguments import needs_vectors
 from ctrbox.models.products import InnerProducts, OuterProducts
 
 

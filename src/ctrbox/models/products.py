@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ctrbox.models import fused
+from ctrbox.models import fused_layers
 from ctrbox.models.mlp import linear
 
 
@@ -119,7 +119,7 @@ class _LowRank(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x0: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        x, kept = fused.crossed_layers(x0, weights)
+        x, kept = fused_layers.crossed_layers(x0, weights)
         ctx.save_for_backward(*kept, *weights)
         return x
 
@@ -157,8 +157,8 @@ class LowRankCross(nn.Module):
                 w for down, up in zip(self.down, self.up, strict=True) for w in (down.weight, up.weight, up.bias)
             ]
             with torch.autocast(x0.device.type, enabled=False):
-                if fused.usable(x0):
-                    return fused.CrossLayers.apply(x0, *weights)
+                if fused_layers.usable(x0):
+                    return fused_layers.CrossLayers.apply(x0, *weights)
                 return _LowRank.apply(x0, *(w.to(x0.dtype) for w in weights))
         x = x0
         for down, up in zip(self.down, self.up, strict=True):

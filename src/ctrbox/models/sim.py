@@ -22,12 +22,12 @@ from ctrbox.arguments.names import named_arguments, one_of
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
-from ctrbox.models.asked import sizes
 from ctrbox.models.attention import LocalActivation
 from ctrbox.models.history_fields import pairs_of
 from ctrbox.models.history_model import MOST_PLACES, History, HistoryModel
 from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import ACTIVATIONS, scoring_tower
+from ctrbox.models.model_arguments import sizes
 
 SEARCHES = ("inner", "hash", "category")
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctrbox.models.asked import needs_inputs
-from ctrbox.models.click_model import ClickModel
+from ctrbox.models.base_classes import ClickModel
 from ctrbox.models.inputs import Inputs
+from ctrbox.models.loss_of_several_labels import Objective, tasks_of
 from ctrbox.models.mlp import Affine, scoring_tower, side_by_side
-from ctrbox.models.objective import Objective, tasks_of
+from ctrbox.models.model_arguments import needs_inputs
 
 MOST_EXPERTS = 64
 

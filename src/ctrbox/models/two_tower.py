@@ -15,10 +15,10 @@ from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
-from ctrbox.models.asked import MOST_WIDTH, asked, pooled_only, sizes
 from ctrbox.models.inputs import Inputs, Reads
 from ctrbox.models.mlp import MLP, linear
 from ctrbox.models.mlp import activation as _activation
+from ctrbox.models.model_arguments import MOST_WIDTH, asked, pooled_only, sizes
 
 
 @named_arguments

@@ -13,11 +13,11 @@ from torch import nn
 from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
-from ctrbox.models.asked import needs_inputs
-from ctrbox.models.click_model import ClickModel
-from ctrbox.models.dense import FirstOrder
+from ctrbox.models.base_classes import ClickModel
+from ctrbox.models.dense_columns import FirstOrder
 from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import scoring_tower
+from ctrbox.models.model_arguments import needs_inputs
 
 
 @named_arguments

@@ -12,12 +12,12 @@ from torch import nn
 
 from ctrbox.arguments.names import named_arguments
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import needs_vectors
+from ctrbox.models.base_classes import ClickModel
 from ctrbox.models.cin import CIN
-from ctrbox.models.click_model import ClickModel
-from ctrbox.models.dense import FirstOrder
+from ctrbox.models.dense_columns import FirstOrder
 from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import MLP, scoring_tower
+from ctrbox.models.model_arguments import needs_vectors
 
 
 @named_arguments

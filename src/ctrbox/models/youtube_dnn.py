@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from ctrbox.arguments.names import named_arguments
-from ctrbox.models.asked import needs_inputs
-from ctrbox.models.click_model import TowerModel
+from ctrbox.models.base_classes import TowerModel
 from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import scoring_tower
+from ctrbox.models.model_arguments import needs_inputs
 
 
 @named_arguments

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from ctrbox.columns.tasks import MOST_LOG_COUNT
+from ctrbox.columns.task import MOST_LOG_COUNT
 from ctrbox.evaluate.calibration_maps import MOST_LOGIT, Calibration, IsotonicMap, PlattMap
-from ctrbox.evaluate.task_calibration import TaskCalibration
+from ctrbox.evaluate.calibration_of_several_labels import TaskCalibration
 from ctrbox.models.inputs import Inputs, Pooled
-from ctrbox.models.objective import stacked
-from ctrbox.predict.click_model import ClickModel
-from ctrbox.predict.sources import Source
+from ctrbox.models.loss_of_several_labels import stacked
+from ctrbox.predict.model_with_tables import ClickModel
+from ctrbox.predict.tables_of_fields import Source
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,15 @@ from safetensors.numpy import save_file
 
 from ctrbox import __version__
 from ctrbox.arguments.names import one_of
-from ctrbox.engines.plan import Plan
+from ctrbox.compiled_plan.plan import Plan
 from ctrbox.errors import CtrboxError, PlanError, WriteError
 from ctrbox.files.atomic import written_aside
-from ctrbox.files.sealed import sealed
+from ctrbox.files.sealed_json import sealed
 from ctrbox.files.urls import local_path
 from ctrbox.predict import exported_reader
-from ctrbox.predict.click_model import LONGEST, ClickModel
 from ctrbox.predict.exported_network import ExportedNetwork
-from ctrbox.predict.sources import Source
+from ctrbox.predict.model_with_tables import LONGEST, ClickModel
+from ctrbox.predict.tables_of_fields import Source
 from ctrbox.predict.weights_folder import facts_of
 
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ctrbox.embed.vectors.misses import plain
-from ctrbox.engines.plan import Plan
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.embed.vectors.keys_without_vector import plain
 from ctrbox.errors import DataError
-from ctrbox.plan.language.hashed_kind import hashed_kind
-from ctrbox.predict.click_model import ClickModel
+from ctrbox.plan.language.hashed_or_plain_keys import hashed_kind
+from ctrbox.predict.model_with_tables import ClickModel
 
 
 def check_key_kinds(model: ClickModel, plan: Plan) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrbox.columns.batch import Batch, Schema
-from ctrbox.publish.weights import Weights
+from ctrbox.publish.weight_file import Weights
 
 
 @runtime_checkable

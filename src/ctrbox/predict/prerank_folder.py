@@ -26,15 +26,15 @@ import pyarrow.feather as feather
 
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import whole
-from ctrbox.columns.raw import first_line
+from ctrbox.columns.raw_values import first_line
 from ctrbox.embed.embedder import Floats
-from ctrbox.embed.vectors.file import VectorFile
 from ctrbox.embed.vectors.nearest_index import NearestIndex
 from ctrbox.embed.vectors.prerank import PreRank
-from ctrbox.embed.vectors.write import write_vectors
+from ctrbox.embed.vectors.vector_file import VectorFile
+from ctrbox.embed.vectors.write_vector_file import write_vectors
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
-from ctrbox.files.sealed import read_sealed, sealed
+from ctrbox.files.sealed_json import read_sealed, sealed
 from ctrbox.files.untrusted_files import open_regular
 from ctrbox.files.urls import local_path
 from ctrbox.predict.run_predictor import RunPredictor

@@ -12,17 +12,17 @@ import pyarrow as pa
 from torch import nn
 
 from ctrbox.columns.batch import Batch, Schema
-from ctrbox.columns.records import is_dicts
-from ctrbox.columns.tasks import by_name
-from ctrbox.engines.plan import Plan
+from ctrbox.columns.rows_as_dicts import is_dicts
+from ctrbox.columns.task import by_name
+from ctrbox.compiled_plan.plan import Plan
 from ctrbox.errors import DataError, PlanError
 from ctrbox.files.stored_folder import StoredFolder
-from ctrbox.predict.click_model import ClickModel
-from ctrbox.predict.published import weights_of_run
-from ctrbox.predict.run_folder import fetched_run, other_plan, read_run
+from ctrbox.predict.model_with_tables import ClickModel
+from ctrbox.predict.published_run import weights_of_run
+from ctrbox.predict.read_run_folder import fetched_run, other_plan, read_run
 from ctrbox.predict.score_expression import ScoreExpression
-from ctrbox.publish.sources import CLICK_MODEL
-from ctrbox.publish.weights import Weights
+from ctrbox.publish.weight_file import Weights
+from ctrbox.publish.weights_of_models import CLICK_MODEL
 
 
 class RunPredictor:

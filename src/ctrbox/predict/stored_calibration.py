@@ -16,8 +16,8 @@ from typing import Any
 from ctrbox.errors import DataError
 from ctrbox.evaluate.calibration import MOST_SHIFT
 from ctrbox.evaluate.calibration_maps import Calibration
-from ctrbox.evaluate.task_calibration import TaskCalibration
-from ctrbox.predict.click_model import ClickModel
+from ctrbox.evaluate.calibration_of_several_labels import TaskCalibration
+from ctrbox.predict.model_with_tables import ClickModel
 
 
 def described_calibration(model: ClickModel) -> dict[str, Any]:

@@ -18,13 +18,13 @@ import pyarrow as pa
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch, Ragged
 from ctrbox.columns.kind import kind_of_arrow
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.compiled_plan.some_features import SomeFeatures
 from ctrbox.embed.embedder import Floats, Keys
-from ctrbox.engines.computing import compute
-from ctrbox.engines.plan import Plan
-from ctrbox.engines.some_features import SomeFeatures
+from ctrbox.engines.compute import compute
 from ctrbox.errors import DataError, PlanError
 from ctrbox.models.two_tower import TwoTower
-from ctrbox.plan.language.expr import col
+from ctrbox.plan.language.expressions import col
 from ctrbox.predict.run_predictor import RunPredictor
 from ctrbox.views.view import View, views_of
 

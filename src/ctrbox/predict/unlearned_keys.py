@@ -15,13 +15,13 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from ctrbox.embed.known_keys import Asked, asked_of_lookup
-from ctrbox.embed.lookup import Lookup
-from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.vectors.misses import BATCHES
+from ctrbox.embed.keys_looked_up import Asked, asked_of_lookup
+from ctrbox.embed.memory.memory_table import MemoryTable
+from ctrbox.embed.unique_keys import Lookup
+from ctrbox.embed.vectors.keys_without_vector import BATCHES
 from ctrbox.errors import DataError
-from ctrbox.predict.click_model import ClickModel
-from ctrbox.predict.sources import Source
+from ctrbox.predict.model_with_tables import ClickModel
+from ctrbox.predict.tables_of_fields import Source
 
 
 def tell_of_keys(model: ClickModel, told: Callable[[Source, list[Asked]], None]) -> None:

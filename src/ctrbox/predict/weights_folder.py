@@ -22,7 +22,7 @@ from torch import nn
 
 from ctrbox.errors import DataError
 from ctrbox.files.data_fingerprint import checksums_of_own_files
-from ctrbox.files.sealed import read_sealed
+from ctrbox.files.sealed_json import read_sealed
 from ctrbox.files.untrusted_files import kind_of
 
 STATE = "state.json"

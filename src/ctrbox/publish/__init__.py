@@ -1,11 +1,11 @@
 """Publishes weights: 16-bit codes, patches between two files, and numbered versions (docs/publish.md)."""
 
-from ctrbox.publish.keys import PrivateKey, PublicKey, keygen
 from ctrbox.publish.patch import PatchFacts, apply, diff, read_facts
-from ctrbox.publish.sources import pack, unpack
-from ctrbox.publish.statement import Trust
+from ctrbox.publish.signed_statement import Trust
+from ctrbox.publish.signing_keys import PrivateKey, PublicKey, keygen
 from ctrbox.publish.versions import Published, Version
-from ctrbox.publish.weights import Part, Weights, read_weights, write_weights
+from ctrbox.publish.weight_file import Part, Weights, read_weights, write_weights
+from ctrbox.publish.weights_of_models import pack, unpack
 
 __all__ = [
     "Part",

@@ -31,7 +31,7 @@ from ctrbox import _native
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.urls import local_path, refuse_url
-from ctrbox.publish.weights import Directory, is_weights, read_directory
+from ctrbox.publish.weight_file import Directory, is_weights, read_directory
 
 Octets = npt.NDArray[np.uint8]
 Path_ = str | os.PathLike[str]

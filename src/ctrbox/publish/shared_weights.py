@@ -11,8 +11,8 @@ import os
 
 import numpy as np
 
-from ctrbox.publish.sources import DEEP_FFM, ffm_of, ffm_weights
-from ctrbox.publish.weights import Part, Weights, read_weights, write_weights
+from ctrbox.publish.weight_file import Part, Weights, read_weights, write_weights
+from ctrbox.publish.weights_of_models import DEEP_FFM, ffm_of, ffm_weights
 
 BEHIND = 256  # floats: 4 latent vectors (kBehind of native/core/ffm/weight_layout.h) of at most 64 numbers
 

@@ -2,7 +2,7 @@
 
     published/
       CURRENT                 the version to serve, length and seal of the log up to it, and a signature of these if there is
-                              a key (statement.py); replaced by one rename
+                              a key (signed_statement.py); replaced by one rename
       log.jsonl               a line for each version, each sealed together with the seal before it
       versions/00000007.fbw   weight files, the last `keep` of them
       patches/00000007.patch  what turns version 6 into version 7
@@ -34,14 +34,14 @@ from ctrbox.errors import CtrboxError, DataError, PlanError, SignatureError, Sou
 from ctrbox.files.atomic import failure, locked, remove, written_aside
 from ctrbox.files.untrusted_files import open_regular, read_regular
 from ctrbox.files.urls import local_path, readable_url
-from ctrbox.publish.keys import PrivateKey
+from ctrbox.publish.chain_of_sealed_lines import opened_line, sealed_line
 from ctrbox.publish.patch import apply, diff, read_facts
-from ctrbox.publish.sealed_lines import opened_line, sealed_line
-from ctrbox.publish.sources import DEEP_FFM, Model, pack
-from ctrbox.publish.statement import COVERED, FileFacts, Statement, Trust, claim_of
+from ctrbox.publish.signed_statement import COVERED, FileFacts, Statement, Trust, claim_of
+from ctrbox.publish.signing_keys import PrivateKey
 from ctrbox.publish.stored_versions import MOST_LOG, MOST_SMALL, WHAT, StoredVersions
 from ctrbox.publish.web_folder import WebFolder
-from ctrbox.publish.weights import read_directory, read_weights
+from ctrbox.publish.weight_file import read_directory, read_weights
+from ctrbox.publish.weights_of_models import DEEP_FFM, Model, pack
 
 FEATURES = "FEATURES"
 BLOCK = 4 << 20

@@ -21,11 +21,11 @@ import json
 
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
+from ctrbox.files.folder_manifest import MANIFEST, StoredFile
 from ctrbox.files.http_files import HttpFiles, NoSuchRange
-from ctrbox.files.manifest import MANIFEST, StoredFile
 from ctrbox.files.stored_folder import BLOCK, StoredFolder
 from ctrbox.files.urls import WEB
-from ctrbox.publish.sealed_lines import opened_line
+from ctrbox.publish.chain_of_sealed_lines import opened_line
 
 MOST_POINTER = 1 << 20  # bytes of CURRENT
 MOST_LOG = 1 << 30  # bytes of log.jsonl

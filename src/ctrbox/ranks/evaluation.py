@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 
 from ctrbox.columns.batch import Batch, Schema
-from ctrbox.columns.tasks import late
-from ctrbox.embed.gpu.batch import facts
-from ctrbox.engines.stream import Position
+from ctrbox.columns.task import late
+from ctrbox.embed.gpu.batch_to_device import facts
+from ctrbox.engines.batch_stream import Position
 from ctrbox.errors import TrainError
 from ctrbox.evaluate.metrics import Scores
-from ctrbox.evaluate.tasks import TaskScores
-from ctrbox.predict.click_model import Looked
-from ctrbox.predict.naming_rows import naming_rows
+from ctrbox.evaluate.several_labels import TaskScores
+from ctrbox.predict.model_with_tables import Looked
+from ctrbox.predict.row_of_bad_value import naming_rows
 from ctrbox.ranks.group import Group
-from ctrbox.ranks.reading import Part, can_share, shared_parts
+from ctrbox.ranks.shared_reading import Part, can_share, shared_parts
 from ctrbox.train.evaluation import Split, add_tasks, probability
-from ctrbox.train.learner import NO_KEYS, Learner
+from ctrbox.train.learn_batch import NO_KEYS, Learner
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.sampling import Labels, no_rows
-from ctrbox.train.tasks import TaskLabels
+from ctrbox.train.several_labels import TaskLabels
 
 OUTPUTS = "outputs"  # of the model: a logit for each row or, for several labels, one column for each
 

@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ctrbox.embed.embedder import FixedShape, Floats, Keys, NextUse
-from ctrbox.embed.traits import Traits
+from ctrbox.embed.embedder_traits import Traits
 from ctrbox.errors import PlanError
 from ctrbox.files.waiting import join
 from ctrbox.ranks.group import Group, RankLost
 from ctrbox.ranks.table import NO_KEYS, RankTable
-from ctrbox.train.learner import Learner
+from ctrbox.train.learn_batch import Learner
 
 SILENT = 0.25  # share of the timeout after which rank 0 calls the others only to show that it is alive
 

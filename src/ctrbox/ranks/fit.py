@@ -4,8 +4,8 @@ All ranks leave the loop behind the same step and write checkpoints behind the s
 the ranks with the loss of each step: whether one of them was asked to end, and whether rank 0's clock says that a checkpoint
 is due.
 
-The keys of the next batch are exchanged while a batch is learned (ahead.py), and so are the rows of the log that ranks have read
-for each other.
+The keys of the next batch are exchanged while a batch is learned (keys_exchanged_ahead.py), and so are the rows of the log
+that ranks have read for each other.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from typing import Any
 
 import torch
 
-from ctrbox.engines.stream import Position
+from ctrbox.engines.batch_stream import Position
 from ctrbox.errors import CtrboxError, DataError
-from ctrbox.predict.click_model import Looked
+from ctrbox.predict.model_with_tables import Looked
 from ctrbox.predict.weights_folder import read_state
-from ctrbox.ranks.ahead import asked_ahead
-from ctrbox.ranks.costs import step_costs
+from ctrbox.ranks.batch_normalization import statistics_of
 from ctrbox.ranks.evaluation import score_together
+from ctrbox.ranks.exchange_costs import step_costs
 from ctrbox.ranks.group import Group
-from ctrbox.ranks.normalization import statistics_of
-from ctrbox.ranks.reading import can_share, shared_parts
+from ctrbox.ranks.keys_exchanged_ahead import asked_ahead
+from ctrbox.ranks.shared_reading import can_share, shared_parts
 from ctrbox.ranks.table import NO_KEYS, RankTable, Route
 from ctrbox.train.batch_feed import Handed, keyed
+from ctrbox.train.check_model_servers import check_found, warn_of_misses
 from ctrbox.train.checkpoint import checkpoint_path, read_weights
 from ctrbox.train.evaluation import Split
 from ctrbox.train.fit import Fit
-from ctrbox.train.folder import RunFolder
 from ctrbox.train.interrupt import Asked
-from ctrbox.train.model_servers import check_found, warn_of_misses
 from ctrbox.train.pipeline import Clock, Stage, run_stages
-from ctrbox.train.progress import watcher
-from ctrbox.train.state import BROKEN, state_of
+from ctrbox.train.progress_line import watcher
+from ctrbox.train.run_folder import RunFolder
 from ctrbox.train.trainer import Trainer
+from ctrbox.train.training_state import BROKEN, state_of
 
 
 class RankFit(Fit):

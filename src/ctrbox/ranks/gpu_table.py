@@ -12,7 +12,8 @@ of two communicators in a different order in each rank, and would wait for each 
 owners ahead how many keys will come, and the keys follow in the step. With gloo, which moves tensors through main memory, the
 keys are sent ahead.
 
-Everything runs on the default stream of the GPU. Sums are in a fixed order: within a rank in that of table_training_step.h, then by rank.
+Everything runs on the default stream of the GPU. Sums are in a fixed order: within a rank in that of table_training_step.h,
+then by rank.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ import numpy as np
 import torch
 
 from ctrbox.embed.embedder import Floats, Keys
-from ctrbox.embed.gpu.batch import References
-from ctrbox.embed.gpu.levels import LevelTable
+from ctrbox.embed.embedder_traits import Traits
+from ctrbox.embed.gpu.batch_to_device import References
+from ctrbox.embed.gpu.gpu_table import GpuTable
+from ctrbox.embed.gpu.level_table import LevelTable
 from ctrbox.embed.gpu.pooling import Reading
-from ctrbox.embed.gpu.store import Store
-from ctrbox.embed.gpu.table import GpuTable
-from ctrbox.embed.sharded import Spec
-from ctrbox.embed.traits import Traits
+from ctrbox.embed.gpu.table_memory import Store
+from ctrbox.embed.shards import Spec
 from ctrbox.engines.cuda.runtime import Runtime
 from ctrbox.errors import TrainError
-from ctrbox.ranks.batch_rows import BatchRows
 from ctrbox.ranks.group import Group
+from ctrbox.ranks.rows_of_batch_on_gpu import BatchRows
 from ctrbox.ranks.table import EVALUATED, RankTable
 
 

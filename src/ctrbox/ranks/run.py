@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ctrbox.embed.sharded import restore_shard
-from ctrbox.engines.plan import Plan
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.embed.shards import restore_shard
 from ctrbox.errors import DataError
-from ctrbox.files.sealed import read_sealed
+from ctrbox.files.sealed_json import read_sealed
 from ctrbox.files.stored_folder import StoredFolder
-from ctrbox.predict.click_model import ClickModel
+from ctrbox.predict.model_with_tables import ClickModel
 from ctrbox.predict.weights_folder import STATE, read_state
-from ctrbox.train.learner import Learner
+from ctrbox.train.learn_batch import Learner
 from ctrbox.train.run import Run
 
 

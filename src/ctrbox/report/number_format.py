@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ctrbox.evaluate.ranking import LEAST_GROUPS
-from ctrbox.report.tasks_shown import brief_tasks, by_task, task_table
+from ctrbox.evaluate.auc_of_many_sets import LEAST_GROUPS
+from ctrbox.report.several_labels import brief_tasks, by_task, task_table
 
 TITLES = {
     "auc": "AUC",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctrbox.serve.connection_limits import Client
 from ctrbox.serve.http_head import END, Head, check_partial, read_head
-from ctrbox.serve.refused import Refused, overloaded
+from ctrbox.serve.refused_request import Refused, overloaded
 from ctrbox.serve.routes import Answer, answer_of, too_large
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ctrbox.serve.refused import Refused
+from ctrbox.serve.refused_request import Refused
 
 Headers = dict[bytes, bytes]
 

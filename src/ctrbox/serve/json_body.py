@@ -9,7 +9,7 @@ import orjson
 
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.json_text import strict_json
-from ctrbox.serve.refused import Refused
+from ctrbox.serve.refused_request import Refused
 
 
 def read_json(text: bytes) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 from ctrbox.errors import PlanError
 from ctrbox.serve.http_connection import Connection, response
 from ctrbox.serve.log_limit import LogLimit
-from ctrbox.serve.refused import overloaded
+from ctrbox.serve.refused_request import overloaded
 from ctrbox.serve.routes import Routes, answer_of
 from ctrbox.serve.service import Service
 from ctrbox.serve.tls import Certificate

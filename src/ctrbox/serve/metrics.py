@@ -10,8 +10,8 @@ The counts of a process are float64 numbers in one block of memory, its *cells*,
     candidates                     one cell
     the ring                       60 seconds of: the second, requests, refused, candidates, 64 buckets
 
-So worker processes can count in memory that all of them map (board.py): each writes its own cells, and whichever is asked adds
-the cells of all.
+So worker processes can count in memory that all of them map (memory_shared_by_workers.py): each writes its own cells, and
+whichever is asked adds the cells of all.
 """
 
 from __future__ import annotations

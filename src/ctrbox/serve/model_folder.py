@@ -10,8 +10,8 @@
 `create` writes it whole or not at all; from then on only `weights/` and `online.json` change. Joined views are opened where the
 plan found them, or where ``views`` says. Refused: a damaged file, a plan and weights that do not belong together.
 
-With ``trust``, only files that a trusted key signed are opened (publish/statement.py): those of a local folder as copies of this
-process's own, so that nobody can change a file between its check and its use.
+With ``trust``, only files that a trusted key signed are opened (publish/signed_statement.py): those of a local folder as
+copies of this process's own, so that nobody can change a file between its check and its use.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ import pyarrow as pa
 import pyarrow.feather as feather
 
 from ctrbox.arguments.names import nearest
-from ctrbox.engines.past.source import base_of
-from ctrbox.engines.plan import Plan
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.engines.history.history_columns_of_log import base_of
 from ctrbox.errors import DataError, PlanError, SignatureError, SourceError, WriteError
 from ctrbox.ffm.engine import DeepFFM
 from ctrbox.files.atomic import written_aside
-from ctrbox.files.sealed import read_sealed, sealed
+from ctrbox.files.sealed_json import read_sealed, sealed
 from ctrbox.files.stored_folder import OtherContents, StoredFolder
 from ctrbox.files.temporary_folder import OwnFolder
 from ctrbox.files.untrusted_files import open_regular, read_regular
 from ctrbox.files.urls import readable_url, stored_url
-from ctrbox.plan.language.user import UserOperator
+from ctrbox.plan.language.user_operators import UserOperator
 from ctrbox.predict.predictor import Predictor
-from ctrbox.publish.keys import PrivateKey
-from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
-from ctrbox.publish.statement import COVERED, FileFacts, Trust
+from ctrbox.publish.signed_statement import COVERED, FileFacts, Trust
+from ctrbox.publish.signing_keys import PrivateKey
 from ctrbox.publish.stored_versions import StoredVersions
 from ctrbox.publish.versions import Published
 from ctrbox.publish.web_folder import WebFolder, open_folder
+from ctrbox.publish.weights_of_models import CLICK_MODEL, DEEP_FFM
 from ctrbox.views.view import Merge
 
 RUN = "run"

@@ -19,23 +19,23 @@ import numpy as np
 import torch
 
 from ctrbox.columns.batch import Batch, Schema
-from ctrbox.columns.raw import brief
-from ctrbox.columns.tasks import predictions_of
+from ctrbox.columns.raw_values import brief
+from ctrbox.columns.task import predictions_of
+from ctrbox.compiled_plan.split_for_requests import Split
 from ctrbox.embed.embedder import Floats, Keys, Row
-from ctrbox.embed.known_keys import Asked, asked_of_lookup, asked_of_rows
-from ctrbox.embed.lookup import Lookup
+from ctrbox.embed.keys_looked_up import Asked, asked_of_lookup, asked_of_rows
 from ctrbox.embed.pooling import pool, sequence
+from ctrbox.embed.unique_keys import Lookup
 from ctrbox.embed.vectors.published_table import PublishedVectors
-from ctrbox.engines.split import Split
 from ctrbox.errors import DataError
 from ctrbox.evaluate.calibration_maps import Calibration
-from ctrbox.evaluate.task_calibration import TaskCalibration
+from ctrbox.evaluate.calibration_of_several_labels import TaskCalibration
 from ctrbox.models.inputs import Inputs, Pooled
-from ctrbox.models.objective import stacked
-from ctrbox.predict.click_model import LONGEST, ClickModel, slice_keys
-from ctrbox.predict.sources import Source
-from ctrbox.serve.objects import ObjectKeys, Objects, matrix, served_by
-from ctrbox.serve.raw_objects import RawEncoders, rounded
+from ctrbox.models.loss_of_several_labels import stacked
+from ctrbox.predict.model_with_tables import LONGEST, ClickModel, slice_keys
+from ctrbox.predict.tables_of_fields import Source
+from ctrbox.serve.encode_objects import RawEncoders, rounded
+from ctrbox.serve.objects_in_requests import ObjectKeys, Objects, matrix, served_by
 
 Own = Mapping[
     int, Mapping[int, Floats]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ctrbox import __version__
-from ctrbox.columns.raw import RawColumn
+from ctrbox.columns.raw_values import RawColumn
 from ctrbox.columns.times import UNITS
 from ctrbox.predict.score_expression import MOST_CHARACTERS, example
-from ctrbox.serve.objects import MOST_OBJECTS
-from ctrbox.serve.past import ServedPast
+from ctrbox.serve.objects_in_requests import MOST_OBJECTS
 from ctrbox.serve.service import Service
+from ctrbox.serve.state_of_histories import ServedPast
 
 if TYPE_CHECKING:
     from ctrbox.serve.prerank import Prerank

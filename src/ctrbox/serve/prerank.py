@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 import orjson
 
-from ctrbox.columns.raw import RawColumn, brief
+from ctrbox.columns.raw_values import RawColumn, brief
 from ctrbox.engines.missed_keys import JoinCount
 from ctrbox.errors import DataError, PlanError
 from ctrbox.predict.prerank_folder import PrerankFolder
 from ctrbox.predict.run_predictor import RunPredictor
 from ctrbox.predict.two_tower_vectors import TowerVectors
-from ctrbox.serve.fields import RowReader
+from ctrbox.serve.fields_of_requests import RowReader
 from ctrbox.serve.json_body import check_members, read_json
-from ctrbox.serve.refused import Refused
+from ctrbox.serve.refused_request import Refused
 from ctrbox.serve.request import RequestReader, count
 
 MOST, BEST = 100_000, 400  # most candidates of a request; default of k

@@ -1,8 +1,8 @@
 """Loads new versions while serving: a thread watches the CURRENT file of the published folder.
 
-The server has its own copy of the weights (own_copy.py). A new version comes as the patches since the version of the copy, or as
-the whole file if that has fewer bytes; each file is compared with the version list, which may be signed, before anything is
-written. Then the copy is loaded beside the model that serves, and one reference is replaced.
+The server has its own copy of the weights (own_copy_of_weights.py). A new version comes as the patches since the version of
+the copy, or as the whole file if that has fewer bytes; each file is compared with the version list, which may be signed,
+before anything is written. Then the copy is loaded beside the model that serves, and one reference is replaced.
 A refused version is logged and counted once, and the server keeps the old version. The reason decides what follows:
 
     a passing fault     no file handle, a full disk, no memory, a folder that cannot be read for now: tried again, after 1 s,
@@ -13,7 +13,7 @@ A refused version is logged and counted once, and the server keeps the old versi
 As long as a newer version is published than the one that serves, the model is stale: `Metrics.stale` says since when and why.
 
 Of several workers the supervisor alone does this, without a thread. It leaves each version that it took as a file that the
-workers open (`SharedVersions`), and they follow (follow.py).
+workers open (`SharedVersions`), and they follow (worker_follows_supervisor.py).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from pathlib import Path
 
 from ctrbox.errors import CtrboxError, SignatureError
 from ctrbox.publish.shared_weights import write_shared
-from ctrbox.publish.sources import DEEP_FFM
 from ctrbox.publish.versions import Published, Update, Version
+from ctrbox.publish.weights_of_models import DEEP_FFM
 from ctrbox.serve.metrics import Metrics
-from ctrbox.serve.own_copy import OwnCopy
-from ctrbox.serve.served import Updated
+from ctrbox.serve.own_copy_of_weights import OwnCopy
+from ctrbox.serve.served_models import Updated
 from ctrbox.serve.watcher import FIRST_WAIT, LONGEST_WAIT, Watcher
 
 log = logging.getLogger("ctrbox.serve")

@@ -2,8 +2,8 @@
 
     {"context": {"user_id": 7, …}, "candidates": [{"ad_id": 1, …}, …]}       or "candidates": {"ad_id": [1, …], …}
 
-Beside them "objects" may come (objects.py), and "score", an expression of several labels (answers.py). Which columns come once is
-settled by the model's folder; a run takes any of its columns in either part.
+Beside them "objects" may come (objects_in_requests.py), and "score", an expression of several labels (answers.py). Which
+columns come once is settled by the model's folder; a run takes any of its columns in either part.
 
 Candidates and the context go from the bytes straight into native frames where they are plain (`_native.RequestRows`); everything
 else, and everything wrong, goes the slow way through Python's values, which gives the same columns or says what is wrong.
@@ -27,11 +27,11 @@ from ctrbox.columns.kind import kind_of_arrow
 from ctrbox.columns.raw import RawColumn, brief
 from ctrbox.columns.times import FIRST, LAST, MICROSECONDS
 from ctrbox.errors import DataError
-from ctrbox.serve import objects
-from ctrbox.serve.fields import RowReader
+from ctrbox.serve import objects_in_requests
+from ctrbox.serve.fields_of_requests import RowReader
 from ctrbox.serve.json_body import check_members, read_json
-from ctrbox.serve.objects import Objects
-from ctrbox.serve.refused import Refused
+from ctrbox.serve.objects_in_requests import Objects
+from ctrbox.serve.refused_request import Refused
 
 PARTS = ("context", "candidates", "objects", "score")
 
@@ -43,7 +43,7 @@ class Request:
     candidates: Any  # pa.RecordBatch, or the native frame of one
     rows: int
     key: bytes  # equal for equal contexts
-    objects: Mapping[str, Objects] | None = None  # by field: what came with it to be embedded
+    objects_in_requests: Mapping[str, Objects] | None = None  # by field: what came with it to be embedded
     score: str | None = None  # the expression of several labels that it asks for
 
 
@@ -155,7 +155,7 @@ class RequestReader:
         candidates = given["candidates"]
         self.check_count(count(candidates))
         rows = each.rows(candidates)
-        embedded = objects.from_json(given["objects"]) if "objects" in given else None
+        embedded = objects_in_requests.from_json(given["objects"]) if "objects" in given else None
         score = given.get("score")
         if "score" in given and not isinstance(score, str):
             raise Refused(400, f"score must be a string, an expression of the labels of the model, got {brief(score)}")
@@ -165,7 +165,7 @@ class RequestReader:
         """Tensors by column: of one element for the context's, else one a candidate. A column of the context has a first
         dimension of 1; a second one of 1 is taken away where the column holds no lists."""
         plain: dict[str, np.ndarray] = {}
-        beside = {n: t for n, t in tensors.items() if n.startswith(objects.PREFIX) and n not in self.known}
+        beside = {n: t for n, t in tensors.items() if n.startswith(objects_in_requests.PREFIX) and n not in self.known}
         for name, values in tensors.items():
             if name in beside:
                 continue

@@ -2,10 +2,11 @@
 
     save_request_plan(plan, "request.ctr", context=["user_id", "query"])
 
-The file holds what the server runs for a request: the programs of both parts of the plan (`ctrbox.engines.split`), the columns
-that a request brings, with their types, and the rows of the joined views as they are now. It holds no weights, so it stays the
-same while new versions of them are published. The layout is in native/core/request/request_plan.h. The file is written aside,
-read again by the code that libctrbox uses, and renamed. The server hands over the same programs in memory (`native_scorer`).
+The file holds what the server runs for a request: the programs of both parts of the plan
+(`ctrbox.compiled_plan.split_for_requests`), the columns that a request brings, with their types, and the rows of the joined
+views as they are now. It holds no weights, so it stays the same while new versions of them are published. The layout is in
+native/core/request/request_plan.h. The file is written aside, read again by the code that libctrbox uses, and renamed. The
+server hands over the same programs in memory (`native_scorer`).
 
 Refused for a file: operators written in Python, joined views on a disk, and columns of lists, uint64, float16 or times in
 another unit than microseconds, which only the Python reader of requests can take.
@@ -21,12 +22,12 @@ from typing import Any
 import pyarrow as pa
 
 from ctrbox import _native
-from ctrbox.columns.raw import RawColumn
-from ctrbox.engines.cpu.assemble import Assembled, Dimension
+from ctrbox.columns.raw_values import RawColumn
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.compiled_plan.split_for_requests import Split
+from ctrbox.engines.cpu.assemble_program import Assembled, Dimension
 from ctrbox.engines.cpu.extract import Extractor
-from ctrbox.engines.cpu.stages import Native
-from ctrbox.engines.plan import Plan
-from ctrbox.engines.split import Split
+from ctrbox.engines.cpu.morsel_stages import Native
 from ctrbox.errors import PlanError
 from ctrbox.ffm.engine import DeepFFM
 from ctrbox.files.atomic import written_aside

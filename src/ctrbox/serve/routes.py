@@ -25,10 +25,10 @@ import orjson
 from ctrbox.errors import CtrboxError
 from ctrbox.serve.answers import Answered
 from ctrbox.serve.http_head import Headers
-from ctrbox.serve.refused import Refused
+from ctrbox.serve.refused_request import Refused
 from ctrbox.serve.service import Service
 from ctrbox.serve.tensors import infer_answer, read_infer
-from ctrbox.serve.view_figures import views_of
+from ctrbox.serve.versions_of_views_reported import views_of
 
 Header = tuple[bytes, bytes]
 
@@ -244,7 +244,7 @@ class Routes:
         return Answer(200, docs(openapi(self.service)).encode(), HTML, PAGE_HEADERS)
 
     def page(self) -> Answer:
-        from ctrbox.serve.page import page
+        from ctrbox.serve.status_page import page
 
         return Answer(200, page(self.service).encode(), HTML, PAGE_HEADERS)
 

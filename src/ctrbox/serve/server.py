@@ -32,22 +32,22 @@ from ctrbox.publish.sources import DEEP_FFM
 from ctrbox.publish.statement import Trust
 from ctrbox.serve.access_log import AccessLog
 from ctrbox.serve.event_stream import EventStream
-from ctrbox.serve.follow import Follower
-from ctrbox.serve.hosts import AllowedHosts
+from ctrbox.serve.host_and_origin import AllowedHosts
 from ctrbox.serve.listener import Listener
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import RUN, ModelFolder
 from ctrbox.serve.open_file_limit import connections_allowed
-from ctrbox.serve.own_copy import OwnCopy
-from ctrbox.serve.past import StateFollower, StateWriter
-from ctrbox.serve.queue import ScoringQueue
+from ctrbox.serve.own_copy_of_weights import OwnCopy
 from ctrbox.serve.reload import Reloader
-from ctrbox.serve.served import Served, ServedRun, open_served
+from ctrbox.serve.request_queue import ScoringQueue
+from ctrbox.serve.served_models import Served, ServedRun, open_served
 from ctrbox.serve.service import Limits, Service
+from ctrbox.serve.state_of_histories import StateFollower, StateWriter
 from ctrbox.serve.tls import Certificate
 from ctrbox.serve.traces import Traces, check_target
 from ctrbox.serve.view_refresh import ViewFollower, ViewRefresher, check_refreshes
 from ctrbox.serve.watcher import Watcher
+from ctrbox.serve.worker_follows_supervisor import Follower
 from ctrbox.serve.workers import GRACE, Seat, Supervisor, worker_count
 
 if TYPE_CHECKING:
@@ -334,7 +334,7 @@ class Server:
         service.traces = Traces.to(settings.traces, service.name) if settings.traces else None
         try:
             if settings.grpc_port:
-                from ctrbox.serve.rpc import grpc_server
+                from ctrbox.serve.grpc_server import grpc_server
 
                 address = f"{bracketed(settings.host)}:{settings.grpc_port}"
                 rpc = grpc_server(service, address, GRPC_THREADS, rpc_connections, self.certificate)

@@ -21,10 +21,10 @@ from ctrbox.files.untrusted_files import read_regular
 from ctrbox.predict.score_expression import ScoreExpression
 from ctrbox.serve.access_log import AccessLog
 from ctrbox.serve.answers import RANKING, Answered, described_outputs, ranked
-from ctrbox.serve.board import Desk
 from ctrbox.serve.connection_limits import Door
-from ctrbox.serve.hosts import AllowedHosts
-from ctrbox.serve.label_sums import LabelSums, lines_of, means_of
+from ctrbox.serve.figures_of_workers import Figures, figures_of
+from ctrbox.serve.host_and_origin import AllowedHosts
+from ctrbox.serve.memory_shared_by_workers import Desk
 from ctrbox.serve.metrics import ByLabel, Metrics
 from ctrbox.serve.plain import Tensor
 from ctrbox.serve.queue import ScoringQueue
@@ -35,7 +35,6 @@ from ctrbox.serve.tensors import InferRequest, inputs_of, length_of_json
 from ctrbox.serve.traces import Traces, current
 from ctrbox.serve.view_figures import lines_of_views, views_of
 from ctrbox.serve.view_refresh import ViewFollower, ViewRefresher
-from ctrbox.serve.worker_figures import Figures, figures_of
 
 if TYPE_CHECKING:
     from ctrbox.serve.prerank import Prerank  # brings torch, which a Deep FFM is served without

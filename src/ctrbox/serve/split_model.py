@@ -11,6 +11,9 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from ctrbox._native import ContextCache
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.compiled_plan.refreshed_views import JoinedViews
+from ctrbox.compiled_plan.split_for_requests import Split
 from ctrbox.engines.missed_keys import JoinCount
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.refreshed_views import JoinedViews
@@ -18,10 +21,11 @@ from ctrbox.engines.split import Split
 from ctrbox.serve.past import ServedPast
 from ctrbox.serve.plain import Plain
 from ctrbox.serve.request import Request
+from ctrbox.serve.state_of_histories import ServedPast
 from ctrbox.serve.view_versions import SplitViews
 
 if TYPE_CHECKING:
-    from ctrbox.serve.served import Scored, Scores
+    from ctrbox.serve.served_models import Scored, Scores
 
 
 class Numbered(Protocol):

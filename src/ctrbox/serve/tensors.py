@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from ctrbox.columns.raw import brief
+from ctrbox.columns.raw_values import brief
 from ctrbox.serve.answers import RANKING, SCORE, names_of_outputs
 from ctrbox.serve.json_body import read_json
-from ctrbox.serve.refused import Refused
+from ctrbox.serve.refused_request import Refused
 
 NUMPY: dict[str, Any] = {
     "BOOL": np.dtype(np.bool_),

@@ -11,7 +11,7 @@ from html import escape
 
 import orjson
 
-from ctrbox.columns.raw import RawColumn
+from ctrbox.columns.raw_values import RawColumn
 from ctrbox.columns.times import UNITS
 from ctrbox.predict.score_expression import example
 from ctrbox.serve.openapi import parts_of, sample

@@ -3,10 +3,10 @@
     files change ─► listed every few seconds ─► unchanged for a second ─► read beside the old ones ─► one reference is replaced
     POST /v1/views/refresh ───────────────────────────────────────────┘
 
-What requests read is replaced only when all rows of a view were read and agree with the plan (`ctrbox.engines.refreshed_views`).
-Otherwise the server goes on answering with the old rows: the failure is logged and counted once for each reason, readiness says
-that the view is stale, and the same files are tried again after 1 s, 2 s, 4 s and so on up to a minute, or as soon as they
-change. The failure of one view does not delay the others.
+What requests read is replaced only when all rows of a view were read and agree with the plan
+(`ctrbox.compiled_plan.refreshed_views`). Otherwise the server goes on answering with the old rows: the failure is logged and
+counted once for each reason, readiness says that the view is stale, and the same files are tried again after 1 s, 2 s, 4 s
+and so on up to a minute, or as soon as they change. The failure of one view does not delay the others.
 
 With several workers, the supervisor does this, without a thread of its own between two reads, so that a worker that it starts
 later has the newest rows too. When it has read a view, it says so on the board, and each worker reads the view itself
@@ -25,10 +25,10 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
 
-from ctrbox.engines.refreshed_views import JoinedViews
+from ctrbox.compiled_plan.refreshed_views import JoinedViews
 from ctrbox.errors import CtrboxError, PlanError
-from ctrbox.serve.board import Board, Desk
-from ctrbox.serve.served import Served
+from ctrbox.serve.memory_shared_by_workers import Board, Desk
+from ctrbox.serve.served_models import Served
 from ctrbox.serve.watcher import FIRST_WAIT, LONGEST_WAIT, Watcher
 
 TICK_SECONDS = 0.5  # between two checks whether there is work

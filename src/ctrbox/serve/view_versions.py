@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from ctrbox.compiled_plan.refreshed_views import JoinedViews
+from ctrbox.compiled_plan.split_for_requests import Split
 from ctrbox.engines.missed_keys import JoinCount
-from ctrbox.engines.refreshed_views import JoinedViews
-from ctrbox.engines.split import Split
 
 
 @dataclass(frozen=True)

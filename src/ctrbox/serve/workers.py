@@ -2,8 +2,9 @@
 order.
 
     the supervisor     the listening sockets, the model, new versions (reload.py), joined views (view_refresh.py), the board
-                       (board.py); answers no request
-    a worker           takes connections of the shared sockets, scores, follows new versions (follow.py) and views
+                       (memory_shared_by_workers.py); answers no request
+    a worker           takes connections of the shared sockets, scores, follows new versions (worker_follows_supervisor.py)
+                       and views
 
 The supervisor opens the model and *forks*: whatever it has read by then (weights, joined views, tables) is memory that all
 workers share, because nobody writes to it. Forking needs a process in which no thread holds a lock, so the supervisor starts
@@ -38,13 +39,13 @@ from typing import TYPE_CHECKING, Any
 
 from ctrbox import _native
 from ctrbox.errors import CtrboxError, PlanError
-from ctrbox.publish.sources import CLICK_MODEL
-from ctrbox.serve.board import Board, Desk
+from ctrbox.publish.weights_of_models import CLICK_MODEL
 from ctrbox.serve.listener import listening_sockets
+from ctrbox.serve.memory_shared_by_workers import Board, Desk
 from ctrbox.serve.metrics import resident
 from ctrbox.serve.model_folder import RUN
 from ctrbox.serve.open_file_limit import FEWEST
-from ctrbox.serve.served import Served, ServedRun
+from ctrbox.serve.served_models import Served, ServedRun
 
 if TYPE_CHECKING:
     from ctrbox.serve.prerank import Prerank
@@ -94,8 +95,8 @@ def why_one(kind: str, served: Served, prerank: Prerank | None) -> str:
     models = [served.run.click_model] if kind == RUN and isinstance(served, ServedRun) else []
     models += [] if prerank is None else [prerank.users.click_model]
     if models:
-        from ctrbox.embed.ssd.parts import TableParts
-        from ctrbox.embed.ssd.table import SparseTable
+        from ctrbox.embed.ssd.saved_parts import TableParts
+        from ctrbox.embed.ssd.sparse_table import SparseTable
 
         if any(isinstance(source.embedder, SparseTable | TableParts) for model in models for source in model.sources):
             return "the run has a Sparse Table, whose reading threads belong to one process"

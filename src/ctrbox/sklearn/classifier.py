@@ -40,14 +40,14 @@ from ctrbox import models
 from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.arguments.numbers import share
 from ctrbox.columns.batch import Schema
-from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.optimizers import Adam
-from ctrbox.engines.plan import compile as compile_plan
+from ctrbox.compiled_plan.plan import compile as compile_plan
+from ctrbox.embed.memory.memory_table import MemoryTable
 from ctrbox.errors import DataError, PlanError
 from ctrbox.files.urls import local_path
-from ctrbox.plan.language.expr import col
+from ctrbox.optimizers.of_table_rows import Adam
+from ctrbox.plan.language.expressions import col
 from ctrbox.plan.language.features import FeatureSet
-from ctrbox.predict.sources import reads_of
+from ctrbox.predict.tables_of_fields import reads_of
 from ctrbox.sklearn.classifier_folder import (
     VIEW,
     classes_of,

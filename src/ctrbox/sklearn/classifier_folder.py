@@ -20,14 +20,14 @@ import pyarrow as pa
 from torch import nn
 
 from ctrbox.columns.batch import Schema
-from ctrbox.engines.plan import Plan
+from ctrbox.compiled_plan.plan import Plan
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 from ctrbox.files.atomic import written_aside
-from ctrbox.files.sealed import read_sealed, sealed
+from ctrbox.files.sealed_json import read_sealed, sealed
 from ctrbox.sklearn.frames import Column, Frame
 from ctrbox.train.checkpoint import write_weights
-from ctrbox.train.folder import describe
 from ctrbox.train.run import Run
+from ctrbox.train.run_folder import describe
 
 FILE = "classifier.json"
 VIEW = "frame"  # the name of the view over the training table

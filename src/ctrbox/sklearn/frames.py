@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctrbox.arguments.names import nearest
-from ctrbox.columns.exact import decimals_to_float64, times_to_microseconds
+from ctrbox.columns.exact_casts import decimals_to_float64, times_to_microseconds
 from ctrbox.errors import DataError, PlanError
-from ctrbox.plan.language.expr import Expr, col
+from ctrbox.plan.language.expressions import Expr, col
 
 FEW = 50  # distinct whole numbers up to which they are names of things and nothing else
 QUANTILES = 20

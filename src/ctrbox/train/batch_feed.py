@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from ctrbox.columns.batch import Batch, Ragged, Schema
 from ctrbox.embed.embedder import Keys, NextUse
-from ctrbox.engines.stream import Position
+from ctrbox.engines.batch_stream import Position
 from ctrbox.errors import PlanError
-from ctrbox.predict.click_model import Looked
-from ctrbox.train.learner import Learner
+from ctrbox.predict.model_with_tables import Looked
+from ctrbox.train.learn_batch import Learner
 from ctrbox.train.look_ahead import look_ahead
 from ctrbox.train.pipeline import Clock
 

@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from ctrbox.embed.dense_optimizer import optimizer_state, restore_optimizer
 from ctrbox.embed.embedder import Embedder
-from ctrbox.embed.sharded import restore_shard
+from ctrbox.embed.shards import restore_shard
 from ctrbox.errors import CompactionError, CtrboxError, DataError
 from ctrbox.files.atomic import remove, synced, written_aside
-from ctrbox.files.sealed import sealed
+from ctrbox.files.sealed_json import sealed
+from ctrbox.optimizers.of_dense_weights import optimizer_state, restore_optimizer
 from ctrbox.predict.weights_folder import STATE, dense_of, facts_of, read_state, tensors_of
-from ctrbox.train.average import PREFIX, Average
+from ctrbox.train.average_of_weights import PREFIX, Average
 
 NAME = re.compile(r"step-(\d{10})")
 

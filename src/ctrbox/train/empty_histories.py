@@ -10,8 +10,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
-from ctrbox.engines.past.source import computed_from_log
-from ctrbox.engines.plan import Plan
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.engines.history.history_columns_of_log import computed_from_log
 from ctrbox.train.seen_in_training import log_fingerprint
 
 SHOWN = 5  # names of columns

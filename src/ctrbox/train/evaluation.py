@@ -10,22 +10,22 @@ import numpy as np
 import torch
 
 from ctrbox.columns.batch import Batch
-from ctrbox.columns.tasks import predictions_of
-from ctrbox.embed.gpu.batch import facts
-from ctrbox.engines.plan import Plan
-from ctrbox.engines.plan_fingerprint import difference
-from ctrbox.engines.stream import Position
+from ctrbox.columns.task import predictions_of
+from ctrbox.compiled_plan.fingerprint import difference
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.embed.gpu.batch_to_device import facts
+from ctrbox.engines.batch_stream import Position
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.evaluate.metrics import Scores
-from ctrbox.evaluate.tasks import TaskScores
-from ctrbox.predict.click_model import Looked
-from ctrbox.predict.naming_rows import naming_rows
-from ctrbox.train.learner import Learner
+from ctrbox.evaluate.several_labels import TaskScores
+from ctrbox.predict.model_with_tables import Looked
+from ctrbox.predict.row_of_bad_value import naming_rows
+from ctrbox.train.learn_batch import Learner
 from ctrbox.train.loss import loss_of_tasks
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.sampling import Labels, no_rows
 from ctrbox.train.settings import Settings
-from ctrbox.train.tasks import TaskLabels
+from ctrbox.train.several_labels import TaskLabels
 
 
 @dataclass(frozen=True)

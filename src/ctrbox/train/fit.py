@@ -21,39 +21,39 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 
 from ctrbox.columns.batch import Batch
-from ctrbox.embed.dense_optimizer import dense_optimizer
-from ctrbox.embed.gpu.batch import facts
-from ctrbox.engines.plan import Plan
-from ctrbox.engines.stream import Position
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.embed.gpu.batch_to_device import facts
+from ctrbox.engines.batch_stream import Position
 from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError
 from ctrbox.evaluate.metrics import tracked
 from ctrbox.files.stored_folder import StoredFolder
-from ctrbox.predict.click_model import Looked
+from ctrbox.optimizers.of_dense_weights import dense_optimizer
 from ctrbox.predict.key_kinds import check_key_kinds
-from ctrbox.predict.naming_rows import naming_rows
+from ctrbox.predict.model_with_tables import Looked
+from ctrbox.predict.row_of_bad_value import naming_rows
 from ctrbox.predict.weights_folder import read_state
 from ctrbox.train.batch_feed import Foresight, Handed, keyed
-from ctrbox.train.calibrating import calibrate, warn_of_weights
+from ctrbox.train.calibrate import calibrate, warn_of_weights
 from ctrbox.train.callbacks import Callbacks, Checkpoint, End, Evaluation, Step
+from ctrbox.train.check_model_servers import check_found, describe_fields, missing_shares, warn_of_misses
 from ctrbox.train.checkpoint import checkpoint_path, random_states, read_weights, write_weights
 from ctrbox.train.evaluation import Split, evaluate, watched, watched_name
-from ctrbox.train.folder import RunFolder, holds_run
 from ctrbox.train.gradient_sums import ALONE, Together
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
-from ctrbox.train.learner import Learner
-from ctrbox.train.model_servers import check_found, describe_fields, missing_shares, warn_of_misses
-from ctrbox.train.passes import Passes
+from ctrbox.train.learn_batch import Learner
+from ctrbox.train.pass_times import Passes
 from ctrbox.train.pipeline import Clock, Stage, run_stages
-from ctrbox.train.progress import Lately, Progress, Watcher, watcher
+from ctrbox.train.progress_line import Lately, Progress, Watcher, watcher
 from ctrbox.train.run import Run
+from ctrbox.train.run_folder import RunFolder, holds_run
 from ctrbox.train.sampling import Labels, thin
 from ctrbox.train.schedule import ReduceOnPlateau, check_reaches, factor_at
 from ctrbox.train.seen_in_training import log_marks
 from ctrbox.train.settings import Settings, described, device_for, identity
-from ctrbox.train.state import BROKEN, State, state_of
+from ctrbox.train.several_labels import TaskLabels, warn_of_young_rows
 from ctrbox.train.summary import Look, judge, summarize
 from ctrbox.train.table_setup import check_rows_told, clear_rows, set_rate, warn_of_rows
-from ctrbox.train.tasks import TaskLabels, warn_of_young_rows
+from ctrbox.train.training_state import BROKEN, State, state_of
 from ctrbox.train.warm_up import WarmUp
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from ctrbox.columns.batch import Batch
-from ctrbox.engines.plan import Plan
-from ctrbox.engines.stream import Position
-from ctrbox.evaluate.interval import auc_difference
-from ctrbox.train.learner import Learner
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.engines.batch_stream import Position
+from ctrbox.evaluate.compare_two_models import auc_difference
+from ctrbox.train.learn_batch import Learner
 
 SAMPLE = 20_000
 PIECE = 8_192

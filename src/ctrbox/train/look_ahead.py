@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from ctrbox import _native
 from ctrbox.embed.embedder import Keys, NextUse
-from ctrbox.embed.ssd.table import SHARDS
+from ctrbox.embed.ssd.sparse_table import SHARDS
 from ctrbox.errors import SourceError
 from ctrbox.files.atomic import FULL
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Batch
-from ctrbox.columns.tasks import matrix
+from ctrbox.columns.task import matrix
 from ctrbox.errors import PlanError
-from ctrbox.predict.sources import Source
+from ctrbox.predict.tables_of_fields import Source
 
 
 def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:

@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from ctrbox.compiled_plan.fingerprint import difference, only_filters_differ
+from ctrbox.compiled_plan.plan import Plan
 from ctrbox.embed.vectors.model_server import ModelServer
-from ctrbox.engines.plan import Plan
-from ctrbox.engines.plan_fingerprint import difference, only_filters_differ
 from ctrbox.errors import PlanError
-from ctrbox.files.sealed import read_sealed
+from ctrbox.files.sealed_json import read_sealed
 from ctrbox.files.stored_folder import StoredFolder
-from ctrbox.plan.language.user import UserOperator
-from ctrbox.predict.run_folder import fetched_run, other_plan, read_run
+from ctrbox.plan.language.user_operators import UserOperator
+from ctrbox.predict.read_run_folder import fetched_run, other_plan, read_run
 from ctrbox.predict.run_predictor import RunPredictor
 from ctrbox.predict.unlearned_keys import refusing_unknown
 from ctrbox.train.empty_histories import warn_of_empty_histories
 from ctrbox.train.evaluation import score_plan, scored
-from ctrbox.train.learner import Learner
+from ctrbox.train.learn_batch import Learner
 from ctrbox.train.seen_in_training import log_fingerprint, recorded_fingerprint, warn_of_learned_rows
-from ctrbox.views.recorded import RecordedSource
+from ctrbox.views.columns_as_recorded import RecordedSource
 
 ROWS = 16_384
 FIRST = {"binary": "auc", "regression": "rmse", "count": "deviance"}  # the figure of a task that is shown first
@@ -58,7 +58,7 @@ class Run(RunPredictor):
 
     def _repr_html_(self) -> str:
         """Return the metrics and the learning curve, for notebooks."""
-        from ctrbox.report.notebook import for_notebook
+        from ctrbox.report.run_in_notebook import for_notebook
 
         return for_notebook(repr(self), self.metrics, self.folder)
 
@@ -140,7 +140,7 @@ class Run(RunPredictor):
         """Write report.html into the run folder and return its path; of a run on S3 or HDFS, the path of its local copy."""
         if self.folder is None:
             raise PlanError("this run has no folder; call fit with out='runs/…' to get a report")
-        from ctrbox.report.write import write_report
+        from ctrbox.report.write_report import write_report
 
         written = write_report(self.folder)
         if self.stored is not None:

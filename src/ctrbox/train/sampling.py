@@ -15,9 +15,9 @@ from dataclasses import replace
 import numpy as np
 
 from ctrbox.columns.batch import Batch, as_array
-from ctrbox.engines.plan import Plan
+from ctrbox.compiled_plan.plan import Plan
 from ctrbox.errors import PlanError, TrainError
-from ctrbox.predict.naming_rows import RefusedInData, Sought
+from ctrbox.predict.row_of_bad_value import RefusedInData, Sought
 from ctrbox.views.view import Filter, Join, Step
 
 

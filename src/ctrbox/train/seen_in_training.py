@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctrbox.engines.past.source import base_of
-from ctrbox.engines.plan import Plan
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.engines.history.history_columns_of_log import base_of
 from ctrbox.errors import SourceError
 from ctrbox.files.data_fingerprint import marks_of_files
 from ctrbox.files.filesystems import File
-from ctrbox.files.sealed import read_sealed
-from ctrbox.views.memory import StreamSource
-from ctrbox.views.recorded import AgreeingSource, opened
+from ctrbox.files.sealed_json import read_sealed
+from ctrbox.views.columns_as_recorded import AgreeingSource, opened
+from ctrbox.views.frames_in_memory import StreamSource
 
 MOST_FILES = 1000
 LEAST_SHARE = 0.01  # of the bytes of a log that known files hold; files with a head and no rows may be equal by chance

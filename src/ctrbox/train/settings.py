@@ -17,12 +17,12 @@ from torch import nn
 
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import flag, is_number, number, share, shown_value, whole
+from ctrbox.compiled_plan.plan import Plan
 from ctrbox.embed.embedder import Embedder
-from ctrbox.embed.traits import settings_of as table_settings
-from ctrbox.embed.traits import traits_of
+from ctrbox.embed.embedder_traits import settings_of as table_settings
+from ctrbox.embed.embedder_traits import traits_of
 from ctrbox.engines.cuda.runtime import gpu_of_process, use_gpu_of, why_not
 from ctrbox.engines.device import wants_gpu
-from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, DeviceError, PlanError
 from ctrbox.evaluate.calibration import MOST_SHIFT
 from ctrbox.evaluate.calibration_maps import KINDS
@@ -88,7 +88,7 @@ class Settings:
             raise PlanError(f"average must be a number above 0 and below 1, such as 0.999, got {self.average!r}")
         several = isinstance(self.monitor, str) and (
             self.monitor == "loss" or "." in self.monitor
-        )  # a metric of several labels, which train/tasks.py checks
+        )  # a metric of several labels, which train/several_labels.py checks
         if self.monitor is not None and self.monitor not in MONITORS and not several:
             raise PlanError(
                 f"monitor must be one of {', '.join(MONITORS)}, got {self.monitor!r}{nearest(str(self.monitor), MONITORS)}"

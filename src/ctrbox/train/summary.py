@@ -12,18 +12,18 @@ import numpy as np
 import pyarrow as pa
 
 from ctrbox.columns.kind import kind_of_arrow, name_of
-from ctrbox.engines.plan import Plan
+from ctrbox.compiled_plan.plan import Plan
 from ctrbox.errors import PlanError
 from ctrbox.evaluate.metrics import Scores
 from ctrbox.evaluate.slices import Slice, slices, without_figures, worst
-from ctrbox.plan.graph.build import build_columns
-from ctrbox.plan.language.expr import Expr, col
-from ctrbox.plan.language.typing import UNIT_ADVICE
+from ctrbox.plan.graph.build_graph import build_columns
+from ctrbox.plan.language.expressions import Expr, col
+from ctrbox.plan.language.types_of_operators import UNIT_ADVICE
 from ctrbox.report.bottleneck import StageShares, bottleneck
 from ctrbox.train.evaluation import columns_of, scored
 from ctrbox.train.importance import features, sample
-from ctrbox.train.learner import Learner
-from ctrbox.train.passes import HELD, Passes, ratios
+from ctrbox.train.learn_batch import Learner
+from ctrbox.train.pass_times import HELD, Passes, ratios
 from ctrbox.train.pipeline import Clock
 from ctrbox.train.settings import Settings
 

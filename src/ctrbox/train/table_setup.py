@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ctrbox.arguments.names import nearest
 from ctrbox.embed.embedder import Embedder
-from ctrbox.embed.traits import full, traits_of
+from ctrbox.embed.embedder_traits import full, traits_of
 from ctrbox.errors import PlanError
 
 TABLES = ("keep", "empty")

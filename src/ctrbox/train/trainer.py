@@ -13,26 +13,26 @@ from torch import nn
 from ctrbox import _native
 from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.arguments.numbers import flag, is_number, shown_value, whole
-from ctrbox.embed.dense_optimizer import DenseOptimizer
-from ctrbox.embed.optimizers import Adam
-from ctrbox.engines.plan import Plan
+from ctrbox.compiled_plan.plan import Plan
 from ctrbox.engines.threads import MOST_LEARNING, checked_threads
 from ctrbox.errors import PlanError
 from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.files.urls import stored_url
+from ctrbox.optimizers.of_dense_weights import DenseOptimizer
+from ctrbox.optimizers.of_table_rows import Adam
 from ctrbox.plan.placement.device import gpu_number
-from ctrbox.predict.sources import Embedders
-from ctrbox.train.calibrating import with_calibration
+from ctrbox.predict.tables_of_fields import Embedders
+from ctrbox.train.calibrate import with_calibration
 from ctrbox.train.evaluation import Split
 from ctrbox.train.fit import Elsewhere, Fit
 from ctrbox.train.look_ahead import MOST
-from ctrbox.train.progress import Watcher, watcher
+from ctrbox.train.progress_line import Watcher, watcher
 from ctrbox.train.run import Run
 from ctrbox.train.schedule import CONSTANT, ReduceOnPlateau, Schedule
 from ctrbox.train.settings import DEVICES, Settings, no_setting, with_batch_size
+from ctrbox.train.several_labels import check_settings
 from ctrbox.train.summary import Look
 from ctrbox.train.table_setup import check_tables
-from ctrbox.train.tasks import check_settings
 from ctrbox.train.warm_up import WarmUp
 
 

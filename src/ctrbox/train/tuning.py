@@ -27,12 +27,12 @@ from typing import Any
 from torch import nn
 
 from ctrbox.arguments.names import nearest
-from ctrbox.embed.traits import traits_of
-from ctrbox.engines.plan import Plan
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.embed.embedder_traits import traits_of
 from ctrbox.errors import CtrboxError, PlanError, TrainError
 from ctrbox.files.urls import refuse_url
-from ctrbox.train.progress import Watcher
-from ctrbox.train.tasks import monitors
+from ctrbox.train.progress_line import Watcher
+from ctrbox.train.several_labels import monitors
 from ctrbox.train.trackers import OptunaPruning, imported
 from ctrbox.train.trainer import FIT, Trainer
 

@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from ctrbox.arguments.names import nearest
-from ctrbox.embed.sharded import restore_shard
-from ctrbox.engines.plan import Plan
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.embed.shards import restore_shard
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.files.urls import refuse_url
-from ctrbox.predict.sources import Source
+from ctrbox.predict.tables_of_fields import Source
 from ctrbox.predict.weights_folder import read_dense, read_state
 from ctrbox.train.checkpoint import read_optimizer, write_weights
-from ctrbox.train.folder import describe
-from ctrbox.train.learner import Learner
+from ctrbox.train.learn_batch import Learner
 from ctrbox.train.run import Run
+from ctrbox.train.run_folder import describe
 from ctrbox.train.seen_in_training import log_fingerprint, recorded_fingerprint
 
 ABSENT = object()

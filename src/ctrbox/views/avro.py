@@ -32,8 +32,8 @@ from pyarrow import types as pt
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File
 from ctrbox.views.avro_blocks import Header, read_blocks, read_header, unpacked
-from ctrbox.views.simple import Leaf, castable, leaves
-from ctrbox.views.streamed import BlockError, Parse, open_stream
+from ctrbox.views.files_without_row_index import BlockError, Parse, open_stream
+from ctrbox.views.simple_types import Leaf, castable, leaves
 
 MOST_DEPTH = 32
 PRIMITIVE = {

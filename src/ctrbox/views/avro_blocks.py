@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ctrbox.views.streamed import BlockError
+from ctrbox.views.files_without_row_index import BlockError
 
 MAGIC = b"Obj\x01"
 SYNC = 16

@@ -2,7 +2,7 @@
 
 The first line names the columns unless the view says `header=False` or gives `names`. An empty field without quotes is
 null, in every column; a quoted field is never null and may hold delimiters and line ends. Blank lines are left out.
-fields.py says what the other fields become.
+fields_of_delimited_text.py says what the other fields become.
 """
 
 from __future__ import annotations
@@ -17,11 +17,19 @@ import pyarrow.csv as pacsv
 from ctrbox.arguments.names import nearest
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File, first_line
-from ctrbox.views.fields import DECLARED, Misfit, convert, infer, infer_time, name_of_type, number_as_time
-from ctrbox.views.simple import Leaf
-from ctrbox.views.streamed import BlockError, NoRows, Parse
-from ctrbox.views.text import Block, NotText, check_text, one_batch, text_blocks
+from ctrbox.views.fields_of_delimited_text import (
+    DECLARED,
+    Misfit,
+    convert,
+    infer,
+    infer_time,
+    name_of_type,
+    number_as_time,
+)
+from ctrbox.views.files_without_row_index import BlockError, NoRows, Parse
+from ctrbox.views.simple_types import Leaf
 from ctrbox.views.text_guesses import evident_delimiter, is_a_header, is_a_row
+from ctrbox.views.text_in_blocks import Block, NotText, check_text, one_batch, text_blocks
 from ctrbox.views.text_options import TextOptions
 
 _ROW = re.compile(r"Row #(\d+): ")

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from ctrbox.views.indexed import Footer
-    from ctrbox.views.simple import Leaf
+    from ctrbox.views.files_with_row_index import Footer
+    from ctrbox.views.simple_types import Leaf
 
 STAND_IN = pa.binary(0)
 

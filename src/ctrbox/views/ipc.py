@@ -13,9 +13,9 @@ from pyarrow import types as pt
 
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File
-from ctrbox.views.indexed import Footer, NoStatistics, Wanted
-from ctrbox.views.simple import Leaf
-from ctrbox.views.streamed import Parse, open_stream
+from ctrbox.views.files_with_row_index import Footer, NoStatistics, Wanted
+from ctrbox.views.files_without_row_index import Parse, open_stream
+from ctrbox.views.simple_types import Leaf
 
 MAGIC = b"ARROW1"
 

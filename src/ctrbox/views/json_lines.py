@@ -22,10 +22,10 @@ from pyarrow import types as pt
 
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File, first_line
-from ctrbox.views.fields import DECLARED, EXACT, exact_whole, number_as_time
-from ctrbox.views.simple import Leaf
-from ctrbox.views.streamed import BlockError, Parse
-from ctrbox.views.text import Block, NotText, check_text, no_null_type, one_batch, text_blocks
+from ctrbox.views.fields_of_delimited_text import DECLARED, EXACT, exact_whole, number_as_time
+from ctrbox.views.files_without_row_index import BlockError, Parse
+from ctrbox.views.simple_types import Leaf
+from ctrbox.views.text_in_blocks import Block, NotText, check_text, no_null_type, one_batch, text_blocks
 from ctrbox.views.text_options import TextOptions
 
 _ROW = re.compile(r" in row (\d+)$")

@@ -11,7 +11,7 @@ import pyarrow.orc as orc
 
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File
-from ctrbox.views.indexed import Footer, NoStatistics, Wanted
+from ctrbox.views.files_with_row_index import Footer, NoStatistics, Wanted
 from ctrbox.views.ipc import check_batch, widths
 
 MAGIC = b"ORC"

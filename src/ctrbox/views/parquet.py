@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File, first_line
-from ctrbox.views.indexed import Footer, Prune, Wanted
+from ctrbox.views.files_with_row_index import Footer, Prune, Wanted
 from ctrbox.views.parquet_footers import read_footer
 from ctrbox.views.parquet_pages import decode_columns
-from ctrbox.views.simple import Leaf
+from ctrbox.views.simple_types import Leaf
 
 
 class Parquet:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from pyarrow import types as pt
 
-from ctrbox.views.indexed import Footer, IndexedFiles
+from ctrbox.views.files_with_row_index import Footer, IndexedFiles
 from ctrbox.views.parquet import Parquet
 from ctrbox.views.parquet_pages import flat_column, stored_chunk
-from ctrbox.views.simple import Leaf
+from ctrbox.views.simple_types import Leaf
 
 
 class Chunk(NamedTuple):

@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyarrow import types as pt
 
 from ctrbox import _native
-from ctrbox.views.indexed import Footer
-from ctrbox.views.simple import Leaf
+from ctrbox.views.files_with_row_index import Footer
+from ctrbox.views.simple_types import Leaf
 
 # Row groups of a file are usually stored alike, so only the first one is asked; the core refuses what it does not know.
 ENCODINGS = frozenset({"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "BIT_PACKED"})

@@ -13,17 +13,17 @@ from ctrbox.files.file_version import settle
 from ctrbox.files.filesystems import File, Store, find_files
 from ctrbox.views.avro import Avro
 from ctrbox.views.delimited import Csv
+from ctrbox.views.files_with_row_index import IndexedFiles
+from ctrbox.views.files_without_row_index import StreamedFiles
 from ctrbox.views.formats import format_of
-from ctrbox.views.indexed import IndexedFiles
+from ctrbox.views.frames_in_memory import from_capsule, from_dataset
+from ctrbox.views.hive_partitions import Partitions
 from ctrbox.views.ipc import IpcFile, IpcStream, is_stream
 from ctrbox.views.json_lines import Json
-from ctrbox.views.memory import from_capsule, from_dataset
 from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin, Source
 from ctrbox.views.orc import Orc
 from ctrbox.views.parquet import Parquet
-from ctrbox.views.partitions import Partitions
 from ctrbox.views.snapshots.opening import open_table, path_of_table
-from ctrbox.views.streamed import StreamedFiles
 from ctrbox.views.text_options import FOR_JSON, TextOptions
 
 __all__ = ["MORSEL_ROWS", "Morsel", "Origin", "Source", "as_before", "like", "open_files", "open_source"]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 from pyarrow import types as pt
 
-from ctrbox.views.fields import fits, infer
+from ctrbox.views.fields_of_delimited_text import fits, infer
 
 DELIMITERS = ("::", "\t", ";", "|", ",", "^", "\x01", " ")  # the likelier ones first
 SAMPLE_LINES = 50

@@ -8,7 +8,7 @@ from typing import Any
 
 from ctrbox.arguments.names import nearest
 from ctrbox.errors import PlanError
-from ctrbox.views.fields import DECLARED
+from ctrbox.views.fields_of_delimited_text import DECLARED
 
 FOR_JSON = ("encoding", "types")
 

@@ -87,7 +87,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class WithHistory:
-    features: tuple[tuple[str, Any], ...]  # each a ctrbox.plan.language.past.PastFeature
+    features: tuple[tuple[str, Any], ...]  # each a ctrbox.plan.language.history_columns.PastFeature
 
     @property
     def names(self) -> list[str]:
@@ -459,12 +459,12 @@ def _preview() -> Any:
 
 def _language() -> Any:
     """Return the module that describes history columns, which lies above this folder as well."""
-    return import_module("ctrbox.plan.language.past")
+    return import_module("ctrbox.plan.language.history_columns")
 
 
 def _past() -> Any:
     """Return the part of the engines that computes history columns, which lies above this folder as well."""
-    return import_module("ctrbox.engines.past.source")
+    return import_module("ctrbox.engines.history.history_columns_of_log")
 
 
 def _names(names: Any, what: str) -> tuple[str, ...]:

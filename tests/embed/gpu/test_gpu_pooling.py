@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from ctrbox.columns.batch import Batch, Field, Ragged, Schema
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.gpu import kernels as gpu_kernels
-from ctrbox.embed.gpu.batch import References, joined
+from ctrbox.embed.gpu.batch_to_device import References, joined
+from ctrbox.embed.gpu.gpu_table import GpuTable
 from ctrbox.embed.gpu.pooling import Reading
-from ctrbox.embed.gpu.table import GpuTable
-from ctrbox.embed.lookup import Lookup
-from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.optimizers import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad
+from ctrbox.embed.memory.memory_table import MemoryTable
 from ctrbox.embed.pooling import KINDS, sequence
+from ctrbox.embed.unique_keys import Lookup
 from ctrbox.engines.cuda.runtime import Runtime
 from ctrbox.errors import DataError, PlanError
+from ctrbox.optimizers.of_table_rows import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad
 from tests.cuda_host import HostRuntime
 from tests.embed.gpu.test_gpu_table import SHAPES, Shape, assert_same, bits, named, pair, plain, shapes
-from tests.embed.test_lookup import batches
-from tests.twins import lookup as twin
+from tests.embed.test_unique_keys import batches
+from tests.twins import unique_keys as twin
 
 CHUNK, GROUP = gpu_kernels.CHUNK, gpu_kernels.GROUP
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from ctrbox.embed.embedder import Embedder, Row
 from ctrbox.embed.gpu import kernels as gpu_kernels
-from ctrbox.embed.gpu import store as gpu_store
-from ctrbox.embed.gpu.table import GpuTable
-from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.optimizers import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad, spec_of
+from ctrbox.embed.gpu import table_memory as gpu_store
+from ctrbox.embed.gpu.gpu_table import GpuTable
+from ctrbox.embed.memory.memory_table import MemoryTable
 from ctrbox.engines.cuda.runtime import Runtime, why_not
 from ctrbox.errors import BudgetError, CtrboxError, DataError, DeviceError, PlanError, SourceError
+from ctrbox.optimizers.of_table_rows import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad, spec_of
 from tests.cuda_host import HostRuntime
 
 # Kernels are compiled for a shape: the kinds of optimizers belong to it, their parameters do not.

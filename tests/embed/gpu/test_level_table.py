@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from ctrbox.columns.batch import Batch
 from ctrbox.embed.embedder import Embedder, Row
-from ctrbox.embed.gpu import levels as gpu_levels
-from ctrbox.embed.gpu.batch import References
-from ctrbox.embed.gpu.levels import LevelTable
-from ctrbox.embed.gpu.store import slots_for
-from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.optimizers import Optimizer, RowwiseAdagrad
-from ctrbox.embed.ssd.table import SparseTable
+from ctrbox.embed.gpu import level_table as gpu_levels
+from ctrbox.embed.gpu.batch_to_device import References
+from ctrbox.embed.gpu.level_table import LevelTable
+from ctrbox.embed.gpu.table_memory import slots_for
+from ctrbox.embed.memory.memory_table import MemoryTable
+from ctrbox.embed.ssd.sparse_table import SparseTable
 from ctrbox.engines.cuda.runtime import Runtime
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
+from ctrbox.optimizers.of_table_rows import Optimizer, RowwiseAdagrad
 from tests.cuda_host import HostRuntime
 from tests.embed.gpu.test_gpu_pooling import batch_of_keys, expected_push
 from tests.embed.gpu.test_gpu_table import FLOATS, SHAPES, assert_same, bits, shapes

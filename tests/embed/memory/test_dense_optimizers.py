@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.optimizers import Adagrad, Adam, AdamW, Optimizer, optimizer_of, spec_of
-from ctrbox.embed.sharded import Spec
+from ctrbox.embed.memory.memory_table import MemoryTable
+from ctrbox.embed.shards import Spec
 from ctrbox.errors import DataError, PlanError
+from ctrbox.optimizers.of_table_rows import Adagrad, Adam, AdamW, Optimizer, optimizer_of, spec_of
 from tests.embed.memory.test_memory_table import KEYS, assert_same, bits, pair, random_calls
 from tests.train.test_run_folder import Stop, StopAt
 from tests.train.test_run_folder import see_every_step as see_every_step

@@ -12,7 +12,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import _native
-from ctrbox.embed.memory.table import MemoryTable
+from ctrbox.embed.memory.memory_table import MemoryTable
 from ctrbox.errors import SourceError
 from tests.twins.checked_file import sealed, unsealed
 

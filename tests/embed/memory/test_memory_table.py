@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox.embed.embedder import Embedder, Row
-from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.optimizers import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad
+from ctrbox.embed.memory.memory_table import MemoryTable
 from ctrbox.errors import BudgetError, CtrboxError, DataError, PlanError
+from ctrbox.optimizers.of_table_rows import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad
 from tests.twins import optimizers as twin
 
 OPTIMIZERS: list[Optimizer] = [

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.optimizers import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad
+from ctrbox.embed.memory.memory_table import MemoryTable
 from ctrbox.errors import BudgetError, CtrboxError, DataError, SourceError, WriteError
+from ctrbox.optimizers.of_table_rows import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad
 
 OPTIMIZERS: list[Optimizer] = [SGD(), Adagrad(), RowwiseAdagrad(), Adam(), FTRL(l1=0.1)]
 

@@ -9,7 +9,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import _native
-from tests.twins.lookup import shard
+from tests.twins.unique_keys import shard
 
 DIM = 3
 FLOATS = 2 * DIM  # values and one number of Adagrad's state for each

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
-@pytest.mark.parametrize("name", ["policy", "filter", "parallel"])
+@pytest.mark.parametrize("name", ["eviction_policy", "bloom_filter", "parallel"])
 def test_a_native_test_of_headers_passes(name: str, tmp_path: Path) -> None:
     source, program = ROOT / f"native/tests/test_{name}.cpp", tmp_path / name
     flags = ["-std=c++20", "-O1", "-ffp-contract=off", "-pthread", f"-I{ROOT / 'native'}"]

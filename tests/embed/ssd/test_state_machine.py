@@ -26,8 +26,8 @@ import ctrbox as cb
 from ctrbox import _native
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.row_lifetime import life_of
-from ctrbox.embed.ssd.table import POLICIES
-from ctrbox.embed.table import shape_of
+from ctrbox.embed.settings_of_tables import shape_of
+from ctrbox.embed.ssd.sparse_table import POLICIES
 
 # Over the least a table takes, which is that of some thousand rows.
 RAMS = [1.0, 1.3, 3.0]

@@ -23,8 +23,8 @@ from torch import nn
 
 import ctrbox as cb
 from ctrbox import col
+from ctrbox.embed.vectors import decode_image, encoders
 from ctrbox.embed.vectors import encode as encoding
-from ctrbox.embed.vectors import encoders, pictures
 from ctrbox.embed.vectors.encoders import Crop, load_weights
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 
@@ -161,8 +161,8 @@ def test_pixels_are_bounded_before_anything_is_decoded(monkeypatch: pytest.Monke
     import zlib
 
     data[29:33] = zlib.crc32(bytes(data[12:29])).to_bytes(4, "big")
-    with pytest.raises(pictures.Refused, match=r"60,000 x 60,000 pixels|exceeds limit") as caught:
-        pictures.decode(bytes(data))
+    with pytest.raises(decode_image.Refused, match=r"60,000 x 60,000 pixels|exceeds limit") as caught:
+        decode_image.decode(bytes(data))
     assert caught.value.cause == "pixels"
 
 
@@ -256,7 +256,7 @@ def test_torch_divides_no_operation_in_the_threads_of_an_encoding() -> None:
 
 
 def test_two_encodings_into_one_file_at_a_time_are_refused(tmp_path: Path) -> None:
-    from ctrbox.embed.vectors.encoded_so_far import EncodedSoFar
+    from ctrbox.embed.vectors.resume_encoding import EncodedSoFar
 
     first = EncodedSoFar(tmp_path / "work", dict, 4)
     with pytest.raises(WriteError, match="another process is encoding"):
@@ -266,7 +266,7 @@ def test_two_encodings_into_one_file_at_a_time_are_refused(tmp_path: Path) -> No
 
 
 def test_vectors_are_kept_while_the_identity_is_still_computed(tmp_path: Path) -> None:
-    from ctrbox.embed.vectors.encoded_so_far import EncodedSoFar
+    from ctrbox.embed.vectors.resume_encoding import EncodedSoFar
 
     known = threading.Event()
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import ctrbox as cb
 from ctrbox.embed.embedder import Embedder, Row
-from ctrbox.embed.vectors.server_file import HEAD
+from ctrbox.embed.vectors.model_server_file import HEAD
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
 from tests.models.conftest import one_thread  # noqa: F401
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import _native, col
-from ctrbox.embed.vectors import write as vector_write
-from ctrbox.embed.vectors.file import HEAD, ROWS_AT, _Shard, shard_of
+from ctrbox.embed.vectors import write_vector_file as vector_write
+from ctrbox.embed.vectors.vector_file import HEAD, ROWS_AT, _Shard, shard_of
 from ctrbox.errors import DataError, PlanError, SourceError
 
 KEYS = st.integers(-(2**63), 2**63 - 1).filter(bool)

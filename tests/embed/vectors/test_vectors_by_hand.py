@@ -14,11 +14,11 @@ import torch
 
 import ctrbox as cb
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.vectors import write as vector_write
-from ctrbox.embed.vectors.file import HEAD, index_at, shard_name, shard_of
+from ctrbox.embed.vectors import write_vector_file as vector_write
 from ctrbox.embed.vectors.published_table import PublishedTable, PublishedVectors
 from ctrbox.embed.vectors.submodels import IMAGE, OTHER, TEXT, kind_of_shapes
-from ctrbox.embed.vectors.write import _Chunks, check_place
+from ctrbox.embed.vectors.vector_file import HEAD, index_at, shard_name, shard_of
+from ctrbox.embed.vectors.write_vector_file import _Chunks, check_place
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 
 F4 = np.dtype("<f4")

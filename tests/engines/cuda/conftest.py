@@ -35,7 +35,8 @@ def runtime(request: pytest.FixtureRequest) -> HostRuntime:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         blocks = (
-            item.path.name in ("test_plans.py", "test_operators.py", "test_reading.py") and "256 threads" in item.name
+            item.path.name in ("test_plans.py", "test_operators.py", "test_columns_only_gpu_reads.py")
+            and "256 threads" in item.name
         )
         if blocks and not any(part in item.name for part in BLOCKS_TOO):
             item.add_marker(pytest.mark.exhaustive)

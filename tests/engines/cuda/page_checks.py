@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from ctrbox.engines.cuda.pages import DeviceColumn, PageDecoder
+from ctrbox.engines.cuda.parquet_pages import DeviceColumn, PageDecoder
 from tests.engines.cuda.page_files import by_the_cpu, chunks, read_back, table
 
 __all__ = [

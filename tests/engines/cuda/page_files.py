@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctrbox import _native
-from ctrbox.engines.cuda.pages import DeviceColumn
+from ctrbox.engines.cuda.parquet_pages import DeviceColumn
 from ctrbox.views.parquet_chunks import Chunk
 
 CODECS = {"NONE": 0, "LZ4": 1, "SNAPPY": 2}

@@ -20,10 +20,10 @@ from ctrbox import col
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cuda.runtime import Runtime
 from ctrbox.plan.placement.placement import place
+from tests.compiled_plan.test_whole_plan import QUIET, Job, jobs, rich, world, write
 from tests.engines.cuda import hostile
 from tests.engines.cuda.plans import Stream, agree, assert_same, computed, on_cpu, on_device, warned
 from tests.engines.cuda.registers import shrunk
-from tests.engines.test_whole_plan import QUIET, Job, jobs, rich, world, write
 
 
 def log_table(rows: int, seed: int = 0) -> pa.Table:

@@ -14,7 +14,7 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.engines.cuda.runtime import Runtime
 from ctrbox.errors import CtrboxError
-from ctrbox.views.indexed import IndexedFiles
+from ctrbox.views.files_with_row_index import IndexedFiles
 from tests.engines.cuda.plans import assert_same, on_cpu, on_device
 
 __all__ = [

@@ -20,15 +20,15 @@ import torch
 import ctrbox as cb
 from ctrbox import _native
 from ctrbox.columns.batch import Schema
-from ctrbox.engines.cpu.assemble import Assembled
-from ctrbox.engines.cpu.stages import located
+from ctrbox.engines.cpu.assemble_program import Assembled
+from ctrbox.engines.cpu.morsel_stages import located
+from ctrbox.engines.cuda.device_memory import Device, Slot
 from ctrbox.engines.cuda.extract import Chunk, CudaExtractor
-from ctrbox.engines.cuda.memory import Device, Slot
 from ctrbox.engines.cuda.program import Register, entry_width
 from ctrbox.engines.cuda.runtime import Runtime
-from ctrbox.plan.graph.build import build_columns
+from ctrbox.plan.graph.build_graph import build_columns
 from ctrbox.plan.graph.graph import Graph
-from ctrbox.plan.language.typing import origin
+from ctrbox.plan.language.types_of_operators import origin
 from ctrbox.views.morsel import Morsel, Origin
 
 Rows = pa.Table | pa.RecordBatch | None

@@ -19,7 +19,7 @@ from ctrbox import _native
 from ctrbox.engines.cuda import upload
 from ctrbox.engines.cuda.upload import HEADER, RAW, SOURCE, Layout, Source, slices
 from ctrbox.errors import DataError, PlanError
-from tests.twins.raw_columns import Device, as_bytes, is_text, send_and_read
+from tests.twins.raw_values import Device, as_bytes, is_text, send_and_read
 
 NATIVE = Path(__file__).parents[3] / "native"
 

@@ -4,7 +4,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import _native
-from ctrbox.plan.graph.build import build_columns
+from ctrbox.plan.graph.build_graph import build_columns
 from tests.cuda_host import HostRuntime
 from tests.engines.cuda import expressions, hostile
 from tests.engines.cuda.operator_checks import *  # noqa: F403  # the test bodies; the GPU's tests have them too

@@ -20,9 +20,10 @@ from ctrbox import col
 from ctrbox.engines.cuda import compiler
 from ctrbox.engines.cuda.batches import MOST_STRETCHES
 from ctrbox.engines.cuda.compiler import compile_source, expanded
+from ctrbox.engines.cuda.kernel_source import Source, real, whole
 from ctrbox.engines.cuda.program import Layout, Recorded
-from ctrbox.engines.cuda.source import Source, real, whole
 from ctrbox.errors import DeviceError
+from tests.compiled_plan.test_whole_plan import rich, world
 from tests.cuda_host import HostRuntime
 from tests.engines.cuda import hostile
 from tests.engines.cuda.conftest import host_runtime
@@ -30,7 +31,6 @@ from tests.engines.cuda.expressions import FAMILIES, fitted
 from tests.engines.cuda.plan_checks import features, log_table
 from tests.engines.cuda.plans import agree, on_device
 from tests.engines.cuda.registers import Registers
-from tests.engines.test_whole_plan import rich, world
 
 KERNEL = 'extern "C" __global__ void {name}(unsigned long long* out) {{ out[0] = {value}; }}\n'
 

@@ -13,7 +13,7 @@ import pytest
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.engines.cuda.compiler import LINKING, nvrtc
-from ctrbox.engines.cuda.scalar import device_code
+from ctrbox.engines.cuda.user_row_function import device_code
 from ctrbox.errors import DeviceError
 from tests.engines.cuda.plans import on_device
 from tests.engines.cuda.user_checks import *  # noqa: F403  # the test bodies; the GPU's tests have them too

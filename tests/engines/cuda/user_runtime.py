@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from ctrbox.engines.cpu.scalar import TYPES
+from ctrbox.engines.cpu.user_row_function import TYPES
 from ctrbox.engines.cuda.compiler import Compiled, compile_source, expanded
+from ctrbox.engines.cuda.kernel_source import type_of
 from ctrbox.engines.cuda.runtime import NONE
-from ctrbox.engines.cuda.scalar import device_code
-from ctrbox.engines.cuda.source import type_of
-from ctrbox.plan.language.user import UserOperator
+from ctrbox.engines.cuda.user_row_function import device_code
+from ctrbox.plan.language.user_operators import UserOperator
 from tests.cuda_host import HostKernel, HostRuntime
 
 

@@ -17,8 +17,8 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines import plan_file as saving
-from ctrbox.engines.plan_file import HEAD, MAGIC, Blobs, load_plan, save_plan
+from ctrbox.compiled_plan import plan_file as saving
+from ctrbox.compiled_plan.plan_file import HEAD, MAGIC, Blobs, load_plan, save_plan
 from ctrbox.errors import PlanError
 from tests.plan.graph.test_saved import forged
 

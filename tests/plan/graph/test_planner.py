@@ -12,7 +12,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines.cpu.stages import Native
+from ctrbox.engines.cpu.morsel_stages import Native
 from ctrbox.errors import PlanError
 from ctrbox.plan.graph.graph import Graph
 from tests.plan import world

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines.plan_file import HEAD, MAGIC, load_plan, paths_to_allow, save_plan
-from ctrbox.engines.plan_fingerprint import fingerprint
-from ctrbox.engines.saved_views import reference_of
+from ctrbox.compiled_plan.fingerprint import fingerprint
+from ctrbox.compiled_plan.plan_file import HEAD, MAGIC, load_plan, paths_to_allow, save_plan
+from ctrbox.compiled_plan.saved_views import reference_of
 from ctrbox.errors import CtrboxError, PlanError, SourceError
 from ctrbox.plan.graph.expression_json import Reader, Writer, canonical
 from tests.plan import world
@@ -578,7 +578,7 @@ def test_equal_expressions_are_written_once() -> None:
 
 
 def test_the_digest_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctrbox.engines import plan_fingerprint as module
+    from ctrbox.compiled_plan import fingerprint as module
 
     plan = world.plan()
     first = fingerprint(plan)

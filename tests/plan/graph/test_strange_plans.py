@@ -16,7 +16,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines.plan_file import HEAD, MAGIC, load_plan
+from ctrbox.compiled_plan.plan_file import HEAD, MAGIC, load_plan
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.plan.graph.expression_json import canonical
 from ctrbox.views.allowed_paths import VARIABLE, Allowed

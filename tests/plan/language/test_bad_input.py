@@ -15,11 +15,11 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col, lit, when
-from ctrbox.engines.cpu.tables import Tables
-from ctrbox.engines.plan_file import load_plan, save_plan
+from ctrbox.compiled_plan.plan_file import load_plan, save_plan
+from ctrbox.engines.cpu.operator_tables import Tables
 from ctrbox.errors import PlanError, SourceError
-from ctrbox.plan.language.expr import Expr, Time
-from ctrbox.plan.language.tables import TableSpec, misfit
+from ctrbox.plan.language.expressions import Expr, Time
+from ctrbox.plan.language.tables_of_operators import TableSpec, misfit
 from tests.plan import world
 from tests.plan.graph.test_saved import forged
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.plan.language.node import Node
-from ctrbox.plan.language.tables import TableSpec
+from ctrbox.plan.language.tables_of_operators import TableSpec
 from tests.plan import world
 
 FILE = Path(__file__).parent / "whole/expressions.txt"

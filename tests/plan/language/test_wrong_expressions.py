@@ -16,9 +16,9 @@ from ctrbox import col, lit
 from ctrbox.errors import PlanError
 from ctrbox.plan.graph.expression_json import MOST_CALLS, Reader, Writer, a_list, a_number, sizes
 from ctrbox.plan.graph.unlabeled import unlabeled
-from ctrbox.plan.language.expr import Expr
+from ctrbox.plan.language.expressions import Expr
 from ctrbox.plan.language.features import span
-from ctrbox.plan.language.typing import Typed
+from ctrbox.plan.language.types_of_operators import Typed
 
 ROWS = pa.table(
     {

@@ -11,11 +11,11 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import _native, col
-from ctrbox.engines.cpu.assemble import Assembled, Assembler
-from ctrbox.engines.cpu.stages import Stages
+from ctrbox.engines.cpu.assemble_program import Assembled, Assembler
+from ctrbox.engines.cpu.morsel_stages import Stages
 from ctrbox.engines.cuda import extract
+from ctrbox.engines.cuda.kernel_source import PLAIN, POOLED, POOLED_SPECIALS, Source
 from ctrbox.engines.cuda.program import Layout, Output, Recorded
-from ctrbox.engines.cuda.source import PLAIN, POOLED, POOLED_SPECIALS, Source
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.placement.metakernels import (

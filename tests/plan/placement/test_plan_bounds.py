@@ -15,8 +15,8 @@ from ctrbox.plan.drawing.explain import constant, signed
 from ctrbox.plan.drawing.explain_text import WIDTH, cut, listed, shown_ns, shown_rate
 from ctrbox.plan.placement import device
 from ctrbox.plan.placement.device import Device, device_named, gpu_here, gpu_number, shown_bytes
+from ctrbox.plan.placement.gpu_memory_sizes import entry_bytes, index_bytes, stored_bytes
 from ctrbox.plan.placement.placement import place, place_operators
-from ctrbox.plan.placement.sizes import entry_bytes, index_bytes, stored_bytes
 
 # ---- words and numbers of a page
 

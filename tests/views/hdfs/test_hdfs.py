@@ -88,8 +88,8 @@ def test_hdfs_killed_in_mid_read_is_named_soon(tmp_path: Path) -> None:
 def test_file_that_is_replaced_on_hdfs_during_a_pass_is_refused(
     cluster: Hdfs, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("ctrbox.views.text.BLOCK_BYTES", 4096)
-    monkeypatch.setattr("ctrbox.views.streamed.FETCH_BYTES", 4096)
+    monkeypatch.setattr("ctrbox.views.text_in_blocks.BLOCK_BYTES", 4096)
+    monkeypatch.setattr("ctrbox.views.files_without_row_index.FETCH_BYTES", 4096)
 
     def put(version: int) -> None:
         sink = pa.BufferOutputStream()

@@ -1,8 +1,10 @@
-"""Generates, compiles and launches the kernels of a GPU table for one shape of row. ``native/cuda/embedding_table.h`` describes the layout.
+"""Generates, compiles and launches the kernels of a GPU table for one shape of row.
+
+``native/cuda/embedding_table.h`` describes the layout.
 
 A shape is compiled once (seconds by NVRTC, then from disk): dim, first-order weight and optimizers are constants of the
 source, so that a row's floats stay in registers. Checks are the callers': what comes here is contiguous and lies on the
-runtime's device. Twin: `ctrbox.embed.memory.table.MemoryTable`, bit for bit.
+runtime's device. Twin: `ctrbox.embed.memory.memory_table.MemoryTable`, bit for bit.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from collections.abc import Sequence
 import torch
 
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.optimizers import KINDS, SGD, Adagrad, RowwiseAdagrad, Spec
 from ctrbox.engines.cuda.runtime import Kernel, Runtime
+from ctrbox.optimizers.of_table_rows import KINDS, SGD, Adagrad, RowwiseAdagrad, Spec
 
 NAMES = (
     "table_find",

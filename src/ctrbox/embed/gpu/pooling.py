@@ -6,8 +6,8 @@
     reading.push(scale)                                                  summed a key and applied, in three launches
 
 Pooling is that of ``pooling.py``: sums begin with the first reference and run in order, a mean is sum / count, a maximum
-is taken number by number. A key's gradients are summed in an order that its references alone decide (table_training_step.h); it is
-not the CPU's order, so sums of more than two terms agree up to rounding. Two runs give the same bits.
+is taken number by number. A key's gradients are summed in an order that its references alone decide (table_training_step.h);
+it is not the CPU's order, so sums of more than two terms agree up to rounding. Two runs give the same bits.
 
 Bytes a reference of dim 16 under SGD: key 8, slot 32, row number 4 + 4, row 64 in and 64 out, sorting about 100, its
 gradient 64, its row 64 in and 64 out: some 470, so 65,536 rows × 40 keys cannot take less than 0.3 ms at 4 TB/s.
@@ -22,9 +22,9 @@ from typing import Any, Protocol
 import torch
 
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.gpu.batch import References
+from ctrbox.embed.gpu.batch_to_device import References
 from ctrbox.embed.gpu.kernels import address
-from ctrbox.embed.gpu.store import Gradients, Store
+from ctrbox.embed.gpu.table_memory import Gradients, Store
 from ctrbox.embed.pooling import KINDS
 from ctrbox.errors import DataError, PlanError
 

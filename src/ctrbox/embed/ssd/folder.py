@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ctrbox import _native
-from ctrbox.embed.table import shape_from
+from ctrbox.embed.settings_of_tables import shape_from
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.files.atomic import synced
 from ctrbox.files.urls import local_path
@@ -107,7 +107,7 @@ def several(path: Path) -> str:
 
 def saved_part(folder: Path, dim: int) -> Path:
     """The table of one dim in a folder of several, as of its last checkpoint."""
-    from ctrbox.embed.ssd.dims import saved_in  # which is made of these tables
+    from ctrbox.embed.ssd.several_dims import saved_in  # which is made of these tables
 
     found = saved_in(folder)
     if dim not in found:

@@ -33,15 +33,15 @@ import torch
 from ctrbox._native import usable_cores
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import whole
-from ctrbox.columns.encoded_by import TEXT, EncodedBy
-from ctrbox.embed.vectors.decoding import STAGES, DecodingProcesses
-from ctrbox.embed.vectors.encoded_so_far import EncodedSoFar
+from ctrbox.columns.encoder_of_vectors import TEXT, EncodedBy
+from ctrbox.embed.vectors.decode_image import MOST_BYTES, MOST_PIXELS, Refused, bounded, decode, pillow, read_bytes
+from ctrbox.embed.vectors.decode_in_processes import STAGES, DecodingProcesses
+from ctrbox.embed.vectors.encode_on_gpu import GpuBatches
 from ctrbox.embed.vectors.encoders import Crop, Encoder, undivided
-from ctrbox.embed.vectors.file import VectorFile
-from ctrbox.embed.vectors.gpu_batches import GpuBatches
-from ctrbox.embed.vectors.pictures import MOST_BYTES, MOST_PIXELS, Refused, bounded, decode, pillow, read_bytes
-from ctrbox.embed.vectors.write import FLOATS, check_place, write_encoded
-from ctrbox.engines.computing import compute
+from ctrbox.embed.vectors.resume_encoding import EncodedSoFar
+from ctrbox.embed.vectors.vector_file import VectorFile
+from ctrbox.embed.vectors.write_vector_file import FLOATS, check_place, write_encoded
+from ctrbox.engines.compute import compute
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.filesystems import naturally_sorted, printable

@@ -28,9 +28,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ctrbox.arguments.names import nearest
-from ctrbox.columns.encoded_by import IMAGE, TEXT, EncodedBy
-from ctrbox.embed.vectors.encoded_items import EncodedItems
-from ctrbox.embed.vectors.pictures import MOST_BYTES, MOST_PIXELS, Refused, bounded, cropped, decode, pillow
+from ctrbox.columns.encoder_of_vectors import IMAGE, TEXT, EncodedBy
+from ctrbox.embed.vectors.decode_image import MOST_BYTES, MOST_PIXELS, Refused, bounded, cropped, decode, pillow
+from ctrbox.embed.vectors.encode_single_items import EncodedItems
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.waiting import result_of, results_of
 from ctrbox.plan.language.encode import EncodeOperator

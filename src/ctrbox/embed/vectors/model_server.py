@@ -31,7 +31,16 @@ from torch import nn
 from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.arguments.numbers import whole
 from ctrbox.arguments.sizes import checked_bytes
-from ctrbox.embed.dense_optimizer import (
+from ctrbox.embed.embedder import Floats, Keys, NextUse, Row, Shaped
+from ctrbox.embed.embedder_traits import Initial, Objects, Traits
+from ctrbox.embed.settings_of_tables import check_factor, checked_keys, checked_nonfinite
+from ctrbox.embed.vectors.keys_without_vector import Misses
+from ctrbox.embed.vectors.model_server_file import read_server, write_server
+from ctrbox.embed.vectors.submodels import ImageEmbedding
+from ctrbox.embed.vectors.vector_file import Data, Places, VectorFile
+from ctrbox.errors import BudgetError, DataError, PlanError
+from ctrbox.files.urls import local_path
+from ctrbox.optimizers.of_dense_weights import (
     DenseOptimizer,
     checked_device,
     dense_optimizer,
@@ -39,16 +48,7 @@ from ctrbox.embed.dense_optimizer import (
     optimizer_state,
     restore_optimizer,
 )
-from ctrbox.embed.embedder import Floats, Keys, NextUse, Row, Shaped
-from ctrbox.embed.optimizers import Adam
-from ctrbox.embed.table import check_factor, checked_keys, checked_nonfinite
-from ctrbox.embed.traits import Initial, Objects, Traits
-from ctrbox.embed.vectors.file import Data, Places, VectorFile
-from ctrbox.embed.vectors.misses import Misses
-from ctrbox.embed.vectors.server_file import read_server, write_server
-from ctrbox.embed.vectors.submodels import ImageEmbedding
-from ctrbox.errors import BudgetError, DataError, PlanError
-from ctrbox.files.urls import local_path
+from ctrbox.optimizers.of_table_rows import Adam
 
 AHEAD = 4  # batches whose rows are kept for their pull: two in the queue, one on either side of it
 MISSING = ("zero", "error")

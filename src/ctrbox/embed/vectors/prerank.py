@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ctrbox import _native
 from ctrbox.arguments.numbers import whole
 from ctrbox.embed.embedder import Floats, Keys
-from ctrbox.embed.vectors.file import VectorFile
+from ctrbox.embed.vectors.vector_file import VectorFile
 from ctrbox.errors import DataError, PlanError
 
 FIRST = 1000  # candidates, none of which has a vector, until a warning says so

@@ -23,10 +23,10 @@ from torch import nn
 
 from ctrbox import _native
 from ctrbox.arguments.numbers import whole
-from ctrbox.columns.encoded_by import EncodedBy
+from ctrbox.columns.encoder_of_vectors import EncodedBy
 from ctrbox.embed.embedder import FixedShape, Floats, Keys, NextUse, Row
-from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.table import checked_init, checked_keys
+from ctrbox.embed.memory.memory_table import MemoryTable
+from ctrbox.embed.settings_of_tables import checked_init, checked_keys
 from ctrbox.errors import DataError, PlanError
 
 NOBODY = np.empty(0, np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Iterator
 
-from ctrbox.files.waiting import join
+from ctrbox.files.interruptible_wait import join
 from ctrbox.views.source import Morsel
 
 

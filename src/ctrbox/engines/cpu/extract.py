@@ -22,20 +22,20 @@ import numpy as np
 
 from ctrbox import _native
 from ctrbox.columns.batch import Batch, Fields, Ragged, Schema
-from ctrbox.engines.cpu.arrow import frame_of
-from ctrbox.engines.cpu.assemble import Assembled, Assembler, Dimension
+from ctrbox.engines.cpu.assemble_program import Assembled, Assembler, Dimension
 from ctrbox.engines.cpu.early_scan import EarlyScan
+from ctrbox.engines.cpu.frames_and_arrow import frame_of
 from ctrbox.engines.cpu.in_order import in_order
 from ctrbox.engines.cpu.joined_views import load_dimension
 from ctrbox.engines.cpu.labels import OF_TASKS, RefusedRow, with_labels
-from ctrbox.engines.cpu.merge import Aligned, MergeCursor, ascends, ids_of, in_one_batch, parts_of
-from ctrbox.engines.cpu.prune import prune_expression
-from ctrbox.engines.cpu.stages import Prepared, Rows, Stages, located, located_in_batch
-from ctrbox.engines.cpu.tables import Tables
+from ctrbox.engines.cpu.merge_by_id import Aligned, MergeCursor, ascends, ids_of, in_one_batch, parts_of
+from ctrbox.engines.cpu.morsel_stages import Prepared, Rows, Stages, located, located_in_batch
+from ctrbox.engines.cpu.operator_tables import Tables
+from ctrbox.engines.cpu.skip_row_groups import prune_expression
 from ctrbox.engines.lost_values import Casts
 from ctrbox.engines.missed_keys import Joins, watched
 from ctrbox.errors import DataError
-from ctrbox.files.waiting import result_of
+from ctrbox.files.interruptible_wait import result_of
 from ctrbox.plan.graph.graph import Graph, Output
 from ctrbox.plan.language.node import Node, closure
 from ctrbox.views.device_columns import Elsewhere, aside

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Executor, Future
 from typing import TypeVar
 
-from ctrbox.files.waiting import result_of
+from ctrbox.files.interruptible_wait import result_of
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -10,19 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ctrbox import _native
-from ctrbox.engines.cpu.arrow import frame_of
-from ctrbox.engines.cpu.assemble import Assembler, Dimension
+from ctrbox.engines.cpu.assemble_program import Assembler, Dimension
+from ctrbox.engines.cpu.frames_and_arrow import frame_of
 from ctrbox.engines.cpu.in_order import in_order
+from ctrbox.engines.cpu.morsel_stages import Stages, located
+from ctrbox.engines.cpu.operator_tables import Tables
 from ctrbox.engines.cpu.spilled_views import SpilledViewFiles
-from ctrbox.engines.cpu.stages import Stages, located
-from ctrbox.engines.cpu.tables import Tables
 from ctrbox.engines.cpu.view_runs import MOST_IN_MEMORY, Ahead, Part, Run, fill_run, memory_of
 from ctrbox.errors import BudgetError, DataError
 from ctrbox.plan.graph.graph import FrameSpec, Graph
 from ctrbox.plan.language.node import Node
-from ctrbox.plan.language.typing import origin
+from ctrbox.plan.language.types_of_operators import origin
 from ctrbox.plan.placement.device import shown_bytes
-from ctrbox.views.recorded import opened
+from ctrbox.views.columns_as_recorded import opened
 from ctrbox.views.source import Morsel
 
 LOAD_ROWS = 16_384  # rows of a dimension handled at a time: small enough that one row group keeps several cores busy

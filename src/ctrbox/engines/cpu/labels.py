@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ctrbox.columns.batch import Batch, Fields, Schema
-from ctrbox.engines.delays import arrived
+from ctrbox.engines.late_labels import arrived
 from ctrbox.plan.graph.graph import Output
 
 OF_TASKS = ("task", "observed", "delay", "elapsed")  # roles of outputs

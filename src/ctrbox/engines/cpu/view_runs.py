@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ctrbox.engines.cpu.in_order import in_order
-from ctrbox.engines.cpu.stages import Prepared
+from ctrbox.engines.cpu.morsel_stages import Prepared
 
 MOST_IN_MEMORY = (32 << 30) - (1 << 20)  # bytes of records: a row is known by the 32-bit number of its first 8 bytes
 

@@ -1,8 +1,8 @@
 """Copies the outputs of a chunk out of its slot into batches, so that the slot is free for the next chunk.
 
 A piece is some rows copied out of a chunk: a batch, or what the chunk leaves for the next batch. The pieces of a chunk
-are one allocation, and all their copies one launch over a table of stretches (native/cuda/write_outputs.h): a source, a place and a
-length; offsets of lists are shifted on the way, so that a batch's begin at 0.
+are one allocation, and all their copies one launch over a table of stretches (native/cuda/write_outputs.h): a source, a
+place and a length; offsets of lists are shifted on the way, so that a batch's begin at 0.
 
 The parts of a piece, in order: label, weight, group where there are any; the dense matrix; keys of fields with one a
 row; offsets of the others; their values. Each begins at a multiple of 128 bytes. Tensors over them are made when asked
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ctrbox.columns.batch import Batch, Fields, Ragged, Schema
-from ctrbox.engines.cuda.memory import Device, Slot
+from ctrbox.engines.cuda.device_memory import Device, Slot
 from ctrbox.engines.cuda.program import Output
 
 PLAIN = -1  # of a stretch: copied as it is

@@ -26,30 +26,30 @@ import torch
 
 from ctrbox import _native
 from ctrbox.columns.batch import Batch
-from ctrbox.engines.cpu.arrow import column_of
-from ctrbox.engines.cpu.assemble import Assembled, Assembler
+from ctrbox.engines.cpu.assemble_program import Assembled, Assembler
 from ctrbox.engines.cpu.extract import Extractor, end
-from ctrbox.engines.cpu.merge import Aligned, in_one_batch, parts_of
-from ctrbox.engines.cpu.stages import Native, Prepared, Stages, located
+from ctrbox.engines.cpu.frames_and_arrow import column_of
+from ctrbox.engines.cpu.merge_by_id import Aligned, in_one_batch, parts_of
+from ctrbox.engines.cpu.morsel_stages import Native, Prepared, Stages, located
 from ctrbox.engines.cuda.batches import MOST_STRETCHES, Batches, Piece
-from ctrbox.engines.cuda.memory import Device, Outcome, Slot
-from ctrbox.engines.cuda.pages import PageDecoder
+from ctrbox.engines.cuda.columns_only_gpu_reads import SHARE, Reading
+from ctrbox.engines.cuda.device_memory import Device, Outcome, Slot
+from ctrbox.engines.cuda.kernel_source import Source
+from ctrbox.engines.cuda.parquet_pages import PageDecoder
 from ctrbox.engines.cuda.program import Layout, Output, Recorded
-from ctrbox.engines.cuda.reading import SHARE, Reading
 from ctrbox.engines.cuda.runtime import Kernel, Runtime, cuda_runtime, gpu_bytes, use_gpu_of
-from ctrbox.engines.cuda.source import Source
 from ctrbox.engines.cuda.staging import Pinned, Staging, send
 from ctrbox.engines.cuda.upload import Layout as HeaderLayout
 from ctrbox.engines.cuda.upload import Upload, slices
-from ctrbox.engines.cuda.user import compile_kernels
+from ctrbox.engines.cuda.user_kernels import compile_kernels
 from ctrbox.engines.missed_keys import watched
 from ctrbox.errors import DataError, DeviceError
-from ctrbox.files.waiting import result_of
+from ctrbox.files.interruptible_wait import result_of
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.placement.device import device_named, gpu_decodes_parquet
 from ctrbox.plan.placement.placement import CHUNK_ROWS, SLOTS, place
-from ctrbox.views.memory import MemorySource
+from ctrbox.views.frames_in_memory import MemorySource
 from ctrbox.views.parquet_chunks import readable
 from ctrbox.views.source import Morsel, Origin
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ctrbox import _native
-from ctrbox.plan.language.user import UserOperator
+from ctrbox.plan.language.user_operators import UserOperator
 
 What = Literal["load", "call", "lookup", "gather"]
 SPLIT_HASH = (

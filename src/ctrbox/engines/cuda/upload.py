@@ -9,7 +9,7 @@ Bytes on the GPU (native/cuda/raw_column.h reads them):
 Pointers are shifted, never values: offsets of strings and lists travel as they are, and the pointer they are added to
 stands so many bytes before the range that was sent. Bits begin in the byte of the first row. A range of no bytes points
 at zeros. Columns that the GPU has decoded
-itself (pages.py) do not travel: their Raw points at where they lie. Python looks at columns and at the ends of ranges,
+itself (parquet_pages.py) do not travel: their Raw points at where they lie. Python looks at columns and at the ends of ranges,
 never at a row. Arrow types that native/core/program/frame.cpp does
 not read are refused here too.
 """
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ctrbox.engines.cuda.pages import VIEW_BYTES, DeviceColumn
+from ctrbox.engines.cuda.parquet_pages import VIEW_BYTES, DeviceColumn
 from ctrbox.errors import DataError, PlanError
 from ctrbox.views.device_columns import behind
 

@@ -16,13 +16,13 @@ from ctrbox import _native
 from ctrbox.columns.kind import name_of
 from ctrbox.plan.drawing.explain_text import page
 from ctrbox.plan.graph.graph import FrameSpec, Graph, Output
-from ctrbox.plan.language.expr import Time
+from ctrbox.plan.language.expressions import Time
 from ctrbox.plan.language.node import Node
-from ctrbox.plan.language.tables import Dictionary, TableSpec
-from ctrbox.plan.placement.costs import Measured
+from ctrbox.plan.language.tables_of_operators import Dictionary, TableSpec
 from ctrbox.plan.placement.device import gpu_decodes_parquet
-from ctrbox.plan.placement.expected import Expected, expected
+from ctrbox.plan.placement.expected_speed import Expected, expected
 from ctrbox.plan.placement.metakernels import MetaKernel, launches, metakernels
+from ctrbox.plan.placement.operator_costs import Measured
 from ctrbox.plan.placement.placement import SLOTS, Placed, Placement, live_frames, place
 from ctrbox.views.parquet_chunks import readable, why_the_cpu
 

@@ -19,15 +19,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ctrbox.arguments.names import nearest
-from ctrbox.columns.tasks import MOST_TASKS
+from ctrbox.columns.task import MOST_TASKS
 from ctrbox.errors import PlanError
 from ctrbox.plan.language.encode import EncodeOperator
-from ctrbox.plan.language.expr import Expr, Time, expression, plain
+from ctrbox.plan.language.expressions import Expr, Time, expression, plain
 from ctrbox.plan.language.features import FeatureSet, Label
+from ctrbox.plan.language.history_columns import MOST_SPAN, Past, PastFeature
 from ctrbox.plan.language.operators import PLAIN, SPECIAL
-from ctrbox.plan.language.past import MOST_SPAN, Past, PastFeature
-from ctrbox.plan.language.tables import Dictionary
-from ctrbox.plan.language.user import UserOperator
+from ctrbox.plan.language.tables_of_operators import Dictionary
+from ctrbox.plan.language.user_operators import UserOperator
 from ctrbox.views.view import (
     DEFAULT_BUDGET,
     Cast,

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctrbox.columns.batch import Field, Schema
-from ctrbox.columns.tasks import Task
+from ctrbox.columns.task import Task
 from ctrbox.errors import PlanError
 from ctrbox.plan.graph.layers import layers
 from ctrbox.plan.language.node import LITERAL, Node, closure
-from ctrbox.plan.language.typing import Typed
+from ctrbox.plan.language.types_of_operators import Typed
 from ctrbox.views.view import View
 
 

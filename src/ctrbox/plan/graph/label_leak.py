@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.language.node import Node, reached
-from ctrbox.plan.language.typing import origin
+from ctrbox.plan.language.types_of_operators import origin
 
 PARTS = ("json", "get")  # operators that take one part out of a column that holds several values
 MOST_NAMED = 5  # features that one warning names

@@ -8,7 +8,7 @@ from keyword import iskeyword
 from ctrbox.errors import PlanError
 from ctrbox.plan.language.node import Node, reached
 from ctrbox.plan.language.operators import unit_of
-from ctrbox.plan.language.typing import origin, shown_name
+from ctrbox.plan.language.types_of_operators import origin, shown_name
 
 MOST_LINES, MOST_COLUMNS = 10, 20  # of one message, and of one line
 

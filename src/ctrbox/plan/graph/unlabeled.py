@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ctrbox.plan.graph.graph import Graph
-from ctrbox.plan.language.expr import Expr
+from ctrbox.plan.language.expressions import Expr
 from ctrbox.plan.language.features import FeatureSet
 from ctrbox.plan.language.node import Node, closure
 from ctrbox.views.view import Filter, View

@@ -1,16 +1,16 @@
 """Defines the operator that runs an encoder of images or texts in a plan: ``col("title").encode(encoder)``.
 
-It is a user's operator (user.py) whose result is a vector of fixed width: a text, or the bytes of an image, becomes as many
-columns of the dense matrix. Python runs it, so on "cuda" it is placed on the CPU. Like every operator of a joined view it runs
-once for each row of the view, and equal values are encoded once. A saved plan holds the facts of the encoder instead of an import
-path.
+It is a user's operator (user_operators.py) whose result is a vector of fixed width: a text, or the bytes of an image,
+becomes as many columns of the dense matrix. Python runs it, so on "cuda" it is placed on the CPU. Like every operator of a
+joined view it runs once for each row of the view, and equal values are encoded once. A saved plan holds the facts of the
+encoder instead of an import path.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ctrbox.plan.language.user import UserOperator
+from ctrbox.plan.language.user_operators import UserOperator
 
 
 @dataclass(frozen=True)

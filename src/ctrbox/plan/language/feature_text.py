@@ -15,8 +15,8 @@ from typing import Any
 
 from ctrbox.arguments.names import nearest
 from ctrbox.errors import PlanError
-from ctrbox.plan.language import checks, expr
-from ctrbox.plan.language.expr import Expr, Then, When, col, column, expression
+from ctrbox.plan.language import check_parameters, expressions
+from ctrbox.plan.language.expressions import Expr, Then, When, col, column, expression
 from ctrbox.plan.language.features import clicks, rate, shows
 
 EXAMPLE = "for example \"x_y=cross('x', 'y')\" or \"price=bid.log1p()\""
@@ -25,7 +25,10 @@ MOST_DEEP = 100
 NAME = re.compile(r"[^\W\d][\w.\-]*")
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(expr, name) for name in ("col", "lit", "cross", "overlap", "concat", "when", "min_", "max_")},
+    **{
+        name: getattr(expressions, name)
+        for name in ("col", "lit", "cross", "overlap", "concat", "when", "min_", "max_")
+    },
     **{f.__name__: f for f in (shows, clicks, rate)},
 }
 # A dictionary cannot be written as text, so `lookup` has nothing to look in.
@@ -83,19 +86,23 @@ def parse_features(texts: Iterable[str]) -> dict[str, Expr]:
 def parse_feature(text: str) -> tuple[str, Expr]:
     """``name=expression`` → the name and the expression."""
     if not isinstance(text, str):
-        raise PlanError(f"a feature is written as name=expression, got {checks.shown(text)}; {EXAMPLE}")
+        raise PlanError(f"a feature is written as name=expression, got {check_parameters.shown(text)}; {EXAMPLE}")
     if len(text) > MOST_CHARACTERS:
         raise PlanError(f"a feature may have at most {MOST_CHARACTERS:,} characters, got {len(text):,}; use a job file")
     name, equals, body = text.partition("=")
     name = name.strip()
     if not equals or body.startswith("=") or not NAME.fullmatch(name):
-        raise PlanError(f"a feature is written as name=expression, got {checks.shown(text)}; {EXAMPLE}")
+        raise PlanError(f"a feature is written as name=expression, got {check_parameters.shown(text)}; {EXAMPLE}")
     try:
         tree = ast.parse(body.strip(), mode="eval").body
     except SyntaxError as error:
-        raise PlanError(f"feature {name!r} cannot be read: {error.msg} in {checks.shown(body.strip())}") from None
+        raise PlanError(
+            f"feature {name!r} cannot be read: {error.msg} in {check_parameters.shown(body.strip())}"
+        ) from None
     except (ValueError, RecursionError, MemoryError):
-        raise PlanError(f"feature {name!r} cannot be read: {checks.shown(body.strip())} is not an expression") from None
+        raise PlanError(
+            f"feature {name!r} cannot be read: {check_parameters.shown(body.strip())} is not an expression"
+        ) from None
     try:
         value = _Reader(name).read(tree, 0)
         if isinstance(value, str):
@@ -104,7 +111,9 @@ def parse_feature(text: str) -> tuple[str, Expr]:
         raise PlanError(f"feature {name!r}: {error}") from None
     if not isinstance(value, Expr):
         what = {When: "a when without .then(…)", Then: "a when without .otherwise(…)"}.get(type(value))
-        raise PlanError(f"feature {name!r} is {what or checks.shown(value)}, expected columns and functions of them")
+        raise PlanError(
+            f"feature {name!r} is {what or check_parameters.shown(value)}, expected columns and functions of them"
+        )
     return name, value
 
 
@@ -145,11 +154,11 @@ class _Reader:
         raise self.refused(node)
 
     def literal(self, value: Any) -> Any:
-        if isinstance(value, int) and not checks.fits_64_bits(value):
-            raise PlanError(f"feature {self.feature!r}: {checks.too_long(value)}")
+        if isinstance(value, int) and not check_parameters.fits_64_bits(value):
+            raise PlanError(f"feature {self.feature!r}: {check_parameters.too_long(value)}")
         if value is not None and not isinstance(value, bool | int | float | str):
             raise PlanError(
-                f"feature {self.feature!r} holds {checks.shown(value)}; expected a number, a string or a bool"
+                f"feature {self.feature!r} holds {check_parameters.shown(value)}; expected a number, a string or a bool"
             )
         return value
 
@@ -222,7 +231,7 @@ class _Reader:
                 owner, known = column(owner), METHODS
             case _:
                 raise PlanError(
-                    f"feature {self.feature!r} calls .{name} of {checks.shown(owner)}, which is not a column"
+                    f"feature {self.feature!r} calls .{name} of {check_parameters.shown(owner)}, which is not a column"
                 )
         if name not in known:
             raise PlanError(

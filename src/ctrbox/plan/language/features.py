@@ -10,10 +10,10 @@ from typing import Any, Never
 
 from ctrbox.arguments.names import nearest, no_argument
 from ctrbox.arguments.numbers import number
-from ctrbox.columns.tasks import KINDS, MOST_TASKS
+from ctrbox.columns.task import KINDS, MOST_TASKS
 from ctrbox.errors import PlanError
-from ctrbox.plan.language import checks
-from ctrbox.plan.language.expr import Expr, column
+from ctrbox.plan.language import check_parameters
+from ctrbox.plan.language.expressions import Expr, column
 
 RESERVED = {"label", "weight", "group"}
 LEAST_AGE, MOST_AGE = 1e-30, 1e30  # of an attribution window; ages are float32 in a batch
@@ -50,11 +50,12 @@ class Label:
         window: float | None = None,
     ) -> None:
         if not isinstance(expression, Expr | str):
-            raise PlanError(f"a label must be an expression or a column's name, got {checks.shown(expression)}")
-        if kind not in KINDS:
             raise PlanError(
-                f"kind of a label must be one of {', '.join(KINDS)}, got {checks.shown(kind)}{nearest(str(kind), KINDS)}"
+                f"a label must be an expression or a column's name, got {check_parameters.shown(expression)}"
             )
+        if kind not in KINDS:
+            got = check_parameters.shown(kind)
+            raise PlanError(f"kind of a label must be one of {', '.join(KINDS)}, got {got}{nearest(str(kind), KINDS)}")
         object.__setattr__(self, "expression", column(expression))
         object.__setattr__(self, "kind", kind)
         given = {"delay": delay, "elapsed": elapsed, "window": window}
@@ -68,7 +69,9 @@ class Label:
             raise PlanError(f"delay=, elapsed= and window= belong to a binary label, but its kind is {kind!r}")
         for name in ("delay", "elapsed"):
             if not isinstance(given[name], Expr | str | None):
-                raise PlanError(f"{name} must be an expression or a column's name, got {checks.shown(given[name])}")
+                raise PlanError(
+                    f"{name} must be an expression or a column's name, got {check_parameters.shown(given[name])}"
+                )
             object.__setattr__(self, name, None if given[name] is None else column(given[name]))
         object.__setattr__(self, "window", None if window is None else number("window", window, LEAST_AGE, MOST_AGE))
 
@@ -111,10 +114,10 @@ class FeatureSet:
             if given is not None and not isinstance(given, Mapping):
                 raise PlanError(f"{role} features must be a dict from names to expressions, got {type(given).__name__}")
             for name, value in (given or {}).items():
-                checks.name("a feature's name", name)
+                check_parameters.name("a feature's name", name)
                 if not isinstance(value, Expr | str):
                     raise PlanError(
-                        f"feature {name!r} must be an expression or a column's name, got {checks.shown(value)}"
+                        f"feature {name!r} must be an expression or a column's name, got {check_parameters.shown(value)}"
                     )
         for name, value in (("label", label), ("group", group), ("weight", weight)):
             object.__setattr__(self, name, None if value is None else column(value))
@@ -137,7 +140,7 @@ def _several(labels: Any, label: Any) -> dict[str, Label]:
     if len(labels) > MOST_TASKS:
         raise PlanError(f"labels has {len(labels):,} entries; expected at most {MOST_TASKS}")
     for name in labels:
-        checks.name("a label's name", name)
+        check_parameters.name("a label's name", name)
         if not name.isidentifier():
             raise PlanError(
                 f"label name {name!r} must be a name such as 'click' or 'add_to_cart': letters, digits and underscores, not "
@@ -161,7 +164,7 @@ SPANS = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_00
 def span(text: str) -> int:
     """'6h' → microseconds."""
     if not isinstance(text, str) or not re.fullmatch(r"-?[0-9]{1,15}[smhdw]", text):
-        raise PlanError(f"expected a span such as '30m', '6h', '1d' or '2w', got {checks.shown(text)}")
+        raise PlanError(f"expected a span such as '30m', '6h', '1d' or '2w', got {check_parameters.shown(text)}")
     return int(text[:-1]) * SPANS[text[-1]]
 
 
@@ -178,7 +181,7 @@ def _history(
         buckets, rest = divmod(span(window), length)
         if rest or buckets < 1:
             raise PlanError(f"window {window!r} must be a multiple of every={every!r}")
-    params = checks.history({"what": what, "every": length, "buckets": buckets, **more})
+    params = check_parameters.history({"what": what, "every": length, "buckets": buckets, **more})
     args = (column(label), column(time), *(column(m) for m in members))
     return Expr("history", args, tuple(sorted(params.items())))
 

@@ -13,13 +13,13 @@ from ctrbox import _native
 from ctrbox.columns.kind import kind_named, name_of
 from ctrbox.columns.times import FIRST, LAST, MICROSECONDS, checked_unit
 from ctrbox.errors import PlanError
-from ctrbox.plan.language import checks
-from ctrbox.plan.language.checks import encoded
-from ctrbox.plan.language.expr import Expr, Time, plain
+from ctrbox.plan.language import check_parameters
+from ctrbox.plan.language.check_parameters import encoded
+from ctrbox.plan.language.expressions import Expr, Time, plain
 from ctrbox.plan.language.node import Node
-from ctrbox.plan.language.tables import Dictionary, TableSpec
-from ctrbox.plan.language.typing import UNIT_ADVICE, Typed, origin
-from ctrbox.plan.language.user import UserOperator
+from ctrbox.plan.language.tables_of_operators import Dictionary, TableSpec
+from ctrbox.plan.language.types_of_operators import UNIT_ADVICE, Typed, origin
+from ctrbox.plan.language.user_operators import UserOperator
 
 
 class Names(Protocol):
@@ -138,9 +138,9 @@ def resolved(e: Expr, args: tuple[Node, ...], names: Names) -> Node:
 def parameters(op: str, plan: Plain, params: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     if plan.ints:
-        out["ints"] = tuple(checks.whole(op, n, params[n]) for n in plan.ints)
+        out["ints"] = tuple(check_parameters.whole(op, n, params[n]) for n in plan.ints)
     if plan.texts:
-        check = checks.separator if op == "split" else encoded
+        check = check_parameters.separator if op == "split" else encoded
         out["texts"] = tuple(check(op, params[n]) for n in plan.texts)
     return out
 
@@ -208,7 +208,9 @@ def cast(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     (value,) = args
     wanted = kind_named(str(params["to"]))
     if wanted is None or wanted.endswith("k"):
-        raise PlanError(f"cast to {checks.shown(params['to'])} is not known; expected int, float, str, bool or time")
+        raise PlanError(
+            f"cast to {check_parameters.shown(params['to'])} is not known; expected int, float, str, bool or time"
+        )
     if value.kind.startswith("*") and not wanted.startswith("*"):
         wanted = "*" + wanted
     if wanted.startswith("*") and not value.kind.startswith("*"):
@@ -291,9 +293,9 @@ def clip(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     low, high = plain(params["low"]), plain(params["high"])
     for bound in (low, high):
         if isinstance(bound, bool) or not isinstance(bound, int | float):
-            raise PlanError(f"clip needs numbers, got {checks.shown(bound)}")
-        if isinstance(bound, int) and not checks.fits_64_bits(bound):
-            raise PlanError(f"clip: {checks.too_long(bound)}")
+            raise PlanError(f"clip needs numbers, got {check_parameters.shown(bound)}")
+        if isinstance(bound, int) and not check_parameters.fits_64_bits(bound):
+            raise PlanError(f"clip: {check_parameters.too_long(bound)}")
     if not low <= high:
         raise PlanError(f"clip needs low ≤ high, got {low!r} and {high!r}")
     if args[0].kind == "i" and isinstance(low, int) and isinstance(high, int):
@@ -307,9 +309,9 @@ def bucketize(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> N
     if value.kind != "f":
         raise PlanError(f"bucketize takes a number, not {name_of(value.kind)} ({origin(value).name!r})")
     if "boundaries" in params:
-        table = TableSpec("boundaries", checks.boundaries(params["boundaries"]))
+        table = TableSpec("boundaries", check_parameters.boundaries(params["boundaries"]))
     else:
-        parts = checks.whole("bucketize", "quantiles", params["quantiles"])
+        parts = check_parameters.whole("bucketize", "quantiles", params["quantiles"])
         table = TableSpec("fit", names.fit("quantiles", (value,), (("quantiles", parts),)), "quantiles")
     return names.typed.call("bucketize", (value,), table=table)
 
@@ -324,12 +326,12 @@ def standardize(names: Names, args: tuple[Node, ...], params: dict[str, Any]) ->
 
 def is_in(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     (value,) = args
-    values = checks.listed("is_in", params["values"])
+    values = check_parameters.listed("is_in", params["values"])
     if value.kind == "b":
         value = names.typed.widen(value, "i")
     sets: dict[str, tuple[str, Callable[[Any], bool]]] = {
-        "i": ("int_set", lambda v: isinstance(v, int) and not isinstance(v, Time) and checks.fits_64_bits(v)),
-        "t": ("int_set", lambda v: isinstance(v, int) and checks.fits_64_bits(v)),
+        "i": ("int_set", lambda v: isinstance(v, int) and not isinstance(v, Time) and check_parameters.fits_64_bits(v)),
+        "t": ("int_set", lambda v: isinstance(v, int) and check_parameters.fits_64_bits(v)),
         "f": ("float_set", lambda v: isinstance(v, float) or (isinstance(v, int) and abs(v) < 2**1023)),
         "s": ("str_set", lambda v: isinstance(v, str | bytes)),
     }
@@ -339,7 +341,7 @@ def is_in(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     for v in values:
         if not fits(v):
             raise PlanError(
-                f"is_in on {origin(value).name!r} ({name_of(value.kind)}, 64 bits) cannot hold {checks.shown(v)} "
+                f"is_in on {origin(value).name!r} ({name_of(value.kind)}, 64 bits) cannot hold {check_parameters.shown(v)} "
                 f"({type(v).__name__})"
             )
     if value.kind == "s":
@@ -356,7 +358,7 @@ def is_in(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
 def age(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     unit = params["unit"]
     if not isinstance(unit, str) or unit not in UNITS:
-        raise PlanError(f"age needs a unit of {', '.join(UNITS)}, got {checks.shown(unit)}")
+        raise PlanError(f"age needs a unit of {', '.join(UNITS)}, got {check_parameters.shown(unit)}")
     return names.typed.call("age", args, floats=(UNITS[unit],))
 
 
@@ -371,20 +373,20 @@ def json(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     kind = kind_named(str(params["to"]))
     if kind not in ("s", "i", "f", "b", "*s", "*i", "*f"):
         raise PlanError(
-            f"json can return str, int, float, bool or a list of str, int or float, not {checks.shown(params['to'])}"
+            f"json can return str, int, float, bool or a list of str, int or float, not {check_parameters.shown(params['to'])}"
         )
     if value.kind != "s":
         raise PlanError(f"json reads a str column; {origin(value).name!r} is {name_of(value.kind)}")
     path, strict = params["path"], plain(params["strict"])
     if not isinstance(path, str) or not isinstance(strict, bool):
         raise PlanError(
-            f"json needs a path and strict=True or False, got {checks.shown(path)} and {checks.shown(strict)}"
+            f"json needs a path and strict=True or False, got {check_parameters.shown(path)} and {check_parameters.shown(strict)}"
         )
     try:
         path.encode()
         _native.JsonPaths([path], [kind])
     except UnicodeEncodeError:
-        raise PlanError(f"JSON path {checks.shown(path)} is not valid text") from None
+        raise PlanError(f"JSON path {check_parameters.shown(path)} is not valid text") from None
     except ValueError as error:
         raise PlanError(str(error)) from None
     why = f"JSON path {path} of {origin(value).name!r} can be missing"
@@ -417,12 +419,12 @@ def as_key(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node
             f"as_key takes whole numbers that are already keys; {origin(args[0]).name!r} is {name_of(args[0].kind)}; use .key()"
         )
     if params["space"] is not None:
-        checks.name("a key's space", params["space"])
+        check_parameters.name("a key's space", params["space"])
     return names.typed.call("as_key", args)
 
 
 def salted(names: Names, value: Node, space: str) -> Node:
-    salt = _native.salt(checks.name("a key's space", space))
+    salt = _native.salt(check_parameters.name("a key's space", space))
     return names.typed.call("key", (value,), ints=(salt - 2**64 if salt >= 2**63 else salt,))
 
 
@@ -442,13 +444,13 @@ def crossed(names: Names, args: tuple[Node, ...], limit: int) -> Node:
 def cross(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     if len(args) < 2:
         raise PlanError("cross needs two or more members")
-    folded = crossed(names, args, checks.whole("cross", "limit", params["limit"]))
+    folded = crossed(names, args, check_parameters.whole("cross", "limit", params["limit"]))
     return folded if params["space"] is None else salted(names, folded, params["space"])
 
 
 def ngrams(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     value = args[0] if args[0].kind == "s" else hashed(names, args[0], "ngrams")
-    return names.typed.call("ngrams", (value,), ints=(checks.whole("ngrams", "n", params["n"]),))
+    return names.typed.call("ngrams", (value,), ints=(check_parameters.whole("ngrams", "n", params["n"]),))
 
 
 def overlap_count(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
@@ -481,9 +483,9 @@ def dictionary(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> 
         )
     if default is None:
         return names.typed.call("dictionary_maybe", (value,), table=spec, shown="lookup")
-    if not isinstance(default, int) or not checks.fits_64_bits(default):
+    if not isinstance(default, int) or not check_parameters.fits_64_bits(default):
         raise PlanError(
-            f"the default of a dictionary of ids must be a whole number of 64 bits, got {checks.shown(default)}"
+            f"the default of a dictionary of ids must be a whole number of 64 bits, got {check_parameters.shown(default)}"
         )
     return names.typed.call("dictionary_id", (value,), table=spec, ints=(int(default),))
 
@@ -491,7 +493,7 @@ def dictionary(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> 
 def history(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     """args: label, time, then the key's members."""
     label, time, *members = args
-    params = checks.history(params)
+    params = check_parameters.history(params)
     if not members:
         raise PlanError(f"{params['what']} needs the columns to group by")
     if time.kind != "t":
@@ -514,7 +516,7 @@ def history(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Nod
 def user(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     function = params["function"]
     if not isinstance(function, UserOperator):
-        raise PlanError(f"an operator must be declared with @cb.operator, got {checks.shown(function)}")
+        raise PlanError(f"an operator must be declared with @cb.operator, got {check_parameters.shown(function)}")
     if len(args) != len(function.args):
         raise PlanError(f"operator {function.name!r} takes {len(function.args)} columns, got {len(args)}")
     return names.user(function, args)

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.graph.layers import depths
 from ctrbox.plan.language.node import Node, closure
-from ctrbox.plan.placement.costs import Costs
+from ctrbox.plan.placement.gpu_memory_sizes import POINTING, Sizes
+from ctrbox.plan.placement.operator_costs import Costs
 from ctrbox.plan.placement.placement import Placement
-from ctrbox.plan.placement.sizes import POINTING, Sizes
 
 MOST_JSON_PATHS = 32  # that one scan takes
 # Operators of a plain group. 40 crosses on an H200: of 4,096 rows 3.7 µs by ones, 4.9 by fours, 10.8 by sixteens, 22.6 as

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ctrbox.plan.language.node import Node, closure
-from ctrbox.plan.placement.costs import SHARE_NS, Costs
+from ctrbox.plan.placement.operator_costs import SHARE_NS, Costs
 
 SINK = -1  # the batch
 

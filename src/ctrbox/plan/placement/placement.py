@@ -25,11 +25,19 @@ from typing import Any, TypeVar
 from ctrbox.plan.graph.graph import FrameSpec, Graph
 from ctrbox.plan.graph.layers import depths, layers
 from ctrbox.plan.language.node import Node
-from ctrbox.plan.language.tables import TableSpec
-from ctrbox.plan.placement.costs import Costs, Measured
+from ctrbox.plan.language.tables_of_operators import TableSpec
 from ctrbox.plan.placement.device import Device, device_named, gpu_decodes_parquet, gpu_here, shown_bytes
+from ctrbox.plan.placement.gpu_memory_sizes import (
+    BATCH_ROWS,
+    LIST_ITEMS,
+    TEXT_BYTES,
+    Sizes,
+    described,
+    records_bytes,
+    table_bytes,
+)
 from ctrbox.plan.placement.offload import Compared, Offload, offload, within
-from ctrbox.plan.placement.sizes import BATCH_ROWS, LIST_ITEMS, TEXT_BYTES, Sizes, described, records_bytes, table_bytes
+from ctrbox.plan.placement.operator_costs import Costs, Measured
 
 __all__ = [
     "BATCH_ROWS",

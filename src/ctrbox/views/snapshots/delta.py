@@ -20,7 +20,7 @@ from ctrbox.errors import SourceError
 from ctrbox.files.file_version import settle
 from ctrbox.files.filesystems import Store, first_line, natural
 from ctrbox.views.morsel import Origin
-from ctrbox.views.simple import leaves, simplify
+from ctrbox.views.simple_types import leaves, simplify
 from ctrbox.views.snapshots.snapshot import ColumnFinder, Path, Snapshot, data_file, decoded
 
 # Reader features that change nothing about the rows of the files that the log lists. The next two do only where they are used.

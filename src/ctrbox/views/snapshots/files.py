@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 
 from ctrbox.errors import SourceError
 from ctrbox.files.parallel_map import side_by_side
-from ctrbox.views.columns import Columns, digest, make_batch
-from ctrbox.views.indexed import THREADS, Chosen, Footer, IndexedFiles, Piece, Wanted
+from ctrbox.views.columns_of_source import Columns, digest, make_batch
+from ctrbox.views.files_with_row_index import THREADS, Chosen, Footer, IndexedFiles, Piece, Wanted
+from ctrbox.views.hive_partitions import Partitions
 from ctrbox.views.morsel import Origin
 from ctrbox.views.parquet import Parquet
-from ctrbox.views.partitions import Partitions
-from ctrbox.views.simple import Leaf, castable, leaves, pick, simplify
+from ctrbox.views.simple_types import Leaf, castable, leaves, pick, simplify
 from ctrbox.views.snapshots.snapshot import Snapshot
 
 

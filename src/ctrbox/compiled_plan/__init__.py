@@ -1,0 +1,1 @@
+"""The plan that ``cb.compile`` returns: its batches, its file and fingerprint, and its split for requests."""

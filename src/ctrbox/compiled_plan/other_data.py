@@ -1,0 +1,72 @@
+"""Applies a plan to other data, whose columns must have the kinds that the plan was built with.
+
+Without this check a file whose user ids are text, where they were numbers, would be read without a word: its keys would be
+others, and every score chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ctrbox.compiled_plan.fingerprint import columns_read, histories_fingerprint
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.engines.history.history_columns_of_log import base_of, events_read
+from ctrbox.engines.history.state_of_histories import continued_log
+from ctrbox.plan.graph.build_graph import build
+from ctrbox.plan.graph.unfilled_nulls import NullsUnfilled
+from ctrbox.plan.graph.unlabeled import unlabeled
+from ctrbox.views.columns_as_recorded import AgreeingSource, Described
+from ctrbox.views.view import View, views_of, with_views
+
+
+def plan_over(plan: Plan, data: Any, label: bool, views: Mapping[str, Any] | None, histories: Any = None) -> Plan:
+    """Return the plan over another log, without what was fitted. ``histories``: the file of a state that histories begin with."""
+    labeled = plan.features.label is not None or plan.features.weight is not None or bool(plan.features.labels)
+    features, then, graph = plan.features, plan.log, plan.graph
+    if not label and labeled:
+        features = replace(plan.features, label=None, weight=None, labels={})
+        then = unlabeled(plan.log, plan.features)
+        graph = build(then, features)
+    read = columns_read(graph) | events_read(then)
+    log = then.over(data, views)
+    options: dict[str, Any] = {"device": plan.device, "threads": plan.threads, "chunk_rows": plan.chunk_rows}
+
+    def over(strict: bool) -> Plan:
+        agreeing = _agreeing(log, then, read, strict=strict)
+        if histories is not None:
+            agreeing = continued_log(agreeing, lambda: histories_fingerprint(agreeing), histories)
+        return Plan(agreeing, features, **options)
+
+    if histories is not None:
+        return over(strict=True)  # a saved state was made of columns without nulls beyond those of the plan
+    try:
+        return over(strict=False)
+    except NullsUnfilled:
+        # The data may hold nulls that nothing fills: the plan runs until it meets one.
+        return over(strict=True)
+
+
+def _agreeing(view: View, then: View, read: dict[int, set[str]], strict: bool) -> View:
+    """Return ``view`` held to the columns that are read of ``then``, which has the same steps."""
+    if view is then:
+        return view
+    before: dict[int, View] = {}
+    for step, other in zip(view.steps, then.steps, strict=True):
+        before |= {id(mine): theirs for mine, theirs in zip(views_of(step), views_of(other), strict=True)}
+    steps = [with_views(step, lambda mine: _agreeing(mine, before[id(mine)], read, strict)) for step in view.steps]
+    if view.source is then.source:
+        return view._changed(steps=tuple(steps))
+    known, data = base_of(then.source), base_of(view.source)
+    asked = read.get(id(then), set()) | set(getattr(then.source, "read_for_histories", ()))
+    columns = sorted(asked & set(known.schema.names))
+    nullable = getattr(known, "nullable_then", known.nullable)
+    described = Described(
+        then.name,
+        {name: known.schema.field(name).type for name in columns},
+        frozenset(name for name in columns if nullable(name)),
+    )
+    source = AgreeingSource(data, described, strict=strict)
+    source.check(columns)
+    return view._changed(source=source if source.changed else data, steps=tuple(steps)).with_histories()

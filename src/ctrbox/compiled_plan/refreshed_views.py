@@ -1,0 +1,188 @@
+"""Reads the joined views of a plan again while the plan is in use, and never changes rows that a thread may be reading.
+
+    JoinedViews ──► found(name): the files that lie at the paths of a view now      ──► refreshed(): other JoinedViews
+
+`JoinedViews` is a plan with its joined views loaded. `refreshed` reads some of them again from their paths, and returns another
+`JoinedViews`: the graph stays as it is, only the loaded rows are replaced, and those of views that join a replaced one. The new
+data are checked against the plan: another type, a missing column, a null in a column that had none, a key that occurs
+twice, or no row at all is an error, and the caller continues with the old views.
+
+Rows in memory, and a fixed version of a Delta Lake or Iceberg table, have no newer data to read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.compiled_plan.saved_views import reopened
+from ctrbox.engines.cpu.assemble_program import Dimension
+from ctrbox.engines.cpu.joined_views import load_dimension
+from ctrbox.errors import CtrboxError, DataError, SourceError
+from ctrbox.files.filesystems import File, find_files
+from ctrbox.plan.graph.graph import FrameSpec, SourceSpec
+from ctrbox.views.columns_as_recorded import AgreeingSource, Described
+from ctrbox.views.source import Source
+
+CURE = "fill such rows in this data, or train again with .fill({column}=…) on the view"
+
+
+class FoundFiles(NamedTuple):
+    """The files of a view as a listing shows them, without their contents. ``digest`` is equal while none of them changes."""
+
+    digest: str
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class LoadedView:
+    """A joined view as it is loaded. ``number``: 1 for what was read first, and one more each time that it is read again."""
+
+    number: int
+    digest: str  # of the listing of its files, made before they were read; "" for a view without files
+    rows: int
+    read_at: float  # seconds since 1970
+    seconds: float = 0.0  # that reading took
+
+
+class JoinedViews:
+    """A plan with its joined views loaded. It does not change; `refreshed` returns another one."""
+
+    def __init__(self, plan: Plan) -> None:
+        frames = [frame for frame in plan.graph.frames[1:] if frame.role != "log"]
+        found = {frame.name: files_if_there(frames, frame.name) for frame in frames}
+        at = time.time()
+        dimensions = plan._request_extractor().dimensions
+        self.plan = plan
+        self.dimensions: Mapping[int, Dimension] = dimensions
+        self.frames = [frame for frame in frames if frame.id in dimensions]
+        self.loaded = {
+            name: LoadedView(1, "" if (files := found[name]) is None else files.digest, self.rows(name), at)
+            for name in self.names
+        }
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(frame.name for frame in self.frames))
+
+    @property
+    def refreshable(self) -> list[str]:
+        """Return the views whose paths can be read again."""
+        return [name for name in self.names if self.loaded[name].digest]
+
+    def rows(self, name: str) -> int:
+        """Return the number of rows of a view; of one that is joined several times, those of the largest."""
+        return max(self.dimensions[frame.id].rows for frame in self.frames if frame.name == name)
+
+    def found(self, name: str) -> FoundFiles:
+        """List the files that are at the paths of a view now. SourceError if they cannot be listed."""
+        found = files_of(self.frames, name)
+        if found is None:
+            raise SourceError(f"view {name!r} has no files that could be read again")
+        return found
+
+    def below(self, names: Collection[str]) -> list[str]:
+        """Return the views of ``names`` and those that join one of them, in the order in which they are loaded."""
+        changed: set[int] = {frame.id for frame in self.frames if frame.name in names}
+        grew = True
+        while grew:
+            more = {f.id for f in self.frames if f.id not in changed and self._needs(f) & changed}
+            grew = bool(more)
+            changed |= more
+        return list(dict.fromkeys(frame.name for frame in self.frames if frame.id in changed))
+
+    def _needs(self, frame: FrameSpec) -> set[int]:
+        return {n.param("frame") for n in self.plan.graph.nodes(frame) if n.op == "row"}
+
+    def refreshed(
+        self, names: Collection[str], numbers: Mapping[str, int] | None = None, stop: threading.Event | None = None
+    ) -> JoinedViews:
+        """Read these views again, with those that join them. ``numbers``: what to call the new ones; default: one more.
+
+        What is wrong with the data is a `CtrboxError` or an `OSError`, and this object stays as it is.
+        """
+        stop = threading.Event() if stop is None else stop
+        again = self.below(names)
+        plan, extractor = self.plan, self.plan._request_extractor()
+        dimensions = dict(self.dimensions)
+        loaded = dict(self.loaded)
+        # A view that only joins a changed one is read from its own files too, as they are now.
+        found = {name: self.found(name) for name in again if self.loaded[name].digest}
+        waiting = [frame for frame in self.frames if frame.name in again]
+        left = {frame.id for frame in waiting}
+        seconds = dict.fromkeys(again, 0.0)
+        while waiting:
+            frame = next(f for f in waiting if not self._needs(f) & left - {f.id})
+            began = time.perf_counter()
+            dimensions[frame.id] = load_dimension(
+                plan.graph, self._reopened(frame), extractor.tables, dimensions, plan.chunk_rows, plan.threads, stop
+            )
+            seconds[frame.name] += time.perf_counter() - began
+            waiting.remove(frame)
+            left.remove(frame.id)
+            if not dimensions[frame.id].rows and (had := self.dimensions[frame.id].rows):
+                raise DataError(
+                    f"view {frame.name!r} has no rows now, and it had {had:,}; write at least one row, or restart the "
+                    "server to use an empty view"
+                )
+        made = object.__new__(JoinedViews)
+        made.dimensions, made.frames = dimensions, self.frames
+        made.plan = plan._like()
+        vars(made.plan)["_dimensions"] = dimensions
+        for name in again:
+            before = loaded[name]
+            number = before.number + 1 if numbers is None else numbers[name]
+            digest = found[name].digest if name in found else ""
+            loaded[name] = LoadedView(number, digest, made.rows(name), time.time(), seconds[name])
+        made.loaded = loaded
+        return made
+
+    def _reopened(self, frame: FrameSpec) -> FrameSpec:
+        """Return the frame over the data that are at its paths now, checked against the columns of the plan."""
+        view = frame.view
+        fresh = reopened(view.source)
+        if fresh is None:
+            return frame
+        columns = self.plan.graph.columns(frame, 0)
+        types = {name: view.source.schema.field(name).type for name in columns}
+        nullable = frozenset(name for name in columns if view.source.nullable(name))
+        held = Described(view.name, types, nullable, cure=CURE)
+        try:
+            source: Source = AgreeingSource(fresh.open(), held, strict=True)
+        except CtrboxError as error:
+            raise type(error)(f"view {view.name!r}: {error}") from error
+        return replace(frame, sources=[SourceSpec(view._changed(source=source)), *frame.sources[1:]])
+
+
+def files_if_there(frames: list[FrameSpec], name: str) -> FoundFiles | None:
+    """List the files of a view as `files_of` does; errors in the files are found only when they are read."""
+    try:
+        return files_of(frames, name)
+    except (CtrboxError, OSError):
+        return None
+
+
+def files_of(frames: list[FrameSpec], name: str) -> FoundFiles | None:
+    """List the files of a view, which may be joined several times; None if one of its sources cannot be read again."""
+    facts: list[tuple[object, ...]] = []
+    for frame in frames:
+        if frame.name != name:
+            continue
+        fresh = reopened(frame.view.source)
+        if fresh is None:
+            return None
+        facts += facts_of(find_files(fresh.paths, fresh.filesystem, None))
+    digest = hashlib.blake2b(repr(sorted(facts, key=repr)).encode("utf-8", "surrogateescape"), digest_size=8)
+    one = set(facts)
+    return FoundFiles(digest.hexdigest(), len(one), sum(int(str(fact[1])) for fact in one))
+
+
+def facts_of(files: Sequence[File]) -> list[tuple[object, ...]]:
+    """Return path, size, time and version of each file."""
+    return [(file.shown, file.size, file.mtime_ns, repr(file.version.facts)) for file in files]

@@ -1,0 +1,487 @@
+"""Defines ``LevelTable``, an embedder that keeps rows in GPU memory, main memory and on an SSD (docs/gpu_tables.md).
+
+    below = cb.SparseTable("params/", dim=16, ram="8GB", optimizer=cb.Adagrad(lr=0.02, initial=1.0))
+    table = cb.tables.LevelTable(below, memory="4GB")
+    cb.Trainer(model, table).fit(plan)         # the bits of cb.tables.GpuTable, whatever fits where
+    table.checkpoint()                         # "params/" is an ordinary Sparse Table, which opens without a GPU
+
+The rows of the batches under way are on the GPU, brought as whole rows while the batches before are learned
+(``expect``); they stay until others need the room, those of the longest unused batches leave first, and are written below
+where they may have changed. What is asked by hand moves nothing but by ``prefetch``: a key's row is used where it is.
+
+Refused: a batch of more keys than the GPU's memory holds, naming both; all that the Sparse Table refuses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from ctrbox.arguments.names import named_arguments
+from ctrbox.embed.embedder import NextUse, Row
+from ctrbox.embed.embedder_traits import Traits
+from ctrbox.embed.gpu.batch_to_device import References, sent
+from ctrbox.embed.gpu.gpu_table import GpuTable
+from ctrbox.embed.gpu.rows_in_use import Working
+from ctrbox.embed.gpu.table_memory import NoRoom, Store
+from ctrbox.embed.settings_of_tables import refuse_gradient
+from ctrbox.embed.ssd.close_with_checkpoint import WithCheckpoint
+from ctrbox.embed.ssd.sparse_table import SparseTable
+from ctrbox.engines.cuda.runtime import Runtime
+from ctrbox.errors import BudgetError, DataError, PlanError
+from ctrbox.optimizers.of_table_rows import Optimizer, spec_of
+
+SHARE = 16  # one row in so many leaves at once, at least
+PART = 1 << 16  # rows that go up or down in one call: the Sparse Table keeps those of a call in memory
+MOST_STEPS = 64  # whose ends are known one by one
+NOTHING = {"late": 0, "brought": 0, "left": 0, "written": 0}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A batch ahead of its step; ``number`` grows from batch to batch."""
+
+    number: int
+    rows: torch.Tensor | None = None  # of its references, which stay where they are; None: there was no room yet
+    moved: Any = None  # event behind their arrival
+
+
+@named_arguments
+class LevelTable(WithCheckpoint, GpuTable):
+    """A table over a `SparseTable` that holds the rows of the batches in progress in GPU memory.
+
+    ``below``      Sparse Table that holds all rows and decides shape, optimizers, initial values and seed; nothing else may
+                   change it in the meantime
+    ``memory``     GPU memory for rows and index, in bytes or as text ("4GB"), allocated at once; it must hold the keys of at
+                   least five batches
+    ``runtime``    object that runs the kernels; default: the GPU of this machine
+    """
+
+    def __init__(self, below: SparseTable, *, memory: int | str = "8GB", runtime: Runtime | None = None) -> None:
+        if not isinstance(below, SparseTable):
+            raise PlanError(
+                f"cb.tables.LevelTable needs a cb.SparseTable, which holds its rows on disk, got {type(below).__name__}"
+            )
+        if below.read_only:
+            raise PlanError(
+                f"{below!r} was opened with read_only=True, but a cb.tables.LevelTable changes its rows; open the "
+                "Sparse Table without read_only=True"
+            )
+        if below.counters is not None or below.admission is not None:
+            raise PlanError(
+                f"{below!r} has counters= or admission=, which cb.tables.LevelTable does not support; use a Sparse "
+                f"Table without them"
+            )
+        super().__init__(
+            below.dim,
+            optimizer=below.optimizer,
+            linear=below.linear,
+            init=below.init,
+            seed=below.seed,
+            memory=memory,
+            runtime=runtime,
+        )
+        self.below = below
+        self._row = below.row
+        self._moving = threading.RLock()  # who is where; taken before self._lock, which steps take
+        self._mover = torch.cuda.Stream(self.device, priority=-1) if self.device.type == "cuda" else None
+        self._ahead: WeakKeyDictionary[References, Expected] = WeakKeyDictionary()
+        self._steps: deque[tuple[int, Any]] = deque(maxlen=MOST_STEPS)  # numbers of the last ones, events behind them
+        self._number = 0  # of the last batch
+        self._clean = 0  # rows last used by this number or one before it are below as they are here
+        self._counts = dict(NOTHING)
+        self._asked: torch.Tensor | int = 0
+
+    # ---- the contract
+
+    def open(self, row: Row) -> None:
+        """Take the shape that a model reads; a table that has rows of another shape refuses."""
+        with self._moving:
+            self.below.open(row)
+            self._forget(row)
+            self._opened = True
+
+    @property
+    def traits(self) -> Traits:
+        """Return what the trainer may ask of this table beyond `cb.tables.Embedder`."""
+        return replace(super().traits, statistics=True, saved_as="SparseTable")
+
+    def set_optimizer(self, optimizer: Optimizer, linear: Optimizer | None = None) -> None:
+        raise PlanError(
+            "the optimizer cannot be changed after the cb.tables.LevelTable was created; set the optimizer of the "
+            "Sparse Table first: below.set_optimizer(…)"
+        )
+
+    def prefetch(self, keys: Any, *, next_use: NextUse | None = None) -> None:
+        """Bring the rows of these keys to the GPU, where there is room beside the batches under way; else only create them.
+
+        ``next_use`` is ignored.
+        """
+        wanted, _ = self._keys(keys)
+        with self._at_move() as store:
+            number, oldest = self._next()
+            try:
+                self._bring(store, wanted, number, oldest)
+            except NoRoom:
+                missing = wanted[store.find(wanted, create=False) == -1]
+                for some in torch.unique(missing).split(PART):
+                    self.below.read(home(some))
+
+    def pull(self, keys: Any, *, create: bool = True) -> Any:
+        """Return the rows (n, width): a tensor for a tensor of keys, otherwise an array."""
+        wanted, plain = self._keys(keys)
+        width, linear = self._row.width, int(self._row.linear)
+        with self._at_move() as store:
+            self._behind_steps()
+            rows = store.find(wanted, create=False)
+            out = torch.empty(len(wanted), width, device=self.device)
+            store.gather(wanted, rows, out[:, linear:], width, out if linear else None)
+            missing = torch.nonzero(rows == -1).view(-1)
+            if len(missing):
+                there, place = torch.unique(wanted[missing], return_inverse=True)
+                parts = [home(some) for some in there.split(PART)]
+                if create:
+                    found = [self.below.read(part)[:, :width] for part in parts]
+                else:
+                    found = [self.below.pull(part, create=False) for part in parts]
+                out[missing] = sent([np.concatenate(found)], self.device)[0][place]
+        self._seen(out)
+        return out.cpu().numpy() if plain else out
+
+    def _push(self, moved: torch.Tensor, g: torch.Tensor) -> None:
+        unique, counts = torch.unique(moved, return_counts=True)
+        if len(unique) < len(moved):
+            twice = int(unique[counts > 1][0])
+            raise DataError(f"key {twice} is given twice; add up the gradients of each key before pushing them")
+        with self._moving:
+            with self._at_move() as store:
+                refuse_gradient(self._row, moved, g, store.check(moved, g))
+                rows = store.find(moved, create=False)
+                missing = torch.nonzero(rows == -1).view(-1)
+                if len(missing):
+                    self.below.push(home(moved[missing]), home(g[missing]))
+                here = torch.nonzero(rows > 0).view(-1)
+                rows, g = rows[here], g[here]
+                number, _ = self._next()
+                store.used[rows.long()] = number
+            if len(here):
+                self._seen(rows, g)
+                with self.ordered():
+                    self._step(store, rows, g)
+                    self._stepped(number)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the Sparse Table to a folder, which can be loaded without a GPU."""
+        with self._written():
+            self.below.save(path)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Replace the contents with those that ``save`` of this table or of a Sparse Table wrote."""
+        with self.replaced():
+            self.below.restore(path)
+
+    @contextlib.contextmanager
+    def replaced(self) -> Iterator[None]:
+        """Return a context in which the caller may replace the contents of the Sparse Table; no row stays on the GPU."""
+        with self._moving:
+            try:
+                yield
+            finally:
+                self._forget(self.below.row, always=True)
+
+    def clear(self) -> None:
+        """Remove all rows from all levels; the settings and the shape of rows stay."""
+        with self.replaced():
+            self.below.clear()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        memory: int | str = "8GB",
+        runtime: Runtime | None = None,
+        ram: int | str = "2GB",
+    ) -> Self:
+        """Open a table over the Sparse Table in a folder, with its shape, optimizers and seed."""
+        return cls(SparseTable.load(path, ram=ram), memory=memory, runtime=runtime)
+
+    def __len__(self) -> int:
+        return len(self.below)
+
+    @property
+    def nbytes(self) -> int:
+        return (0 if self._made is None else self._made.nbytes) + self.below.nbytes
+
+    # ---- beyond the contract
+
+    def write_back(self) -> None:
+        """Write the rows that changed on the GPU to the Sparse Table; they stay on the GPU too."""
+        with self._written():
+            pass
+
+    def checkpoint(self) -> int:
+        """Make what the table holds durable in the folder of the Sparse Table; returns its version."""
+        with self._written():
+            return self.below.checkpoint()
+
+    def export(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return copies of the keys in ascending order, their rows (n, width) and their optimizer states (n, states)."""
+        with self._written():
+            return self.below.export()
+
+    def scale_lr(self, factor: float) -> None:
+        """Multiply ``lr`` (`FTRL`: ``alpha``) by ``factor`` in all steps from now on, for schedules. The factor is not saved."""
+        super().scale_lr(factor)
+        self.below.scale_lr(factor)
+
+    def stats(self) -> dict[str, int]:
+        """Return row counts of the GPU's level since the table was made; ``below.stats()`` has those of the lower levels.
+
+        *asked* by batches (their unique keys), of which *brought* were not there; *left* and *written* below; *late*: batches
+        whose rows the learning thread had to bring, since the batches before held the memory; *capacity*, *held*.
+        """
+        if self._made is None:
+            return {"asked": 0, **self._counts, "capacity": 0, "held": 0}
+        with self._at_move() as store:
+            return {"asked": int(self._asked), **self._counts, "capacity": store.capacity, "held": store.held}
+
+    def close(self, checkpoint: bool = True) -> None:
+        """Write back, and close the Sparse Table."""
+        with self._moving:
+            if checkpoint:
+                self.write_back()
+            self.below.close(checkpoint)
+
+    def like(self, row: Row) -> GpuTable:
+        raise PlanError(
+            f"a second table with the settings of {self!r} needs a folder of its own: cb.tables.LevelTable(cb.SparseTable(…))"
+        )
+
+    def __repr__(self) -> str:
+        return f"LevelTable({self.below!r}, memory {self.memory:,} on {self.device})"
+
+    # ---- batches under way
+
+    def expect(self, references: References, ready: Any = None) -> None:
+        """Bring the rows of a batch that will be learned soon to the GPU and keep them there, if there is room for them."""
+        with self._moving:
+            number, oldest = self._next()
+            with self._lock:
+                first = all(e.rows is not None for e in self._ahead.values())  # nobody passes one that waits
+                self._ahead[references] = Expected(number)
+            if first:
+                with contextlib.suppress(NoRoom):
+                    self._reserve(references, number, oldest, ready)
+
+    def reach(self, references: References, train: bool) -> tuple[Store, torch.Tensor]:
+        """Return the rows of a batch: with ``train`` the rows in the store itself, otherwise copies of their values."""
+        if not train:
+            return self._read(references)
+        with self._lock:
+            expected = self._ahead.get(references)
+        if expected is None or expected.rows is None:
+            expected = self._reserve_now(references, expected)
+        assert expected.rows is not None
+        if self._mover is not None:
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(expected.moved)
+            expected.rows.record_stream(stream)
+        return self.store, expected.rows
+
+    def learned(self, references: References) -> None:
+        """Allow the rows of this batch and of all earlier ones to leave the GPU from now on."""
+        with self._lock:
+            expected = self._ahead.get(references)
+            self._stepped(0 if expected is None else expected.number)
+            if expected is not None:
+                for other, e in list(self._ahead.items()):
+                    if e.number <= expected.number:
+                        del self._ahead[other]
+
+    def _reserve(self, references: References, number: int, oldest: int, ready: Any) -> Expected:
+        with self._at_move(ready) as store:
+            rows = self._bring(store, references.keys, number, oldest)
+            if self._mover is not None:
+                references.keys.record_stream(self._mover)
+            moved = None if self._mover is None else self._mover.record_event()
+            self._asked += (store.used[1:] == number).sum()
+        expected = Expected(number, rows, moved)
+        with self._lock:
+            self._ahead[references] = expected
+        return expected
+
+    def _reserve_now(self, references: References, expected: Expected | None) -> Expected:
+        """By the thread that learns, for a batch that found no room: all before it are learned by now, or given up.
+
+        Those that wait behind it follow as far as they fit: from then on the stage ahead brings rows again.
+        """
+        with self._moving:
+            with self._lock:
+                behind = [r for r, e in self._ahead.items() if expected is not None and e.number > expected.number]
+                waiting = sorted(behind, key=lambda r: self._ahead[r].number)
+                self._ahead.clear()
+            self._counts["late"] += 1
+            number, oldest = self._next()
+            try:
+                found = self._reserve(references, number, oldest, None)
+            except NoRoom as error:
+                store = self.store
+                unique = len(torch.unique(references.keys[references.keys != 0]))
+                raise BudgetError(
+                    f"the batch refers to {unique:,} keys, but memory={self.memory:,} bytes on {self.device} can hold "
+                    f"only {store.capacity:,} rows of this table{error.cause}; raise memory=, or use smaller batches"
+                ) from None
+            fits = True
+            for later in waiting:
+                number, oldest = self._next()
+                with self._lock:
+                    self._ahead[later] = Expected(number)
+                if fits:
+                    try:
+                        self._reserve(later, number, oldest, None)
+                    except NoRoom:
+                        fits = False
+            return found
+
+    def _next(self) -> tuple[int, int]:
+        """The number of a new batch, and that of the first which is still to be learned."""
+        with self._lock:
+            self._number += 1
+            return self._number, min(
+                (e.number for e in self._ahead.values() if e.rows is not None), default=self._number
+            )
+
+    def _read(self, references: References) -> tuple[Store, torch.Tensor]:
+        """Values of a batch that is only scored: nothing is created, and nothing of the working rows has to leave."""
+        keys, inverse = torch.unique(references.keys, return_inverse=True)
+        values = self.pull(keys, create=False)
+        rows = torch.arange(1, len(keys) + 1, dtype=torch.int32, device=self.device)
+        data = torch.zeros(len(keys), self.store.kernels.file_floats, device=self.device)
+        data[:, : self._row.width] = values
+        found = torch.where(keys != 0, rows, 0)[inverse] if len(keys) else rows
+        store = self.store
+        assert isinstance(store, Working)
+        return store.beside(data), found
+
+    # ---- between the levels
+
+    def _bring(self, store: Working, keys: torch.Tensor, number: int, oldest: int) -> torch.Tensor:
+        """Rows of keys, all of them on the GPU. NoRoom where batches from ``oldest`` on leave none; nothing is lost then."""
+        rows = store.find(keys, create=False)
+        store.used.index_fill_(0, rows.clamp(min=0).long(), number)
+        missing = torch.unique(keys[rows == -1])
+        if not len(missing):
+            return rows
+        self._make_room(store, len(missing), oldest)
+        for some in missing.split(PART):
+            data = self.below.read(home(some))
+            store.admit(some, sent([data], self.device)[0], number)
+            self._counts["brought"] += len(some)
+        return store.find(keys, create=False)
+
+    def _make_room(self, store: Working, more: int, oldest: int) -> None:
+        short = more - len(store.free)
+        if short <= 0:
+            return
+        leaving, last = store.coldest(max(short, store.capacity // SHARE), oldest)
+        if len(leaving) < short:
+            raise NoRoom(short)
+        self._behind_steps(last)
+        self._write(store, leaving)
+        store.leave(leaving)
+        self._counts["left"] += len(leaving)
+
+    def _write(self, store: Working, rows: torch.Tensor) -> None:
+        """Those of these rows that may have changed, to the level below; no step that changes them is still to come."""
+        for some in rows[store.used[rows] > self._clean].split(PART):
+            if len(some):
+                self.below.write(home(store.keys[some]), home(store.data(some)), known=True)
+                self._counts["written"] += len(some)
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        """Inside, the level below has every change, and gets no other."""
+        with self._moving:
+            if self._made is not None:
+                with self._lock, self._at_move() as store:
+                    self._behind_steps()
+                    self._write(store, torch.nonzero(store.keys).view(-1))
+                    unlearned = [e.number for e in self._ahead.values() if e.rows is not None]
+                    self._clean = min(unlearned) - 1 if unlearned else self._number
+            yield
+
+    def _forget(self, row: Row, always: bool = False) -> None:
+        """Nothing is on the GPU any more."""
+        if always or row != self._row:
+            with self._lock:
+                if self._mover is not None:
+                    torch.cuda.synchronize(self.device)  # a step may still use the memory that is given back
+                self._ahead.clear()
+                self._made, self._row = None, row
+
+    @contextlib.contextmanager
+    def _at_move(self, ready: Any = None) -> Iterator[Working]:
+        """The working rows, for one thread, on the stream of moves, behind ``ready`` or else the caller's stream."""
+        with self._moving, contextlib.ExitStack() as stack:
+            if self._mover is not None:
+                if ready is None:
+                    self._mover.wait_stream(torch.cuda.current_stream(self.device))
+                else:
+                    self._mover.wait_event(ready)
+                stack.enter_context(torch.cuda.stream(self._mover))
+            store = self.store
+            assert isinstance(store, Working)
+            if not store.whole:  # a call was interrupted
+                store.rebuild()
+            yield store
+
+    def _seen(self, *tensors: torch.Tensor) -> None:
+        """What a move made is used on the caller's stream from now on."""
+        if self._mover is not None:
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_stream(self._mover)
+            for tensor in tensors:
+                tensor.record_stream(stream)
+
+    def _stepped(self, number: int) -> None:
+        if self._mover is not None:
+            self._steps.append((number, torch.cuda.current_stream(self.device).record_event()))
+
+    def _behind_steps(self, number: int | None = None) -> None:
+        """Moves go on behind all steps that were launched; ``number``: behind those up to that one."""
+        with self._lock:
+            steps = list(self._steps)
+        if self._mover is not None and steps:
+            # The last of those that count; one that is forgotten lies before all that are known.
+            last = next((event for of, event in reversed(steps) if number is None or of <= number), steps[0][1])
+            self._mover.wait_event(last)
+
+    def _new_store(self, row: Row, rows: int) -> Store:
+        weight, vector = spec_of(self.linear), spec_of(self.optimizer)
+        return Working(self.runtime, row, weight, vector, init=self.init, seed=self.seed, budget=self.memory)
+
+    def _full(self, error: NoRoom) -> BudgetError:
+        return BudgetError(
+            f"memory={self.memory:,} bytes on {self.device} has no room for {error.more:,} more rows of this "
+            f"table{error.cause}; raise memory=, so that the keys of several batches fit"
+        )
+
+
+def home(tensor: torch.Tensor) -> np.ndarray:
+    """An array of a tensor, through page-locked memory."""
+    if tensor.device.type != "cuda":
+        return tensor.numpy()
+    staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    staged.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return staged.numpy()

@@ -1,0 +1,133 @@
+"""Runs a plan on the few raw rows of a request, with the same programs that made the training batches.
+
+A request needs the columns of the log that features read. It needs no label and no weight, and no instance id; columns of a
+streamed merge may come with it, otherwise they are missing and filled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from ctrbox.arguments.names import lacking
+from ctrbox.columns.batch import Batch
+from ctrbox.columns.kind import kind_of_arrow, name_of
+from ctrbox.columns.raw_values import narrowed
+from ctrbox.columns.times import as_time_advice
+from ctrbox.engines.cpu.extract import Extractor
+from ctrbox.engines.cpu.frames_and_arrow import frame_of
+from ctrbox.engines.cpu.morsel_stages import Prepared, Rows
+from ctrbox.errors import DataError
+from ctrbox.views.columns_as_recorded import AgreeingSource, Described
+from ctrbox.views.source import Origin, Source, open_source
+
+ORIGIN = Origin("request", 0)
+
+
+def single(rows: Any) -> Any:
+    """A table of one chunk as the record batch it is; anything else as it was."""
+    if isinstance(rows, pa.Table) and rows.num_rows and rows.column(0).num_chunks == 1:
+        batches = rows.to_batches()
+        return batches[0] if len(batches) == 1 else rows
+    return rows
+
+
+class Requests:
+    """Runs requests through one extractor; remembers the last schema that was found to be right."""
+
+    def __init__(self, extractor: Extractor) -> None:
+        self.extractor = extractor
+        self.needed = [n for n in extractor.columns[0] if n not in extractor.only_for_merge]
+        self.known: tuple[pa.Schema, list[list[int]]] | None = None
+
+    def knows(self, rows: Any) -> bool:
+        return self.known is not None and isinstance(rows, pa.RecordBatch) and rows.schema.equals(self.known[0])
+
+    def lacks(self, names: list[str]) -> list[str]:
+        return [n for n in self.needed if n not in names]
+
+    def run(self, rows: Any) -> Batch:
+        """The batch of a request. ``index`` says which of its rows passed the filters, where there are filters."""
+        sources, count = self.sources(rows)
+        if not self.extractor.stages.steps:
+            return self.extractor.run([(Prepared(count, sources, None, ORIGIN), 0, count)])
+        prepared = self.extractor.staged(count, sources, ORIGIN, 0)
+        batch = self.extractor.run([(prepared, 0, prepared.rows)])
+        return batch if prepared.selected is None else replace(batch, index=prepared.selected)
+
+    def sources(self, rows: Any) -> tuple[list[Rows], int]:
+        if self.knows(rows) and self.known is not None:
+            frames = [frame_of(rows.select(places)) if places else None for places in self.known[1]]
+            return [(frame, None, 0) for frame in frames], rows.num_rows
+        source = self.typed(open_source(rows))
+        names = source.schema.names
+        self.check(source)
+        log, *merged = self.extractor.columns
+        wanted = [[n for n in log if n in names], *(m if set(m) <= set(names) else [] for m in merged)]
+        every = list(dict.fromkeys(n for part in wanted for n in part))
+        batch = self.planned(whole(source, every))
+        if isinstance(rows, pa.RecordBatch) and batch.schema.equals(rows.schema.empty_table().select(every).schema):
+            self.known = (rows.schema, [[rows.schema.get_field_index(n) for n in part] for part in wanted])
+        return [(frame_of(batch.select(part)) if part else None, None, 0) for part in wanted], batch.num_rows
+
+    def typed(self, source: Source) -> Source:
+        """Give a column of Arrow type null, of which no value is known, the type that the plan was built on."""
+        null = {f.name for f in source.schema if pa.types.is_null(f.type)}
+        if not null:
+            return source
+        types = {f.name: f.type for f in self.extractor.log.view.source.schema if f.name in null}
+        return AgreeingSource(source, Described(self.extractor.log.view.name, types, frozenset(types)), strict=False)
+
+    def planned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Round float64 to the nearest float32 where the plan was built on that, as a request of JSON is: keys and buckets of
+        0.1 differ between the two."""
+        schema = self.extractor.log.view.source.schema
+        for place, field in enumerate(batch.schema):
+            known = schema.field(field.name).type if field.name in schema.names else field.type
+            if pa.types.is_float64(field.type) and pa.types.is_float32(known):
+                try:
+                    rounded = narrowed(batch.column(place), known)
+                except OverflowError as error:
+                    raise DataError(
+                        f"column {field.name!r} of the request: {error}, the type that the plan was built with"
+                    ) from None
+                batch = batch.set_column(place, field.with_type(known), rounded)
+        return batch
+
+    def check(self, source: Source) -> None:
+        """DataError unless the request has every column, of the kind the plan was built on."""
+        schema = self.extractor.log.view.source.schema
+        if missing := self.lacks(source.schema.names):
+            raise DataError(f"the request lacks {lacking(missing, source.schema.names)}")
+        for name in self.needed:
+            mine, planned = source.schema.field(name).type, schema.field(name).type
+            kind, wanted = kind_of_arrow(mine), kind_of_arrow(planned)
+            if kind != wanted:
+                raise DataError(
+                    f"column {name!r} of the request is {name_of(kind) if kind else mine}, "
+                    f"but the plan was built on {name_of(wanted or 's')}"
+                    + (as_time_advice(name, kind) if wanted == "t" else "")
+                )
+            sizes = [getattr(t, "list_size", None) for t in (mine, planned)]
+            if sizes[0] != sizes[1]:
+                raise DataError(
+                    f"column {name!r} of the request holds lists of {sizes[0]} values, but the plan was built on lists of "
+                    f"{sizes[1]}"
+                )
+
+
+def whole(source: Source, columns: list[str]) -> pa.RecordBatch:
+    """All rows of a source as one record batch."""
+    parts = [m.rows for m in source.scan(columns)]
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * sum(p.num_rows for p in parts), pa.struct([])))
+    if not parts:
+        return pa.RecordBatch.from_arrays([pa.array([], source.schema.field(n).type) for n in columns], columns)
+    return parts[0] if len(parts) == 1 else pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+
+
+def names_of(rows: Any) -> list[str]:
+    schema = getattr(rows, "schema", None)
+    return list(schema.names) if isinstance(schema, pa.Schema) else list(open_source(rows).schema.names)

@@ -1,0 +1,1 @@
+"""Optimizers: those of the rows of embedding tables, and those of the dense weights of models."""
