@@ -10,6 +10,8 @@
 
 namespace cb {
 
+using namespace program_file;
+
 namespace {
 
 // Files of earlier versions call the operator "standardize" by its British name.
@@ -19,17 +21,8 @@ enum SavedStep : uint8_t { kEnd, kLoad, kLiteral, kCall, kLookup, kGather, kEmit
 enum Kept : uint8_t { kInts = 1, kTexts, kBoundaries, kPaths, kWords, kClicks };
 
 constexpr uint64_t kMostText = uint64_t{1} << 30;
-constexpr uint32_t kRowsTogether = 1024;
 
 [[noreturn]] void damaged(const std::string& what) { throw DamagedFile(what); }
-
-// ---- small things ---------------------------------------------------------------------------------------------------
-
-template <class T>
-void put_many(CheckedWriter& to, const std::vector<T>& values) {
-  to.put(static_cast<uint32_t>(values.size()));
-  to.put(values.data(), values.size() * sizeof(T));
-}
 
 template <class T>
 std::vector<T> get_values(CheckedReader& from, uint64_t n) {

@@ -39,6 +39,14 @@
 
 namespace cb {
 
+namespace program_file {
+
+enum SavedStep : uint8_t { kEnd, kLoad, kLiteral, kCall, kLookup, kGather, kEmit };
+enum KeptTable : uint8_t { kInts = 1, kTexts, kBoundaries, kPaths, kWords, kClicks };
+inline constexpr uint32_t kRowsTogether = 1024;  // of a joined view
+
+}  // namespace program_file
+
 // A joined view in memory, as programs read it.
 struct JoinedRows {
   std::shared_ptr<Table> index;  // Index, or AsOfIndex for an as-of join

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -41,6 +41,7 @@ from ctrbox.train.evaluation import Split, evaluate, watched, watched_name
 from ctrbox.train.gradient_sums import ALONE, Together
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
 from ctrbox.train.learn_batch import Learner
+from ctrbox.train.other_processes import Elsewhere
 from ctrbox.train.pass_times import Passes
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress_line import Lately, Progress, Watcher, watcher
@@ -60,30 +61,6 @@ if TYPE_CHECKING:
     from ctrbox.train.trainer import Trainer
 
 POINTS = 500  # of the training loss in metrics.jsonl, about: every step of a short run, every so many of a long one
-
-
-class Elsewhere(Protocol):
-    """Takes a training from its newest checkpoint to its last in several processes, as ``cb.Cluster`` does."""
-
-    leads: bool  # whether this process keeps the run folder; others only follow
-    keeps_rows: (
-        bool  # whether the processes keep the rows of tables to the end, so that this one never holds all of them
-    )
-
-    def check(self, fit: Fit) -> None:
-        """Refuse what it could not train, before anything is written."""
-
-    def train(self, fit: Fit) -> None:
-        """Train into the run folder of ``fit``; its learner is not touched.
-
-        With ``keeps_rows``, ``fit`` gets a learner whose tables ask all processes, for evaluating and for saving the model.
-        """
-
-    def ended(self, fit: Fit, summary: Mapping[str, Any], kept: Path | None, stored: StoredFolder | None) -> Run:
-        """With ``keeps_rows``: end the processes, and return the run whose model ``fit`` has saved. ``kept``: its folder."""
-
-    def follow(self, fit: Fit) -> NoReturn:
-        """Take part in a training that another process leads, and raise an exception that says so at its end."""
 
 
 class Fit:

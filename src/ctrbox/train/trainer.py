@@ -24,8 +24,9 @@ from ctrbox.plan.placement.device import gpu_number
 from ctrbox.predict.tables_of_fields import Embedders
 from ctrbox.train.calibrate import with_calibration
 from ctrbox.train.evaluation import Split
-from ctrbox.train.fit import Elsewhere, Fit
+from ctrbox.train.fit import Fit
 from ctrbox.train.look_ahead import MOST
+from ctrbox.train.other_processes import Elsewhere
 from ctrbox.train.progress_line import Watcher, watcher
 from ctrbox.train.run import Run
 from ctrbox.train.schedule import CONSTANT, ReduceOnPlateau, Schedule
