@@ -189,9 +189,8 @@ __device__ inline uint64_t full_run_by_lanes(const int32_t* rows, uint64_t n, ui
                                              uint32_t lane) {
   if (kLanes < 4) return full_run(rows, n, b, size);
   const uint64_t first = b * size, last = first + size - 1;
-  if (last >= n) return n;
+  if (!may_be_full(rows, n, first, last)) return n;
   const int32_t row = rows[last];
-  if (rows[first] != row && (last + 1 >= n || rows[last + 1] != row)) return n;
   uint64_t low = 0, high = last;  // the row's first place
   while (low < high) {
     const uint64_t step = (high - low + kLanes - 1) / kLanes, place = low + lane * step;
@@ -200,8 +199,7 @@ __device__ inline uint64_t full_run_by_lanes(const int32_t* rows, uint64_t n, ui
     if (below) low = next - step + 1;
     if (next < high) high = next;
   }
-  const uint64_t at = low >= first ? low : low + (first - low + size - 1) / size * size;
-  return at <= last && at + size <= n && rows[at + size - 1] == row ? at : n;
+  return full_from(rows, n, low, first, size);
 }
 
 // The sum of kChunk references from `at` on, all of one row.

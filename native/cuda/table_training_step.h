@@ -265,14 +265,25 @@ struct Gradients {
   }
 };
 
+// Whether references of the row at `last` may fill a run that begins at a place from `first` to `last`.
+__device__ inline bool may_be_full(const int32_t* rows, uint64_t n, uint64_t first, uint64_t last) {
+  return last < n && (rows[first] == rows[last] || (last + 1 < n && rows[last + 1] == rows[last]));
+}
+
+// The place of the bucket from `first` on where `size` references begin that are counted from `low`, the first place of
+// their row; n where there is none.
+__device__ inline uint64_t full_from(const int32_t* rows, uint64_t n, uint64_t low, uint64_t first, uint64_t size) {
+  const uint64_t at = low >= first ? low : low + (first - low + size - 1) / size * size;
+  return at < first + size && at + size <= n && rows[at + size - 1] == rows[first + size - 1] ? at : n;
+}
+
 // The only place in bucket b of `size` places where `size` references of one row begin that are counted from the row's
 // first one; n where there is none. Such runs do not overlap, so a bucket has at most one, and it covers the last
 // place.
 __device__ inline uint64_t full_run(const int32_t* rows, uint64_t n, uint64_t b, uint64_t size) {
   const uint64_t first = b * size, last = first + size - 1;
-  if (last >= n) return n;
+  if (!may_be_full(rows, n, first, last)) return n;
   const int32_t row = rows[last];
-  if (rows[first] != row && (last + 1 >= n || rows[last + 1] != row)) return n;
   uint64_t low = 0, high = last;  // the row's first place
   while (low < high) {
     const uint64_t middle = (low + high) / 2;
@@ -281,8 +292,7 @@ __device__ inline uint64_t full_run(const int32_t* rows, uint64_t n, uint64_t b,
     else
       high = middle;
   }
-  const uint64_t at = low >= first ? low : low + (first - low + size - 1) / size * size;
-  return at <= last && at + size <= n && rows[at + size - 1] == row ? at : n;
+  return full_from(rows, n, low, first, size);
 }
 
 struct Sorted {

@@ -32,21 +32,13 @@ enum class OptimizerKind : uint32_t {
   DenseAdamW = 7
 };
 
-CB_BODY float root_of(float x) {
 #if defined(__CUDACC__)
-  return sqrtf(x);
+CB_BODY float root_of(float x) { return sqrtf(x); }
+CB_BODY float size_of(float x) { return fabsf(x); }
 #else
-  return __builtin_sqrtf(x);
+CB_BODY float root_of(float x) { return __builtin_sqrtf(x); }
+CB_BODY float size_of(float x) { return __builtin_fabsf(x); }
 #endif
-}
-
-CB_BODY float size_of(float x) {
-#if defined(__CUDACC__)
-  return fabsf(x);
-#else
-  return __builtin_fabsf(x);
-#endif
-}
 
 // ---- new rows -------------------------------------------------------------------------------------------------------
 

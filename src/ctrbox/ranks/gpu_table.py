@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +31,7 @@ from ctrbox.embed.embedder_traits import Traits
 from ctrbox.embed.gpu.batch_to_device import References
 from ctrbox.embed.gpu.gpu_table import GpuTable
 from ctrbox.embed.gpu.level_table import LevelTable
-from ctrbox.embed.gpu.pooling import Reading
+from ctrbox.embed.gpu.reads_batches import ReadsBatches
 from ctrbox.embed.gpu.table_memory import Store
 from ctrbox.embed.shards import Spec
 from ctrbox.engines.cuda.runtime import Runtime
@@ -60,8 +59,11 @@ class GpuRoute:
         return len(self.keys) - self.mine[part], sum(self.theirs) - self.theirs[part]
 
 
-class GpuRankTable(RankTable):
-    """The embedder of a table for a rank with a GPU. It has the traits of a GPU table, so models pool with the kernels of one."""
+class GpuRankTable(ReadsBatches, RankTable):
+    """The embedder of a table for a rank with a GPU. It has the traits of a GPU table, so models pool with the kernels of one.
+
+    Every rank must call ``read`` or ``pull`` for each batch.
+    """
 
     def __init__(self, group: Group, spec: Spec, runtime: Runtime, ahead: Group | None = None) -> None:
         super().__init__(group, spec, 0.0, ahead)
@@ -90,22 +92,6 @@ class GpuRankTable(RankTable):
         self._give(total)
 
     # ---- what a model on a GPU asks a table for
-
-    def read(
-        self,
-        references: References,
-        pooled: Sequence[str],
-        pooling: Sequence[str],
-        sequences: Sequence[str] = (),
-        *,
-        longest: int = 1024,
-        train: bool = True,
-        into: tuple[torch.Tensor, torch.Tensor | None] | None = None,
-        bf16: bool = False,
-    ) -> Reading:
-        """Return the pooled vectors and the sequences of a batch; every rank must call ``read`` or ``pull``."""
-        how: dict[str, Any] = {"longest": longest, "train": train, "into": into, "bf16": bf16}
-        return Reading(self, references, pooled, pooling, sequences, **how)
 
     def reach(self, references: References, train: bool) -> tuple[Store, torch.Tensor]:
         """Return a store that holds only the rows of a batch, and for each reference the number of its row in this store."""

@@ -18,7 +18,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, NextUse, Row, Shaped
 from ctrbox.embed.embedder_traits import Initial, Traits
 from ctrbox.embed.gpu.batch_to_device import References
+from ctrbox.embed.gpu.reads_batches import ReadsBatches
 from ctrbox.embed.gpu.table_memory import Gradients, NoRoom, Store
 from ctrbox.embed.row_lifetime import NO_LIFE
 from ctrbox.embed.settings_of_tables import (
@@ -57,7 +58,7 @@ from ctrbox.files.urls import local_path
 from ctrbox.optimizers.of_table_rows import Optimizer, optimizer_of, spec_of, with_rate
 
 if TYPE_CHECKING:
-    from ctrbox.embed.gpu.pooling import Reading
+    pass
 
 MOST_ROWS = 1 << 29
 
@@ -283,24 +284,6 @@ class GpuTable(Shaped):
         )
 
     # ---- for trainers
-
-    def read(
-        self,
-        references: References,
-        pooled: Sequence[str],
-        pooling: Sequence[str],
-        sequences: Sequence[str] = (),
-        *,
-        longest: int = 1024,
-        train: bool = True,
-        into: tuple[torch.Tensor, torch.Tensor | None] | None = None,
-        bf16: bool = False,
-    ) -> Reading:
-        """Return the pooled vectors and the sequences of a batch; see `Reading` for the arguments."""
-        from ctrbox.embed.gpu.pooling import Reading
-
-        how: dict[str, Any] = {"longest": longest, "train": train, "into": into, "bf16": bf16}
-        return Reading(self, references, pooled, pooling, sequences, **how)
 
     def told(self) -> int:
         """The first reference in the last step whose gradient was not finite; -1 if none is known yet. Does not wait."""
