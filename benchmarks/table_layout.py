@@ -39,7 +39,7 @@ NATIVE = report.ROOT / "native"
 SOURCES = [
     Path(__file__).with_suffix(".cpp"),
     Path(__file__).parent / "paper_store" / "group_store.cpp",
-    *(NATIVE / "core" / name for name in ("table/rows.cpp", "sparse/segments.cpp", "sparse/block_reader.cpp")),
+    *(NATIVE / "core" / name for name in ("embed/table_row.cpp", "ssd/segment_files.cpp", "ssd/block_reader.cpp")),
 ]
 POLICIES = {"runs, heat": "default", "runs, lfu": "lfu"}
 # The more rows leave together, the fewer groups are written, and the more rows must be read again: docs/tried.md.

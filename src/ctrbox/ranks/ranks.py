@@ -5,7 +5,7 @@ Every rank runs the same job file and calls ``Trainer.fit`` with the same argume
     check    all ranks refuse what ranks cannot train, meet, and compare code, data, settings and tables: nothing is written yet
     rank 0   opens the run folder, writes the first checkpoint or finds the newest one, and tells the others where it is
     all      restore their part of it and train (fit.py) to the last checkpoint, of which every rank writes its part
-    rank 0   evaluates, saves the model and writes the report; the others look up and save their rows for it (ending.py)
+    rank 0   evaluates, saves the model and writes the report; the others look up and save their rows for it (finish_training.py)
 
 Failure cases: a rank that raises leaves its error for the others and ends, which ends them; a rank that is killed closes its
 connections, which ends the others; a rank that hangs is named by the others after the timeout (group.py). What was written is

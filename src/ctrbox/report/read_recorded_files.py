@@ -2,7 +2,7 @@
 
 A number may be null (not a number when it was written) and is then None; a number that is a text, a list that is an
 object or a file cut in the middle is one error that names the file and the place in it. config.json and summary.json
-are sealed (sealed.py), metrics.jsonl is not: it grows while the run does.
+are sealed (sealed_json.py), metrics.jsonl is not: it grows while the run does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Features written as text: what the refusals say, and where the limits lie. What is accepted is in train/test_trial.py."""
+"""Features written as text: what the refusals say, and where the limits lie. What is accepted
+is in train/test_feature_trial.py."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     a request                           ──► columns_of: read alone ─────────┘
 
 Training, the online loop and the server compute history columns with the same native states and the same expressions
-(`ctrbox.engines.history.native_states`, `inputs`). Equal sequences of events therefore give equal bits, wherever they are
+(`ctrbox.engines.history.native_states`, `columns_read`). Equal sequences of events therefore give equal bits, wherever they are
 fed, however they are divided into calls, and however often the state was saved and loaded in between.
 
 Who owns what: a `Histories` owns its states; nobody else writes to them. Every call holds its lock, so any thread may call.
