@@ -46,7 +46,7 @@ NATIVE_TESTS = {
     "native/bindings/history_attention": ["serve", "models", "train"],
     "native/bindings/parquet": ["views", "engines"],
     "native/bindings/publish": ["publish"],
-    "native/bindings/requests": ["serve", "engines"],
+    "native/bindings/request_rows": ["serve", "engines"],
     "native/bindings": ["engines", "operators", "embed", "ffm", "publish", "serve", "train", "views"],
 }
 PYTHON_TESTS = {"cli/after_training": ["cli", "train"], "cli/train": ["cli", "train"], "cli/online": ["cli", "loop"]}
