@@ -43,7 +43,7 @@ class Request:
     candidates: Any  # pa.RecordBatch, or the native frame of one
     rows: int
     key: bytes  # equal for equal contexts
-    objects_in_requests: Mapping[str, Objects] | None = None  # by field: what came with it to be embedded
+    objects: Mapping[str, Objects] | None = None  # by field: what came with it to be embedded
     score: str | None = None  # the expression of several labels that it asks for
 
 
