@@ -40,7 +40,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.ranks_job import TABLES, finished, make_data, start
-from ctrbox.ranks.facts import code
+from ctrbox.ranks.same_code_data_settings import code
 
 ROUNDS, STEPS = 20, 60
 CHECKPOINT = ("--checkpoint-steps", "4")

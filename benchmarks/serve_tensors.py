@@ -34,11 +34,11 @@ from tritonclient.grpc import service_pb2
 
 from benchmarks import report
 from benchmarks.serve import CANDIDATES, free_port, make, requests_of
+from ctrbox.serve.grpc_server import InferenceService, grpc_server
 from ctrbox.serve.model_folder import ModelFolder
-from ctrbox.serve.queue import ScoringQueue
+from ctrbox.serve.request_queue import ScoringQueue
 from ctrbox.serve.routes import Routes
-from ctrbox.serve.rpc import InferenceService, grpc_server
-from ctrbox.serve.served import ServedFfm, open_served
+from ctrbox.serve.served_models import ServedFfm, open_served
 from ctrbox.serve.service import Limits, Service
 
 FORMS = ("score", "v2 JSON", "v2 binary", "gRPC")

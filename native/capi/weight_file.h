@@ -1,4 +1,4 @@
-// Reads the published weights of a Deep FFM without Python (docs/patch_files.md; Python twin: publish/weights.py).
+// Reads the published weights of a Deep FFM without Python (docs/patch_files.md; Python twin: publish/weight_file.py).
 //
 // DamagedFile or CannotRead; nothing is believed before it fits the file's size, no part before its checksum fits.
 #pragma once

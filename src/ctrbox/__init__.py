@@ -55,7 +55,7 @@ def _no_native_name(name: str) -> Any:
 
 def _with_cause(error: Exception) -> Exception:
     """Add to an error that the extension of a checkout is missing or older than its sources, if that is so."""
-    told = import_module("ctrbox.cli.old_native").old_native(error)
+    told = import_module("ctrbox.cli.outdated_native_build").old_native(error)
     if told and told not in getattr(error, "__notes__", []):
         error.add_note(told)
     return error

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ctrbox.cli.job import READ, load_job, misspelled
+from ctrbox.cli.job_file import READ, load_job, misspelled
 from ctrbox.cli.main import app
 from ctrbox.cli.terminal import Mistake
 

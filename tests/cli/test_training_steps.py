@@ -15,7 +15,7 @@ from ctrbox.cli import serve as serving
 from ctrbox.cli import table as tables
 from ctrbox.cli import terminal
 from ctrbox.cli import train as training_command
-from ctrbox.cli.job import Job
+from ctrbox.cli.job_file import Job
 from ctrbox.cli.main import app
 from ctrbox.cli.options import in_words_of_options, pairs_of
 from ctrbox.cli.terminal import Mistake, Stopped, say_json

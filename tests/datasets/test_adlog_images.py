@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ctrbox.datasets.synthetic import AdLog, adlog
-from ctrbox.datasets.visual import APPEAL, MOOD, NOISE, TASTE
-from ctrbox.datasets.visual_views import BEHAVIORS, images_schema
-from ctrbox.datasets.world import World, ad_id
+from ctrbox.datasets.adlog_image_views import BEHAVIORS, images_schema
+from ctrbox.datasets.adlog_images import APPEAL, MOOD, NOISE, TASTE
+from ctrbox.datasets.adlog_world import World, ad_id
+from ctrbox.datasets.write_adlog import AdLog, adlog
 from ctrbox.errors import DataError
 
 ROWS, USERS, ADS, WIDTH = 20_000, 1500, 800, 12

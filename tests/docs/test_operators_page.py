@@ -17,13 +17,13 @@ import torch
 import ctrbox as cb
 from ctrbox import _native
 from ctrbox.columns.kind import name_of
-from ctrbox.plan.graph.build import build_columns
+from ctrbox.plan.graph.build_graph import build_columns
 from ctrbox.plan.language.catalogue import FAMILIES, ROWS, WRITTEN, Row, markdown, special_cases
 from ctrbox.plan.language.catalogue_lists import ABSENT
 from ctrbox.plan.language.catalogue_lists import EMPTY as EMPTY_LIST
 from ctrbox.plan.language.catalogue_phrases import EITHER, NULL
 from ctrbox.plan.language.catalogue_strings import EMPTY as EMPTY_STRING
-from ctrbox.plan.language.expr import Expr
+from ctrbox.plan.language.expressions import Expr
 from ctrbox.plan.language.features import space_of
 from ctrbox.plan.language.node import closure
 

@@ -14,7 +14,7 @@ from ctrbox import col
 from ctrbox.columns.key_kinds import joined, mismatch
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.publish.versions import Published
-from ctrbox.publish.weights import read_weights, write_weights
+from ctrbox.publish.weight_file import read_weights, write_weights
 from ctrbox.serve.model_folder import create
 
 ADS = pa.table({"ad": [1, 2], "title": ["red shoe", "blue hat"]})
@@ -116,7 +116,7 @@ def test_a_plan_with_other_keys_is_refused_in_one_sentence(tmp_path: Path) -> No
 
 def test_a_folder_with_weights_of_other_keys_is_not_served(tmp_path: Path) -> None:
     """The weights came into the folder without `publish`, as by a copy."""
-    from ctrbox.serve.served import Live, ServedFfm
+    from ctrbox.serve.served_models import Live, ServedFfm
 
     other = plan_over(col("user").cast("str").key())
     with pytest.raises(DataError, match="the model does not fit its plan: field 'user' was trained on keys of whole"):
@@ -124,7 +124,7 @@ def test_a_folder_with_weights_of_other_keys_is_not_served(tmp_path: Path) -> No
 
 
 def test_a_run_of_another_plan_is_refused_by_the_kind_of_its_keys(tmp_path: Path) -> None:
-    from ctrbox.predict.published import click_model_of
+    from ctrbox.predict.published_run import click_model_of
 
     plan = plan_over()
     run = cb.Trainer(cb.models.DeepFM(plan.schema, 2, hidden=(4,)), cb.MemoryTable(2)).fit(

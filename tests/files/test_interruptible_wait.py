@@ -26,8 +26,7 @@ from ctrbox.engines.cuda import staging
 from ctrbox.ffm.model_search import Found, learn_all
 from ctrbox.files import stored_folder
 from ctrbox.files.filesystems import Store
-from ctrbox.files.stored_folder import StoredFolder
-from ctrbox.files.waiting import (
+from ctrbox.files.interruptible_wait import (
     TURN_S,
     exit_code_of,
     join,
@@ -37,6 +36,7 @@ from ctrbox.files.waiting import (
     wait_for,
     wait_until_done,
 )
+from ctrbox.files.stored_folder import StoredFolder
 
 
 class Pressed(Exception):
@@ -313,19 +313,19 @@ WAITING = {
 
 # Calls that look like waits without a limit, and why they may stay.
 ALLOWED = {
-    "files/waiting.py: future.result()": "the future is done",
+    "files/interruptible_wait.py: future.result()": "the future is done",
     "views/readahead.py: self.room.wait()": "in a reading thread, which `stop` wakes",
-    "ffm/warm_up.py: self._moved.wait()": "in a fetching thread, which `close` wakes",
-    "serve/queue.py: self._handed.get()": "in a thread of the server, which `drain` ends",
-    "embed/vectors/gpu_batches.py: self._sent.get()": "in the thread that keeps vectors, which `close` ends",
+    "ffm/warm_up_sources.py: self._moved.wait()": "in a fetching thread, which `close` wakes",
+    "serve/request_queue.py: self._handed.get()": "in a thread of the server, which `drain` ends",
+    "embed/vectors/encode_on_gpu.py: self._sent.get()": "in the thread that keeps vectors, which `close` ends",
     "embed/vectors/encode.py: self._moved.wait()": "in the thread that writes the vector file, which `run` wakes",
     "embed/vectors/encoders.py: all_run.wait()": "in an encoding thread, until the others have begun; an error ends it",
     "models/masknet.py: self.map": "a layer of a network",
     "models/task_model.py: self.map": "a layer of a network",
-    "embed/vectors/file.py: self.map": "a mapped file",
+    "embed/vectors/vector_file.py: self.map": "a mapped file",
     "ranks/gpu_table.py: self.batch.wait()": "until a GPU has made a step",
-    "train/learner.py: source.full.wait()": "until a GPU has made a step",
-    "embed/gpu/table.py: self._made.wait()": "until a GPU has made a step",
+    "train/learn_batch.py: source.full.wait()": "until a GPU has made a step",
+    "embed/gpu/gpu_table.py: self._made.wait()": "until a GPU has made a step",
     **dict.fromkeys(
         (
             "ranks/group.py: self.group.allgather([got], [given]).wait()",
@@ -343,7 +343,7 @@ ALLOWED = {
     **dict.fromkeys(
         (
             "evaluate/metrics.py: cells.result()",
-            "evaluate/tasks.py: scores.result()",
+            "evaluate/several_labels.py: scores.result()",
             "ranks/fit.py: scores.result()",
             "sklearn/column_importance.py: scores.result()",
             "train/fit.py: evaluate(self.learner, split, self.batch_size, self.overlap).result()",
@@ -380,7 +380,7 @@ def unlimited_waits(path: Path) -> Iterator[str]:
 
 
 def test_no_code_waits_without_a_limit_but_what_is_listed_with_a_reason() -> None:
-    """Whatever the main thread waits for, it waits for with `ctrbox.files.waiting`, and not with a pool's ``map``."""
+    """Whatever the main thread waits for, it waits for with `ctrbox.files.interruptible_wait`, and not with a pool's ``map``."""
     found = {
         f"{path.relative_to(CODE)}: {call}" for path in sorted(CODE.rglob("*.py")) for call in unlimited_waits(path)
     }

@@ -16,7 +16,6 @@ from ctrbox.embed.embedder import Row
 from ctrbox.embed.shards import Spec
 from ctrbox.errors import TrainError
 from ctrbox.ranks import dealing
-from ctrbox.ranks.ahead import asked_ahead
 from ctrbox.ranks.group import Group
 from ctrbox.ranks.keys_exchanged_ahead import asked_ahead
 from ctrbox.ranks.ranks import Ranks

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines.stream import Position, window_order
+from ctrbox.engines.batch_stream import Position, window_order
 from ctrbox.ranks import dealing
 from ctrbox.ranks.dealing import dealt
 from ctrbox.ranks.group import Group
-from ctrbox.ranks.reading import Batching, Held, can_share, no_rows, packed, shared_parts, unpacked
+from ctrbox.ranks.shared_reading import Batching, Held, can_share, no_rows, packed, shared_parts, unpacked
 from ctrbox.train.pipeline import Clock
 from ctrbox.views.columns_as_recorded import opened
 from ctrbox.views.files_with_row_index import IndexedFiles

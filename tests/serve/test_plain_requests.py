@@ -17,7 +17,7 @@ import ctrbox as cb
 from ctrbox.compiled_plan.split_for_requests import Split
 from ctrbox.serve.request_queue import ScoringQueue
 from ctrbox.serve.routes import Answer, Routes, answer_of
-from ctrbox.serve.served import Live, Scored, ServedFfm
+from ctrbox.serve.served_models import Live, Scored, ServedFfm
 from ctrbox.serve.service import Limits, Service
 from tests.compiled_plan.test_split_for_requests import COLUMNS, PLANS, rows
 from tests.serve.hostile import RAW_VALUES, VALUES

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
+from ctrbox.serve.grpc_server import CONTENTS, InferenceService
 from ctrbox.serve.routes import Answer, Routes, answer_of
-from ctrbox.serve.rpc import CONTENTS, InferenceService
 from ctrbox.serve.tensors import NUMPY
-from tests.engines.test_split import COLUMNS
+from tests.compiled_plan.test_split_for_requests import COLUMNS
 from tests.serve.hostile import RAW_VALUES, VALUES
 from tests.serve.test_plain_requests import MOST, WITHOUT_PYTHON, Twins, served_of, twins
 

@@ -17,10 +17,10 @@
 #include <memory>
 #include <utility>
 
-#include "core/past/ring_pool.h"
-#include "core/past/shape.h"
-#include "core/past/spill.h"
-#include "core/past/sums.h"
+#include "core/history/event_ring_memory.h"
+#include "core/history/exact_sums.h"
+#include "core/history/spilled_events.h"
+#include "core/history/state_shape.h"
 
 namespace cb {
 

@@ -398,7 +398,7 @@ Examples:
 
 def report(run: RunFolder, as_json: AsJson = False) -> None:
     """Write report.html in a run folder again and print its path."""
-    from ctrbox.report.write import write_report
+    from ctrbox.report.write_report import write_report
 
     folder, stored = fetched(run)
     place = str(write_report(folder))

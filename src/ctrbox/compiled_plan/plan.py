@@ -225,7 +225,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file with checksums: its views, features and fitted values."""
-        from ctrbox.engines.plan_file import save_plan
+        from ctrbox.compiled_plan.plan_file import save_plan
 
         save_plan(self, path)
 
@@ -243,7 +243,7 @@ class Plan:
         the file either: views are opened when the plan runs, and only below the current folder, beside the plan, or below one
         of ``allow_views`` (such as ``["/data", "s3://bucket/"]``).
         ``device``: as for ``cb.compile``; default: "cpu" for a plan that was compiled for it, otherwise "auto"."""
-        from ctrbox.engines.plan_file import load_plan
+        from ctrbox.compiled_plan.plan_file import load_plan
 
         plan = load_plan(path, views=views, allow_operators=allow_operators, allow_views=allow_views)
         return plan if device is None else plan.using(device=device)

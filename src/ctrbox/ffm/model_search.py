@@ -33,8 +33,8 @@ from ctrbox.ffm.engine import DeepFFM, memory_here
 from ctrbox.ffm.examples import ExampleCache, ExampleText
 from ctrbox.ffm.progressive_validation import auc
 from ctrbox.files.atomic import written_aside
+from ctrbox.files.interruptible_wait import results_of
 from ctrbox.files.urls import local_path
-from ctrbox.files.waiting import results_of
 from ctrbox.show.charts import Line, line_chart, text
 from ctrbox.show.page import page
 

@@ -24,7 +24,7 @@ from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.errors import PlanError
 from ctrbox.files.data_fingerprint import content_checksums
 from ctrbox.files.filesystems import File, find_files
-from ctrbox.files.waiting import TURN_S, join
+from ctrbox.files.interruptible_wait import TURN_S, join
 from ctrbox.views.morsel import Morsel
 from ctrbox.views.source import open_files
 

@@ -47,10 +47,10 @@ from ctrbox.files.folder_manifest import (
     read_manifest,
 )
 from ctrbox.files.http_files import HttpFiles, NoSuchRange, TooLarge
+from ctrbox.files.interruptible_wait import results_of
 from ctrbox.files.sealed_json import MOST_BYTES
 from ctrbox.files.temporary_folder import OwnFolder
 from ctrbox.files.urls import WEB, readable_url
-from ctrbox.files.waiting import results_of
 
 T = TypeVar("T")
 

@@ -22,9 +22,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from ctrbox.errors import PlanError, SourceError
+from ctrbox.files.interruptible_wait import join
 from ctrbox.files.nats_address import nats_address
 from ctrbox.files.nats_connection import nats_connection
-from ctrbox.files.waiting import join
 from ctrbox.loop.chunk_decoder import pieces
 from ctrbox.loop.decode_events import Layout, Piece
 from ctrbox.loop.stream import Position

@@ -24,7 +24,7 @@ from torch import nn
 
 from ctrbox import models
 from ctrbox.columns.batch import Schema
-from ctrbox.columns.encoded_by import EncodedBy
+from ctrbox.columns.encoder_of_vectors import EncodedBy
 from ctrbox.columns.key_kinds import mismatch
 from ctrbox.embed.embedder import Embedder, Row
 from ctrbox.embed.vectors.published_table import PublishedTable, PublishedVectors

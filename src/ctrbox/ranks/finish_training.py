@@ -20,7 +20,7 @@ from pathlib import Path
 from ctrbox.embed.embedder import FixedShape, Floats, Keys, NextUse
 from ctrbox.embed.embedder_traits import Traits
 from ctrbox.errors import PlanError
-from ctrbox.files.waiting import join
+from ctrbox.files.interruptible_wait import join
 from ctrbox.ranks.group import Group, RankLost
 from ctrbox.ranks.table import NO_KEYS, RankTable
 from ctrbox.train.learn_batch import Learner

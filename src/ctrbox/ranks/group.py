@@ -30,8 +30,8 @@ import torch
 import torch.distributed as dist
 
 from ctrbox.errors import DeviceError, TrainError
-from ctrbox.files.waiting import join
-from ctrbox.ranks.world import World
+from ctrbox.files.interruptible_wait import join
+from ctrbox.ranks.torchrun_environment import World
 from ctrbox.train.gradient_sums import Gang
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from ctrbox.files.waiting import result_of, wait_until_done
+from ctrbox.files.interruptible_wait import result_of, wait_until_done
 
 
 @dataclass(frozen=True)

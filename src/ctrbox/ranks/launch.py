@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
-from ctrbox.files.waiting import exit_code_of
-from ctrbox.ranks.world import GPUS, LAUNCHED
+from ctrbox.files.interruptible_wait import exit_code_of
+from ctrbox.ranks.torchrun_environment import GPUS, LAUNCHED
 
 LOST = 75  # exit code of a rank that ended because another one did
 LOOK = 0.05  # seconds between two looks at the ranks

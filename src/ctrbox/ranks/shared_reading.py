@@ -36,8 +36,6 @@ from ctrbox.compiled_plan.plan import Plan
 from ctrbox.engines.batch_stream import Position, window_order
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cuda.extract import CudaExtractor
-from ctrbox.engines.plan import Plan
-from ctrbox.engines.stream import Position, window_order
 from ctrbox.ranks.dealing import BLOCK_ROWS, dealt
 from ctrbox.ranks.group import Group
 from ctrbox.train.batch_feed import BESIDE

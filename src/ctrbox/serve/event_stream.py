@@ -25,11 +25,11 @@ import time
 from typing import Any
 
 from ctrbox.errors import PlanError, SourceError
+from ctrbox.files.interruptible_wait import join
 from ctrbox.files.nats_address import nats_address
 from ctrbox.files.nats_connection import nats_connection
-from ctrbox.files.waiting import join
-from ctrbox.serve.past import ServedPast
-from ctrbox.serve.refused import Refused
+from ctrbox.serve.refused_request import Refused
+from ctrbox.serve.state_of_histories import ServedPast
 
 ANSWER_S = 10.0
 WAIT_S = 0.25  # seconds to wait for a message before checking whether to stop

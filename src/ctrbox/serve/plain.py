@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ctrbox import _native
-from ctrbox.engines.request import ORIGIN
-from ctrbox.engines.split import CONTEXT
+from ctrbox.compiled_plan.split_for_requests import CONTEXT
+from ctrbox.engines.run_on_request import ORIGIN
 from ctrbox.errors import DataError
 from ctrbox.ffm.engine import not_finite
 

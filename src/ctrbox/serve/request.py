@@ -24,7 +24,7 @@ import pyarrow as pa
 from ctrbox import _native
 from ctrbox.arguments.names import lacking, nearest
 from ctrbox.columns.kind import kind_of_arrow
-from ctrbox.columns.raw import RawColumn, brief
+from ctrbox.columns.raw_values import RawColumn, brief
 from ctrbox.columns.times import FIRST, LAST, MICROSECONDS
 from ctrbox.errors import DataError
 from ctrbox.serve import objects_in_requests

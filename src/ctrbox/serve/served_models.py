@@ -20,18 +20,16 @@ from ctrbox._native import ContextCache
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.key_kinds import mismatch
-from ctrbox.columns.tasks import Task
+from ctrbox.columns.task import Task
+from ctrbox.compiled_plan.plan import Plan
+from ctrbox.compiled_plan.refreshed_views import JoinedViews
+from ctrbox.compiled_plan.split_for_requests import ContextPart, Split
 from ctrbox.engines.missed_keys import JoinCount, counted_in
-from ctrbox.engines.plan import Plan
-from ctrbox.engines.refreshed_views import JoinedViews
-from ctrbox.engines.split import ContextPart, Split
 from ctrbox.errors import DataError, PlanError
 from ctrbox.ffm.engine import DeepFFM, scored
-from ctrbox.plan.language.user import UserOperator
-from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
-from ctrbox.serve.known_keys import KnownKeys
+from ctrbox.plan.language.user_operators import UserOperator
+from ctrbox.publish.weights_of_models import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve.model_folder import RUN, ModelFolder
-from ctrbox.serve.past import ServedPast, past_of
 from ctrbox.serve.plain import Plain
 from ctrbox.serve.request import Request, RequestReader
 from ctrbox.serve.request_plan import native_scorer

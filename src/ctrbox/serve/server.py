@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from ctrbox._native import usable_cores
 from ctrbox.errors import PlanError, SourceError
-from ctrbox.plan.language.user import UserOperator
-from ctrbox.publish.sources import DEEP_FFM
-from ctrbox.publish.statement import Trust
+from ctrbox.plan.language.user_operators import UserOperator
+from ctrbox.publish.signed_statement import Trust
+from ctrbox.publish.weights_of_models import DEEP_FFM
 from ctrbox.serve.access_log import AccessLog
 from ctrbox.serve.event_stream import EventStream
 from ctrbox.serve.host_and_origin import AllowedHosts

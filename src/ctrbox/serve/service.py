@@ -27,13 +27,13 @@ from ctrbox.serve.host_and_origin import AllowedHosts
 from ctrbox.serve.memory_shared_by_workers import Desk
 from ctrbox.serve.metrics import ByLabel, Metrics
 from ctrbox.serve.plain import Tensor
-from ctrbox.serve.queue import ScoringQueue
-from ctrbox.serve.refused import Refused, overloaded
+from ctrbox.serve.refused_request import Refused, overloaded
 from ctrbox.serve.request import Request
-from ctrbox.serve.served import Scored, Served
+from ctrbox.serve.request_queue import ScoringQueue
+from ctrbox.serve.served_models import Scored, Served
 from ctrbox.serve.tensors import InferRequest, inputs_of, length_of_json
 from ctrbox.serve.traces import Traces, current
-from ctrbox.serve.view_figures import lines_of_views, views_of
+from ctrbox.serve.versions_of_views_reported import lines_of_views, views_of
 from ctrbox.serve.view_refresh import ViewFollower, ViewRefresher
 
 if TYPE_CHECKING:

@@ -15,10 +15,6 @@ from ctrbox.compiled_plan.plan import Plan
 from ctrbox.compiled_plan.refreshed_views import JoinedViews
 from ctrbox.compiled_plan.split_for_requests import Split
 from ctrbox.engines.missed_keys import JoinCount
-from ctrbox.engines.plan import Plan
-from ctrbox.engines.refreshed_views import JoinedViews
-from ctrbox.engines.split import Split
-from ctrbox.serve.past import ServedPast
 from ctrbox.serve.plain import Plain
 from ctrbox.serve.request import Request
 from ctrbox.serve.state_of_histories import ServedPast

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ctrbox.files.waiting import join
+from ctrbox.files.interruptible_wait import join
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds until the next try after a passing fault
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Generic, TypeVar
 
-from ctrbox.files.waiting import TURN_S, join
+from ctrbox.files.interruptible_wait import TURN_S, join
 
 T = TypeVar("T")
 

@@ -33,7 +33,7 @@ from typing import IO, Generic, TypeVar
 from ctrbox.embed.vectors.decode_image import Refused
 from ctrbox.embed.vectors.decode_process import ANSWER, DECODED, DIGEST, GROUP, REFUSED
 from ctrbox.errors import SourceError
-from ctrbox.files.waiting import exit_code_of
+from ctrbox.files.interruptible_wait import exit_code_of
 
 PLACES = 2  # groups of a process that are on their way
 PIPE = 1 << 20  # bytes; the most that Linux gives without privileges

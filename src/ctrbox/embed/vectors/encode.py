@@ -45,9 +45,9 @@ from ctrbox.engines.compute import compute
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.filesystems import naturally_sorted, printable
+from ctrbox.files.interruptible_wait import result_of
 from ctrbox.files.urls import local_path
-from ctrbox.files.waiting import result_of
-from ctrbox.plan.language.expr import Expr
+from ctrbox.plan.language.expressions import Expr
 from ctrbox.views.readahead import readahead
 from ctrbox.views.view import View
 

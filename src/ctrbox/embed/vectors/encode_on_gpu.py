@@ -25,7 +25,7 @@ import torch
 
 from ctrbox.embed.vectors.encoders import Encoder
 from ctrbox.errors import DataError
-from ctrbox.files.waiting import join, taken_from
+from ctrbox.files.interruptible_wait import join, taken_from
 
 BATCHES = 4  # while one is filled, others are copied, computed and kept
 

@@ -32,7 +32,7 @@ from ctrbox.columns.encoder_of_vectors import IMAGE, TEXT, EncodedBy
 from ctrbox.embed.vectors.decode_image import MOST_BYTES, MOST_PIXELS, Refused, bounded, cropped, decode, pillow
 from ctrbox.embed.vectors.encode_single_items import EncodedItems
 from ctrbox.errors import DataError, PlanError, SourceError
-from ctrbox.files.waiting import result_of, results_of
+from ctrbox.files.interruptible_wait import result_of, results_of
 from ctrbox.plan.language.encode import EncodeOperator
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pictures

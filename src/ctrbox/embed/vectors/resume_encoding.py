@@ -29,8 +29,8 @@ from ctrbox import _native
 from ctrbox.embed.vectors.vector_file import MOST_WIDTH
 from ctrbox.errors import CtrboxError, DataError, WriteError
 from ctrbox.files.atomic import written_aside
-from ctrbox.files.sealed import read_sealed, sealed
-from ctrbox.files.waiting import result_of, wait_until_done
+from ctrbox.files.interruptible_wait import result_of, wait_until_done
+from ctrbox.files.sealed_json import read_sealed, sealed
 
 HASH = 32
 

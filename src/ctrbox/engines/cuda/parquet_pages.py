@@ -30,7 +30,7 @@ import torch
 
 from ctrbox import _native
 from ctrbox.engines.cuda.runtime import Kernel, Runtime
-from ctrbox.files.waiting import wait_for
+from ctrbox.files.interruptible_wait import wait_for
 from ctrbox.views.parquet_chunks import Chunk
 
 SLACK = 64  # unused bytes behind the stored bytes

@@ -29,7 +29,7 @@ import torch
 from ctrbox import _native
 from ctrbox.engines.cuda.upload import STRAIGHT_BYTES, Piece, Upload
 from ctrbox.errors import DeviceError
-from ctrbox.files.waiting import result_of
+from ctrbox.files.interruptible_wait import result_of
 
 # Measured on 2 cores, GB/s of one thread, of two: pieces of 1 KB 1.0, 0.4; 16 KB 8.6, 4.0; 256 KB 15, 26; 4 MB 15, 30;
 # 50 MB 16, 30. NumPy and torch are no faster and want a view of every piece, 3 to 5 µs each; a call here costs 1 µs. The
