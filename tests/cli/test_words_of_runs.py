@@ -244,7 +244,7 @@ def test_a_file_of_other_objects_is_warned_of(
 
     monkeypatch.setattr("ctrbox.embed.vectors.model_server.ModelServer", Server)
     sources = [SimpleNamespace(embedder=Server(), fields=["image"]), SimpleNamespace(embedder=object(), fields=["ad"])]
-    reading_runs.tell_of_servers(SimpleNamespace(learner=SimpleNamespace(sources=sources)))
+    open_runs.tell_of_servers(SimpleNamespace(learner=SimpleNamespace(sources=sources)))
     said = (
         "warning: none of the keys of field 'image' has a row in images.ctrvec, so "
         "the model used zero vectors for all of them\n"

@@ -166,7 +166,7 @@ def test_the_list_of_tables_must_be_readable(tmp_path: Path) -> None:
         several_dims.named_in(tmp_path)
     (tmp_path / "LOCK").mkdir()
     with pytest.raises(SourceError, match=r"cannot use .* as the folder of tables: Is a directory"):
-        dims._locked(tmp_path)
+        several_dims._locked(tmp_path)
 
 
 def test_a_table_is_repaired_from_another(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_the_facts_of_a_rank_hold_the_code_and_what_it_sees_of_the_run_folder(tm
     version, digest = here["ctrbox"].split()
     assert (version, len(digest), here["torch"]) == (cb.__version__, 16, torch.__version__)
     plan: Any = SimpleNamespace(fingerprint="f", data_fingerprints=lambda: ["d"])
-    assert facts.facts_of(plan, tmp_path)["run folder"] == "not visible"
+    assert same_code_data_settings.facts_of(plan, tmp_path)["run folder"] == "not visible"
     (tmp_path / "config.json").write_bytes(b"{}")
     seen = same_code_data_settings.facts_of(plan, tmp_path)
     assert seen == {**here, "plan": "f", "data": ["d"], "run folder": hashlib.sha256(b"{}").hexdigest()[:16]}

@@ -209,7 +209,7 @@ class Plan:
         """Measure the nanoseconds per row of each operator: on the CPU from all rows so far (all threads together), on a GPU
         by running each group of operators alone over the last chunk. ``explain()`` then shows these times, and placement uses
         them."""
-        self._measured = work_done.measured(self.extractor())
+        self._measured = time_of_operators.measured(self.extractor())
         return self._measured
 
     @property

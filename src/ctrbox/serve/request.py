@@ -204,7 +204,7 @@ class RequestReader:
             r.batch([made[c.name] for c in r.columns], n) for r, n in zip(self._parts(once), (1, rows), strict=True)
         )
         # Not by Python's values: a time may lie beyond those of datetime.
-        embedded = objects.from_tensors(beside) if beside else None
+        embedded = objects_in_requests.from_tensors(beside) if beside else None
         key = b"tensors " + context.serialize().to_pybytes() if self.native is None else key_of_values(context)
         return Request(lambda: context, candidates, rows, key, embedded, score)
 
