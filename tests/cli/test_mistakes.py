@@ -206,7 +206,7 @@ def a_model() -> None:
         ),
         (
             "push out model.ffm --server a=x.ctrvec",
-            "--server can be used only with a run folder, but model.ffm is not one",
+            "--server can be used only with a run folder, but model.ffm is not a run folder",
         ),
         (
             "push out none.ffm --server a=x.ctrvec",

@@ -121,7 +121,7 @@ def test_joins_that_found_no_row_and_the_distance_to_the_best_are_told(capsys: p
         {"view": "ads", "on": ["ad"], "keys": 10, "missed": 0},
     ]
     told = lines(capsys, joins=joins)[1]
-    assert [line for line in told if line.startswith("join of")] == [
+    assert [line for line in told if line.startswith("join with view")] == [
         "join with view users on user, day: 25.0% of 4,000 keys have no row in this view"
     ]
     told = lines(capsys, metrics={**METRICS, "best_auc": 0.81})[1]

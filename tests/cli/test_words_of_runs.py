@@ -166,7 +166,7 @@ def test_a_version_is_told_with_its_patch(capsys: Any, monkeypatch: pytest.Monke
             None,
             None,
             False,
-            "--server can be used only with a run folder, but MODEL is not one",
+            "--server can be used only with a run folder, but MODEL is not a run folder",
         ),
         (
             False,

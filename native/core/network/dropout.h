@@ -6,10 +6,9 @@
 
 namespace cb {
 
-// A bijection of 32 bits with low bias (Wellons, "Prospecting for Hash Functions"): of one number, or of each lane of a
-// register. Inlined always, because sources for several instruction sets include it.
-template <class T>
-__attribute__((always_inline)) inline T dropout_mix(T x) {
+// A bijection of 32 bits with low bias (Wellons, "Prospecting for Hash Functions"). kernels_body.h has it for registers,
+// which a function that is compiled for every processor could not return.
+inline uint32_t dropout_mix(uint32_t x) {
   x ^= x >> 16;
   x *= 0x7feb352du;
   x ^= x >> 15;

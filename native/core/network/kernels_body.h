@@ -121,6 +121,16 @@ CB_INLINE void fetch(const float* p, size_t floats) {
 // x where x > 0, else 0; a NaN stays one, so that the trainer stops at it.
 CB_INLINE VF rectified(VF x) { return (VF)((VU)x & ~(VU)(x <= VF{})); }
 
+// dropout_mix() of each lane.
+CB_INLINE VU mixed(VU x) {
+  x ^= x >> 16;
+  x *= 0x7feb352du;
+  x ^= x >> 15;
+  x *= 0x846ca68bu;
+  x ^= x >> 16;
+  return x;
+}
+
 // ReLU and dropout of a block; `row`: the number of its first row in the batch. dropout_keeps() in registers.
 CB_INLINE void activate(const TowerActivation& how, const float* in, size_t in_stride, float* out, size_t n, size_t row,
                         bool trains) {
@@ -137,7 +147,7 @@ CB_INLINE void activate(const TowerActivation& how, const float* in, size_t in_s
     }
     const uint32_t seed = dropout_row(how.seed, row + r);
     for (size_t c = 0; c < how.stride; c += kLanes) {
-      const VU draw = dropout_mix(columns + (seed + static_cast<uint32_t>(c) * 0x9e3779b9u));
+      const VU draw = mixed(columns + (seed + static_cast<uint32_t>(c) * 0x9e3779b9u));
       const VF kept = (VF)((VU)scale & (VU)(draw >= VU{} + how.threshold));
       store(y + c, rectified(load(x + c)) * kept);
     }

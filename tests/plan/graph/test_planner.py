@@ -288,14 +288,14 @@ def test_wrong_types_are_refused_with_the_accepted_ones() -> None:
 def test_join_keys_of_different_types_are_refused_with_a_cure() -> None:
     other = cb.View(pa.table({"ad_id": ["1"], "x": [1]}), key="ad_id", name="texts").fill(x=0)
     message = refused(view().join(other, on="ad_id"), a=col("x"))
-    assert "join on 'ad_id': int in view 'log', str in view 'texts'" in message
+    assert "join on 'ad_id': the column is int in view 'log', but str in view 'texts'" in message
     assert ".cast(ad_id='str')" in message
 
 
 def test_text_is_never_cast_to_a_number_to_fit_a_join_key(tmp_path: Path) -> None:
     other = cb.View(pa.table({"query": [1], "x": [1]}), key="query", name="numbers").fill(x=0)
     message = refused(view().join(other, on="query"), a=col("x"))
-    assert "join on 'query': str in view 'log', int in view 'numbers'" in message
+    assert "join on 'query': the column is str in view 'log', but int in view 'numbers'" in message
     assert "convert column 'query' in the data of view 'numbers' to text" in message
     assert ".cast(" not in message
     path = tmp_path / "numbers.csv"

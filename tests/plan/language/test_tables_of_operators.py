@@ -175,11 +175,11 @@ def careful(a: Any) -> Any:
         ),
         (
             {"args": ["int"], "result": "str", "cuda": "return x;"},
-            "operator: a cuda body gives one bool, int, float or time a row",
+            "operator: a cuda body returns one bool, int, float or time per row",
         ),
         (
             {"args": ["int"], "result": "str", "scalar": True},
-            "operator: a scalar function gives one bool, int, float or time a row",
+            "operator: a scalar function returns one bool, int, float or time per row",
         ),
         (
             {"args": ["int"], "result": "int", "cuda": "return x;", "nullable": True},
