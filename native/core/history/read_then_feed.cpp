@@ -36,7 +36,7 @@ class Divided {
 
   size_t asking = 0;
 
-  Divided(PastState& state, const PastRows& in, size_t threads) : width_(kHead + in.columns.size()) {
+  Divided(HistoryState& state, const PastRows& in, size_t threads) : width_(kHead + in.columns.size()) {
     if (in.rows > UINT32_MAX) throw std::length_error("the call has more than 4,294,967,295 rows; split it");
     const std::vector<std::vector<uint64_t>> numbers = numbers_of_texts(state, in);
     std::vector<const uint64_t*> values;

@@ -133,7 +133,8 @@ void ProgramWriter::put_view(const JoinedRows& view) {
   const std::vector<uint32_t>& handles = records.handles();  // ascending
   auto row_of = [&](uint32_t handle) {
     const auto at = std::lower_bound(handles.begin(), handles.end(), handle);
-    if (at == handles.end() || *at != handle) throw std::invalid_argument("an index points at no row of its view");
+    if (at == handles.end() || *at != handle)
+      throw std::invalid_argument("an index points to a row that its view does not have");
     return static_cast<uint32_t>(at - handles.begin());
   };
   if (as_of) {
