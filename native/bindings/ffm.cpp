@@ -339,7 +339,8 @@ void bind_ffm(nb::module_& m) {
               if (!kind) throw nb::value_error("a kind of key has an unknown name");
               head.keys.push_back(*kind);
             }
-            if (!keys.empty() && keys.size() != fields.size()) throw nb::value_error("expected one kind of key for each field");
+            if (!keys.empty() && keys.size() != fields.size())
+              throw nb::value_error("expected one kind of key for each field");
             with_file(path, [&] { save_ffm(path, model, head); });
           },
           nb::arg("path"), nb::arg("fields"), nb::arg("learned"), nb::arg("keys") = std::vector<std::string>())
