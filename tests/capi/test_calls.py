@@ -162,10 +162,10 @@ def test_a_key_of_a_plan_is_not_zero_and_an_interaction_has_two_features(lib: ct
     [
         (examples(None, rows=1), "examples->offsets is NULL"),
         (examples([1, 1], rows=2**32 - 1), "offsets[0] must be 0"),
-        (examples([1, 1], rows=2**32), "more than 4,294,967,295 examples"),
+        (examples([1, 1], rows=2**32), "the call has more than 4,294,967,295 examples; split it"),
         (examples([0, 2**32]), "the call has more than 4,294,967,295 features; split it"),
-        (examples([0, 2**32 - 1], [0], [1]), "example 0: more than 65,535 features"),
-        (examples([0, 65_536], [0], [1]), "example 0: more than 65,535 features"),
+        (examples([0, 2**32 - 1], [0], [1]), "example 0: it has more than 65,535 features"),
+        (examples([0, 65_536], [0], [1]), "example 0: it has more than 65,535 features"),
         (examples([0, 65_535], [9], [1]), "example 0: field 9; the model has 3"),
         (examples([0, 2, 1], [0, 0], [1, 1]), "example 1: its features end before they begin"),
         (examples([0, 1], None, [1]), "examples->fields is NULL"),
@@ -231,8 +231,8 @@ def test_a_null_is_refused_by_its_name(lib: ctypes.CDLL, model: Model) -> None:
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (examples([0]), "a context must be exactly one example; got 0"),
-        (examples([0, 0, 0]), "a context must be exactly one example; got 2"),
+        (examples([0]), "a context is one example; got 0"),
+        (examples([0, 0, 0]), "a context is one example; got 2"),
         (examples([0, 2], [0, 1], [1, 1]), "field 1 of a context; the fields below 1 are the context's"),
     ],
 )

@@ -163,7 +163,7 @@ LIES: list[tuple[Change, str]] = [
     (about("names", ["user", "ad"]), "names and fields"),
     (about("names", ["a", "b", "c", "d"]), "names and fields"),
     (about("k", 64), "bits is too small: 2^bits weights cannot hold one row of 192"),
-    (about("fields", 512), "2^bits weights do not hold one row of 2048"),
+    (about("fields", 512), "bits is too small: 2^bits weights cannot hold one row of 2048"),
     (about("context", 512), "the context cannot have more fields than the model"),
     (about("k", 4), ""),
     (about("learned", 2**63 - 1), ""),

@@ -126,7 +126,7 @@ def test_an_unknown_field_is_refused_with_the_nearest_name() -> None:
         ([1, 2], [0, 1, 3], "field 'a': offsets end at 3, but there are only 2 values"),
         ([1, 2], [-1, 1, 2], "field 'a': offsets begin at -1, below 0"),
         ([1, 2], [INT64.min, INT64.max, 2], "field 'a': offsets begin at"),
-        ([1, 2], [0, INT64.max, 2], "field 'a': offsets fall"),
+        ([1, 2], [0, INT64.max, 2], "field 'a': offsets decrease"),
         ([1, 2], [0, INT64.max - 1, INT64.max], "field 'a': offsets end at"),
     ],
 )

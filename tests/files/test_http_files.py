@@ -52,7 +52,7 @@ def test_files_and_ranges_are_read(server: Web) -> None:
     ("lie", "told"),
     [
         (lies.endless_heads, "the answer does not end"),
-        (lies.endless, "has the Content-Length 'none'; expected the number of its bytes"),
+        (lies.endless, "has the Content-Length 'none'; expected the length of the answer"),
         (lies.endless_chunks, "expected the length of the answer in bytes, and no chunked encoding"),
         (lies.other(b"x" * (len(CONTENTS) + 1)), "has 10,241 bytes; expected at most 10,240"),
         (lies.silent, "timed out"),

@@ -54,7 +54,9 @@ def test_a_changed_value_and_a_changed_format_are_refused() -> None:
     with pytest.raises(DataError, match=r"^config\.json is damaged: its checksum does not match$"):
         opened(text.replace('"a": 1', '"a": 2'))
     newer = {"format": FORMAT + 1, "a": 1}
-    with pytest.raises(DataError, match=f"^config.json has format {FORMAT + 1}this version of CTRBox reads{FORMAT}$"):
+    with pytest.raises(
+        DataError, match=f"^config.json has format {FORMAT + 1}; this version of CTRBox reads {FORMAT}$"
+    ):
         opened(json.dumps({**newer, "seal": sealed_file._seal(newer)}))
 
 
