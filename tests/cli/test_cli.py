@@ -151,7 +151,7 @@ def test_no_row_left_gives_an_empty_file_with_the_same_columns(job: Path) -> Non
     ("arguments", "message"),
     [
         ([], "--count"),
-        (["--count", "-o", "a.parquet"], "one of"),
+        (["--count", "-o", "a.parquet"], "either -o FILE or --count"),
         (["-o", "a.csv"], "must end in .parquet or .arrow"),
         (["-o", "-", "--json"], "stdout"),
     ],

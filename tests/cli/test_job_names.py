@@ -76,7 +76,14 @@ def test_a_fill_of_another_type_is_refused_whether_or_not_the_column_is_read(tmp
     ("verb", "phrases"),
     [
         ("train", ["Number of rows per training step", "a share of the log from 0 to 0.9", "evaluations in a row"]),
-        ("online", ["Time after an impression within which", "Minimum time between two checkpoints", "in the future"]),
+        (
+            "online",
+            [
+                "Time after an impression within which",
+                "Minimum time between two checkpoints",
+                "ahead of the clock of this machine",
+            ],
+        ),
     ],
 )
 def test_help_states_what_an_option_means_with_unit_default_and_range(verb: str, phrases: list[str]) -> None:

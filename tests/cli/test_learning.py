@@ -195,7 +195,7 @@ def test_a_job_with_a_sparse_table_tells_what_was_asked_of_it(here: Path, call: 
     with pytest.warns(UserWarning, match="already holds .* rows"):
         _, told = call(training_command.train, Path("sparse.py"), limit=600)
     assert told.startswith(
-        "runs/sparse already holds a finished run, so this run is written to runs/sparse-2; "
+        "runs/sparse holds a finished run, so this run is written to runs/sparse-2; "
         "--overwrite replaces the old run instead\n"
     )
     found, _ = call(learning.evaluate, Path("runs/sparse"), ram="8MB")

@@ -197,7 +197,10 @@ def a_model() -> None:
             "create model",
             "the plan is missing; name the job that defines it with --job JOB.PY, or a run folder with --model RUN",
         ),
-        ("create model --job job.py", "job.py defines no `context`; list the columns that are sent once per request"),
+        (
+            "create model --job job.py",
+            "job.py defines no `context`; list the log columns that a client sends once per request",
+        ),
         ("create model --job job.py --context a", "job.py defines no `engine`; name the saved model:"),
         (
             "push served model.ffm",

@@ -65,7 +65,10 @@ def test_a_stream_is_made_learned_from_and_gone_on_with(place: Path) -> None:
     assert found["learned"] + found["held"] == 600
     assert "version 2: 200 examples; the patch has" in first.stderr
     assert "next: ctrbox serve model" in first.stderr
-    assert f"over all examples (the best constant {found['constant']:.6f}), AUC of all examples" in first.stderr
+    assert (
+        f"over all examples (the best constant prediction has {found['constant']:.6f}), AUC of all examples"
+        in first.stderr
+    )
     assert found["auc_examples"] == found["examples"]
     again = ctrbox(place, *words)
     assert json.loads(again.stdout)["learned"] == found["learned"]

@@ -397,7 +397,7 @@ def test_predictions_without_a_key_say_that_they_cannot_be_matched(
 ) -> None:
     ctrbox("predict", "runs/plain", "data/log.parquet", "-o", "keyless.parquet")
     assert pq.read_table("keyless.parquet").column_names == ["probability"]
-    assert "warning: view 'log' has no key, so only the column probability is written" in capsys.readouterr().err
+    assert "warning: view 'log' has no key, so the output has only the column 'probability'" in capsys.readouterr().err
     ctrbox("predict", "runs/own", "data/log.parquet", "-o", "keyed.parquet", "--job", "own.py")
     assert "has no key" not in capsys.readouterr().err
 

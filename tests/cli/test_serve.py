@@ -69,7 +69,7 @@ def test_a_saved_model_becomes_a_served_folder(place: Path, capsys: pytest.Captu
     ):
         ctrbox("serve", "model/weights")
     shutil.copytree("model/weights", "bare")
-    with pytest.raises(Mistake, match="bare holds published versions without a plan"):
+    with pytest.raises(Mistake, match="bare holds published versions but no plan"):
         ctrbox("serve", "bare")
     ctrbox("publish", "create", "again", "--model", "bare", "--job", "job.py", "--context", "user_id")
     assert ModelFolder.open("again").engine().fields == ["user", "ad", "category"]

@@ -79,7 +79,7 @@ def test_options_that_are_not_given_are_left_to_the_job(asked: dict[str, Any], c
             {"runs/job": FINISHED},
             {},
             [
-                "runs/job already holds a finished run, so this run is written to runs/job-2; --overwrite replaces the "
+                "runs/job holds a finished run, so this run is written to runs/job-2; --overwrite replaces the "
                 "old run instead"
             ],
         ),

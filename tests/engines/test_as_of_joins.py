@@ -298,7 +298,7 @@ def test_two_rows_of_one_key_and_time_are_an_error_that_names_them() -> None:
     with pytest.raises(
         DataError,
         match=r"view 'profiles' has key user='a' more than once with the same time in 'since' \(.*row 0.*row 2\); "
-        r"make the keys unique "
+        r"make the keys unique, "
         r"or keep only the last row of each key: View\(…, keep='last'\)",
     ):
         cb.compute({"city": col("city")}, joined)

@@ -53,7 +53,7 @@ def test_more_threads_than_rows_are_warned_of(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(_native, "usable_cores", lambda: 16)
     with pytest.warns(UserWarning, match=r"threads=4, but only 3 rows can be processed at once: more threads would"):
         assert checked_threads(4, 256, rows=3) == 4
-    with pytest.warns(UserWarning, match=r"threads=2, but only 1 row can be worked on"):
+    with pytest.warns(UserWarning, match=r"threads=2, but only 1 row can be processed"):
         checked_threads(2, 256, rows=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -152,7 +152,7 @@ def test_the_rank_that_entered_the_fewest_calls_hangs(entered: dict[int, int], e
     else:
         assert type(lost) is RankHangs
         assert str(lost).startswith(
-            f"{hung} did not answer for 2.5 s while rank 0 waited; look at what that process does"
+            f"{hung} did not answer for 2.5 s while rank 0 waited; check what that process is doing"
         )
 
 

@@ -358,7 +358,7 @@ def test_a_row_with_other_names_is_told_from_the_first() -> None:
         each.rows([row, other])
     with pytest.raises(CtrboxError, match="row 1 must be an object of columns, got"):
         each.rows([row, 7])
-    with pytest.raises(CtrboxError, match="row 1 has column 'extra', row 0 has not"):
+    with pytest.raises(CtrboxError, match="row 1 has column 'extra', but row 0 does not"):
         each.rows([row, {**row, "extra": 1}])
 
 

@@ -343,7 +343,7 @@ def train(
         tell(f"continuing the unfinished run in {place}")
     elif out is None and isinstance(place, Path) and place.name != job.stem:
         tell(
-            f"{place.with_name(job.stem)} already holds a finished run, so this run is written to {place}; "
+            f"{place.with_name(job.stem)} holds a finished run, so this run is written to {place}; "
             "--overwrite replaces the old run instead"
         )
     if earlier is not None and not going_on and leads:

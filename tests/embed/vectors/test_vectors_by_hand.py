@@ -56,7 +56,7 @@ def forged(path: Path, **changed: int) -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"version": 3}, "has version 3; this version of CTRBox reads 1 and 2"),
+        ({"version": 3}, "has format version 3; this version of CTRBox reads 1 and 2"),
         ({"version": 2}, "is damaged: its header says version 2 and 0 bytes about the encoder"),
         ({"spare": 9}, "is damaged: its header says version 1 and 9 bytes about the encoder"),
         ({"version": 2, "spare": 1 << 17}, "is damaged: its header says version 2 and 131,072 bytes about the encoder"),
@@ -65,13 +65,13 @@ def forged(path: Path, **changed: int) -> None:
         ({"kind": 0}, "is damaged: its header says kind 0"),
         ({"width": 0}, "is damaged: its header says kind 1, width 0"),
         ({"width": (1 << 20) + 1}, r"is damaged: its header says kind 1, width 1048577"),
-        ({"width": 1 << 20}, "is damaged: 384 bytes, expected"),
+        ({"width": 1 << 20}, "is damaged: it has 384 bytes, expected"),
         ({"shard": 1}, "is damaged: its header says kind 1, width 3, shard 1 of 1"),
         ({"of": 0}, "shard 0 of 0"),
         ({"of": 4097}, "shard 0 of 4097"),
         ({"of": 4096}, "is shard 0 of 4096, with 3 numbers of float32 per row; expected shard 0 of 1"),
-        ({"rows": 9}, "is damaged: 384 bytes, expected"),
-        ({"rows": 11}, "is damaged: 384 bytes, expected"),
+        ({"rows": 9}, "is damaged: it has 384 bytes, expected"),
+        ({"rows": 11}, "is damaged: it has 384 bytes, expected"),
     ],
 )
 def test_a_head_that_cannot_be_is_refused(tmp_path: Path, changed: dict[str, int], says: str) -> None:
