@@ -280,7 +280,7 @@ def test_trust_files_and_model_ids_are_checked(folder: Published, key: Path, tmp
         reader(folder, key, model_id="ads")
     memory = tmp_path / "trust"
     reader(folder, key, memory=str(memory)).log()
-    with pytest.raises(PlanError, match=r"remembers the model .* is asked for"):
+    with pytest.raises(PlanError, match=r"remembers the model .* was requested"):
         reader(folder, key, memory=str(memory), model_id="0" * 32)
     memory.write_text(sealed({"model": "x"}))
     with pytest.raises(DataError, match="is not a trust file; remove it"):

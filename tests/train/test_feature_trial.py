@@ -162,7 +162,7 @@ def test_what_cannot_be_tried_is_refused(log: Any) -> None:
     refused("'usr' is not in view .*nearest: 'user'", plan, model, {"x": cb.cross("usr", "ad")})
     refused("may be null.*add .fill", plan, model, {"x": col("user") % 2})
     refused("needs a plan", "plan", model, add)
-    refused("takes no patience=", plan, model, add, patience=2)
+    refused("patience= cannot be used", plan, model, add, patience=2)
     refused(
         "trial has no argument 'batchsize'; nearest: 'batch_size'; it has plan, model, add, ",
         plan,

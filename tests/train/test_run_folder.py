@@ -252,7 +252,7 @@ def test_a_plan_of_another_fingerprint_is_refused(plan: cb.Plan, tmp_path: Path)
     other = plan_of(checkerboard(600), dense={"twice": cb.col("price") * 2})
     with pytest.raises(
         PlanError,
-        match=f"fingerprint {plan.fingerprint[:16]}…, but this plan has the fingerprint{other.fingerprint[:16]}",
+        match=f"fingerprint {plan.fingerprint[:16]}…, but this plan has the fingerprint {other.fingerprint[:16]}",
     ):
         run.evaluate(other)
     with pytest.raises(PlanError, match="trained with a plan of fingerprint"):

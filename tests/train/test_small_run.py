@@ -354,7 +354,7 @@ def test_rows_are_predicted_wherever_they_come_from(world: World) -> None:
     batch = world.run.plan.run(rows)
     assert np.array_equal(world.run.predict_batch(batch), expected)
     other = dataclasses.replace(batch, schema=dataclasses.replace(batch.schema, fingerprint="f" * 64))
-    with pytest.raises(PlanError, match=f"but this plan has the fingerprint{'f' * 16}…; features"):
+    with pytest.raises(PlanError, match=f"but this plan has the fingerprint {'f' * 16}…; features"):
         world.run.predict_batch(other)
     assert other_plan("a" * 64, "b" * 64).startswith(f"this model was trained with a plan of fingerprint {'a' * 16}…, ")
     blank = dataclasses.replace(batch, schema=dataclasses.replace(batch.schema, fingerprint=""))
