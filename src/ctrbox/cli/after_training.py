@@ -138,8 +138,9 @@ def predict(
         str | None,
         typer.Option(
             metavar="EXPR",
-            help="Expression of several labels, such as 'click * convert', for another column, score. It may have + - * /, "
-            "numbers, parentheses, names of labels and pow(a, b). Default: no such column.",
+            help="Add a column named score, computed from the predictions of several labels by this expression, such as "
+            "'click * convert'. It may have + - * /, numbers, parentheses, names of labels and pow(a, b). Default: no such "
+            "column.",
             show_default=False,
         ),
     ] = None,
@@ -285,8 +286,8 @@ def export(
 ) -> None:
     """Export a trained model for other programs.
 
-    Write the network, the rows of its tables, a description of its inputs and reader.py, a Python module that loads and scores
-    them without CTRBox, into a new folder. Its scores equal those of `ctrbox predict` up to rounding.
+    Write into a new folder: the network, the rows of its tables, a description of its inputs, and reader.py, a Python module
+    that loads these files and scores rows without CTRBox. Its scores equal those of `ctrbox predict` up to rounding.
     """
     loaded = load_run(run, job, view=view, allow_views=allow_views, ram=ram)
     started = time.perf_counter()

@@ -116,8 +116,8 @@ def extract(
             "-o",
             "--output",
             metavar="FILE",
-            help="File to write the features to, *.parquet or *.arrow; - writes an Arrow stream to stdout. Required "
-            "unless --count is given.",
+            help="File to write the features to, *.parquet or *.arrow. If FILE is a hyphen (-), an Arrow stream is written "
+            "to stdout. Required unless --count is given.",
         ),
     ] = None,
     count: Annotated[

@@ -49,9 +49,9 @@ AllowViews = Annotated[
     typer.Option(
         "--allow-views",
         metavar="PATH",
-        help="Allow views to be opened below this path, such as /data or s3://bucket/; may be repeated. A run may come from "
-        "somebody else, so the paths that it names are opened without this option only below the current folder or "
-        "beside the run. The environment variable CTRBOX_ALLOW_VIEWS (comma-separated paths) does the same.",
+        help="Allow the run to open views below this path, such as /data or s3://bucket/; may be repeated. Without this "
+        "option, it may only open views below the current folder or beside the run, because a run from somebody else could "
+        "name any path. The environment variable CTRBOX_ALLOW_VIEWS (comma-separated paths) does the same.",
     ),
 ]
 HistoryState = Annotated[
@@ -59,16 +59,16 @@ HistoryState = Annotated[
     typer.Option(
         "--state",
         metavar="FILE",
-        help="File with a state, saved by `plan.histories()`, with which the histories of the log begin. Default: they begin "
-        "empty at the first row of the log.",
+        help="File that `plan.histories()` saved. It contains the events before the first row of the log, which the histories "
+        "then include. Default: none; the histories are empty at the first row of the log.",
     ),
 ]
 Ram = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Memory for the Sparse Tables of the run, such as 500MB, divided equally among them; units are powers of 1024. "
-        "Default: 2GB for each table.",
+        help="Memory for all Sparse Tables of the run together, such as 500MB; each table gets an equal share. Units are "
+        "powers of 1024. Default: 2GB for each table.",
     ),
 ]
 

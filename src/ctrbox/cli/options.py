@@ -77,8 +77,8 @@ Servers = Annotated[
     typer.Option(
         "--server",
         metavar="FIELD=PATH",
-        help="Vector file, such as images.ctrvec, from which the Model Server of the field FIELD computes vectors; "
-        "may be repeated. Default: none; required for each Model Server of a run folder.",
+        help="Vector file, such as images.ctrvec, that the Model Server of the field FIELD reads as its input; "
+        "may be repeated. Required once for each Model Server of a run folder.",
     ),
 ]
 SignWith = Annotated[

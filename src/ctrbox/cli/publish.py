@@ -422,7 +422,7 @@ def wrong_with(path: str, keys: list[Path]) -> list[str]:
 
 @app.command(
     epilog="\b\nExamples:\n  ctrbox publish push published model.ffm --note 'after lunch'\n"
-    "  ctrbox publish push model/weights runs/today --server ad_image=images.ctrvec\n"
+    "  ctrbox publish push published runs/today --server ad_image=images.ctrvec\n"
 )
 def push(
     folder: Folder,
@@ -435,8 +435,8 @@ def push(
 ) -> None:
     """Publish a model as the next version of a folder.
 
-    A run is published whole, with its tables and Model Servers, if it has Model Servers, if --job is given or if the folder
-    already holds whole runs. Otherwise only its dense weights are published.
+    Of a run, the dense weights alone are published, except in three cases: the run has Model Servers, --job is given, or the
+    folder already contains whole runs. In these cases, the whole run is published, with its tables and Model Servers.
     """
     from ctrbox import publish
 

@@ -39,6 +39,15 @@ Threads = Annotated[
     typer.Option(
         metavar="N",
         min=1,
+        help="Number of worker threads. Default: all cores.",
+    ),
+]
+ThreadsOfRanks = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        min=1,
         help="Number of worker threads in each process. Default: all cores, divided evenly among the processes of --ranks.",
     ),
 ]
@@ -234,7 +243,7 @@ def train(
             "Default: the parameters of the job.",
         ),
     ] = None,
-    threads: Threads = None,
+    threads: ThreadsOfRanks = None,
     cluster: Annotated[
         str | None,
         typer.Option(

@@ -63,7 +63,9 @@ def checked_units(units: Mapping[str, str] | None, columns: Sequence[str]) -> di
     found = dict(units or {})
     for name, unit in found.items():
         if name not in columns:
-            raise PlanError(f"time_units= names column {name!r}, which the view does not have{nearest(name, columns)}")
+            raise PlanError(
+                f"time_units= contains {name!r}, but the view has no column of this name{nearest(name, columns)}"
+            )
         if unit not in UNITS:
             listed = ", ".join(f"{short!r} ({long})" for short, long in UNITS.items())
             raise PlanError(f"time_units= gives {unit!r} as the unit of column {name!r}; expected one of {listed}")

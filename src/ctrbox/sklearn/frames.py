@@ -229,7 +229,7 @@ def _asked(what: str, chosen: Iterable[Any] | None, names: list[str]) -> list[st
         elif one in names:
             found.append(one)
         else:
-            raise InputError(f"{what}= names column {one!r}, which X lacks{nearest(str(one), names)}")
+            raise InputError(f"{what}= contains {one!r}, but X has no column of this name{nearest(str(one), names)}")
     return found
 
 
