@@ -9,7 +9,7 @@
 #   PY=python3 SETUP=       test-gpu and bench-gpu with an interpreter that has ctrbox installed; no .venv is made
 #   QUICK=1                 bench-gpu at its quick sizes
 #   ORACLE_FLAGS=…          of test-oracle: other sizes or another seed, such as "--files 500 --seed 8"
-#   RUNS=… ONLY=text,json   of fuzz: runs of each target, and which; FUZZ_CXX=clang++ another clang
+#   RUNS=… ONLY=frame,json   of fuzz: runs of each target, and which; FUZZ_CXX=clang++ another clang
 #   MUTANTS=… SEED=…        number of changes of test-mutants and the seed of their sample
 #   JOBS=…                  compilers, tests and fuzz targets at a time: as many as there are cores unless given
 #   PREFIX=…                of capi: where it is installed

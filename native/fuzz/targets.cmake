@@ -17,7 +17,7 @@ function(ctrbox_fuzz name source)
   target_compile_definitions(fuzz_${name} PRIVATE ${ARGN})
 endfunction()
 
-ctrbox_fuzz(text vw_libffm_lines)
+ctrbox_fuzz(vw_libffm_lines vw_libffm_lines)
 ctrbox_fuzz(batch batch)
 ctrbox_fuzz(patch patch)
 ctrbox_fuzz(json json)

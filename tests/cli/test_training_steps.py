@@ -133,7 +133,7 @@ def test_an_earlier_run_must_be_finished_and_another_one() -> None:
     check_earlier(old, folder("runs/job", *BEGUN))
     with pytest.raises(Mistake, match="runs/job holds no finished run; these runs are finished: runs/old"):
         check_earlier(Path("runs/job"), Path("runs/new"))
-    with pytest.raises(Mistake, match="--from runs/old is the folder that this run would replace"):
+    with pytest.raises(Mistake, match="--from runs/old is also the folder into which this run would be written"):
         check_earlier(old, Path("runs/../runs/old"))
 
 
@@ -402,7 +402,7 @@ def test_what_is_no_folder_of_a_model_is_told_what_to_do() -> None:
     assert serving.no_folder(Path("nowhere")) == ""
     folder("model", "serve.json", "weights/CURRENT")
     assert serving.no_folder(Path("model")) == ""
-    assert serving.no_folder(Path("model/weights")).endswith("serve that: ctrbox serve model")
+    assert serving.no_folder(Path("model/weights")).endswith("pass the model folder above it: ctrbox serve model")
     folder("published", "CURRENT")
     assert (
         "holds published versions but no plan, and a server needs both. To create a model folder with both:"

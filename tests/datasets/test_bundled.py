@@ -68,7 +68,7 @@ def test_an_unknown_part_and_an_absent_or_foreign_file_are_named(tmp_path: Path)
     with pytest.raises(SourceError, match=r"frappe_x1\.parquet cannot be read"):
         frappe(tmp_path)
     pq.write_table(pa.table({"split": ["train"], "label": [1]}), tmp_path / "frappe_x1.parquet")
-    with pytest.raises(DataError, match="lacks 'user'; it has split, label"):
+    with pytest.raises(DataError, match="has no column 'user'; it has split, label"):
         frappe(tmp_path)
     columns = {c: pa.array([1], pa.int32()) for c in ("orig_row", "cat1", "cat4", "cat6", "cat8", "cat9", "click")}
     pq.write_table(pa.table(columns), tmp_path / "criteo_attribution_165k.parquet")

@@ -104,7 +104,8 @@ def test_null_keys_of_the_log_meet_no_row() -> None:
 def test_a_join_key_of_another_type_is_refused(keys: list[Any]) -> None:
     view = log().join(users(user_id=keys, age=[1, 2]), on="user_id")
     with pytest.raises(
-        cb.errors.PlanError, match=r"join on 'user_id': int in view 'impressions', \w+ in view 'users'.*cast"
+        cb.errors.PlanError,
+        match=r"join on 'user_id': the column is int in view 'impressions', but \w+ in view 'users'.*cast",
     ):
         cb.compile(view, cb.FeatureSet(dense={"age": col("age")}))
 

@@ -350,7 +350,7 @@ def test_a_file_too_large_is_named_with_its_bytes_and_removed(tmp_path: Path, na
     assert message.startswith("WriteError")
     assert str(tmp_path / name) in message
     assert "bytes" in message
-    assert "untouched" in message
+    assert "the previous contents are unchanged" in message
     assert pq.read_table(tmp_path / name).equals(before)
     assert names(tmp_path) == [name]
 

@@ -193,7 +193,7 @@ def test_sequences_are_of_a_field_that_exists() -> None:
 def tower(dense: int = 2, columns: Any = ((0, 0, True),), **changed: Any) -> Any:
     moments = {"seen": np.zeros(1), "mean": np.zeros(dense), "spread": np.zeros(dense)}
     given: dict[str, Any] = {**moments, "bias": zeros(1), "bias_gradient": zeros(1), **changed}
-    return native.Tower(4, True, list(columns), dense, **given)
+    return native.Network(4, True, list(columns), dense, **given)
 
 
 @pytest.mark.parametrize(

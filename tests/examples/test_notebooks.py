@@ -55,6 +55,6 @@ def test_a_notebook_is_stored_without_outputs_and_names_its_rows(notebook: Path)
 
 
 def test_the_documentation_leads_to_every_notebook() -> None:
-    pages = "".join(page.read_text(encoding="utf-8") for page in (FOLDER.parents[1] / "docs").glob("*.md"))
+    pages = "".join(page.read_text(encoding="utf-8") for page in (FOLDER.parents[1] / "docs").rglob("*.md"))
     assert NOTEBOOKS
     assert [notebook.name for notebook in NOTEBOOKS if f"examples/notebooks/{notebook.name}" not in pages] == []

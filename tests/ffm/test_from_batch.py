@@ -102,7 +102,7 @@ def test_an_example_has_at_most_65535_features() -> None:
         if fits:
             assert examples(sparse, np.zeros((2, 0)), [1]).offsets.tolist() == [0, 3, 3 + count]
         else:
-            with pytest.raises(ValueError, match="row 1: more than 65,535 features"):
+            with pytest.raises(ValueError, match="row 1: it has more than 65,535 features"):
                 examples(sparse, np.zeros((2, 0)), [1])
 
 

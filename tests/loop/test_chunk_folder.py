@@ -190,7 +190,7 @@ def test_a_chunk_too_large_or_unreadable_is_refused_by_name(tmp_path: Path, monk
     put(tmp_path, "c.jsonl", 1)
     monkeypatch.setattr(chunks, "MOST_BYTES", 1000)
     large, broken, good = Reader(tmp_path).ids()
-    assert "expected at most 1,000: cut it" in large
+    assert "expected at most 1,000: split it" in large
     assert "parquet" in broken.lower()
     assert good == 1
 

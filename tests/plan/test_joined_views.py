@@ -36,25 +36,27 @@ def text_view(folder: Path) -> cb.View:
             lambda _: view(ad=["17"]).join(
                 cb.View(pa.table({"ad": [17], "bid": [1.0]}), key="ad", name="ads"), on="ad"
             ),
-            "join on 'ad': str in view 'log', int in view 'ads' ('ad'); convert column 'ad' in the data of view 'ads' to text, "
-            "so that both are text (the steps of a joined view do not change its key)",
+            "join on 'ad': the column is str in view 'log', but int in view 'ads' ('ad'); convert column 'ad' in the data of "
+            "view 'ads' to text, so that both are text (the steps of a joined view do not change its key)",
         ),
         (
             lambda folder: view(ad=["17"]).join(text_view(folder), on="ad"),
-            "join on 'ad': str in view 'log', int in view 'ads' ('ad'); read the key as text: View(…, types={'ad': 'str'}) for "
-            "view 'ads'",
+            "join on 'ad': the column is str in view 'log', but int in view 'ads' ('ad'); read the key as text: "
+            "View(…, types={'ad': 'str'}) for view 'ads'",
         ),
         (
             lambda _: view(ad=[17]).join(
                 cb.View(pa.table({"ad": ["17"], "bid": [1.0]}), key="ad", name="ads"), on="ad"
             ),
-            "join on 'ad': int in view 'log', str in view 'ads' ('ad'); cast it before the join: .cast(ad='str')",
+            "join on 'ad': the column is int in view 'log', but str in view 'ads' ('ad'); cast it before the "
+            "join: .cast(ad='str')",
         ),
         (
             lambda _: view(ad=[17]).join(
                 cb.View(pa.table({"ad": [True], "bid": [1.0]}), key="ad", name="ads"), on="ad"
             ),
-            "join on 'ad': int in view 'log', bool in view 'ads' ('ad'); cast it before the join: .cast(ad='bool')",
+            "join on 'ad': the column is int in view 'log', but bool in view 'ads' ('ad'); cast it before the "
+            "join: .cast(ad='bool')",
         ),
         (
             lambda _: view(ad=[0.5]).join(

@@ -39,7 +39,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock(1000.0)
-    for module in ("metrics", "queue", "log_limit"):
+    for module in ("metrics", "request_queue", "log_limit"):
         monkeypatch.setattr(f"ctrbox.serve.{module}.time", made)
     return made
 

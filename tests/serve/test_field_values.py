@@ -216,7 +216,7 @@ def test_a_value_is_read_exactly_or_refused(way: str, kind: str, text: str, expe
         ('{"context": {"y": 1}, "candidates": [{}]}', "candidates lack column 'x'"),
         ('{"context": {}, "candidates": [{"x": 1}]}', "context lacks column 'y'"),
         ('{"context": {"y": 1}, "candidates": [{"x": 1, "other": 1}]}', "no column 'other'"),
-        ('{"context": {"y": 1}, "candidates": [{"x": 1}, {}]}', "row 0 has column 'x', row 1 has not"),
+        ('{"context": {"y": 1}, "candidates": [{"x": 1}, {}]}', "row 0 has column 'x', but row 1 does not"),
         (
             '{"context": {"y": 1}, "candidates": {"x": [1], "unread": [1, 2]}}',
             "has 1 values, but column 'unread' has 2",

@@ -290,7 +290,7 @@ def test_workers_are_given_time_to_end_unless_a_second_signal_comes(
 def test_signals_that_ask_for_the_end_are_counted() -> None:
     made = supervisor()
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-        made._signalled(number, None)
+        made._signaled(number, None)
     assert made.stops == 2
 
 

@@ -415,7 +415,9 @@ def test_an_intercept_solves_its_equation() -> None:
 
 def test_the_shift_of_weights_is_the_log_of_their_ratio() -> None:
     assert label_shift({0: (1.0, 1.0), 1: (4.0, 4.0)}) == -math.log(4)
-    with pytest.raises(PlanError, match="those of rows with label 0 range from 1 to 2; take calibrate='intercept'"):
+    with pytest.raises(
+        PlanError, match="the weights of rows with label 0 range from 1 to 2; use calibrate='intercept'"
+    ):
         label_shift({1: (3.0, 4.0), 0: (1.0, 2.0)})
     with pytest.raises(TrainError, match="all rows have label 1"):
         label_shift({1: (4.0, 4.0)})

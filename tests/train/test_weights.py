@@ -152,7 +152,7 @@ def test_advice_is_given_only_where_weights_have_moved_the_level() -> None:
     }
     assert weights_advice(figures) == ""  # without weights it is another story
     told = weights_advice({**figures, "weighted_calibration": 0.944})
-    assert "average 0.688 where 0.361 of the rows are clicks" in told
+    assert "their mean is 0.688, but 0.361 of the rows are clicks" in told
     assert "calibrate='weights'" not in weights_advice({**figures, "weighted_calibration": 0.944}, corrected=True)
     assert weights_advice({**figures, "weighted_calibration": 0.9, "calibration_low": 1.05}) == ""
 

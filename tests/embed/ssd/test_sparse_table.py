@@ -220,7 +220,7 @@ def test_a_batch_larger_than_the_budget_is_refused_and_loses_nothing(tmp_path: P
     memory = cb.MemoryTable(4)
     with cb.SparseTable(tmp_path / "t", 4, ram=SMALL) as table:
         trained([table, memory], 10)
-        with pytest.raises(BudgetError, match=r"no room for all of 50,000 keys .* raise ram=") as refused:
+        with pytest.raises(BudgetError, match=r"no room for the 50,000 keys .* raise ram=") as refused:
             table.pull(np.arange(1, 50_001))
         table.prefetch(np.arange(1, 50_001))  # a wish, which cannot be
         assert table.stats()["pinned"] == 0
@@ -238,7 +238,7 @@ def test_the_memory_that_would_do_counts_a_sketch_once(tmp_path: Path) -> None:
     keys, gradients, shows = np.arange(1, 500_001), np.ones((500_000, 4), np.float32), np.full(500_000, 2, np.float32)
     with (
         cb.SparseTable(tmp_path / "t", 4, ram="12MB", admission=cb.tables.Admission(count=2, sketch="8MB")) as table,
-        pytest.raises(BudgetError, match=r"no room for all of 500,000 keys") as refused,
+        pytest.raises(BudgetError, match=r"no room for the 500,000 keys") as refused,
     ):
         table.push(keys, gradients, shows=shows, clicks=0 * shows)
     assert int(str(refused.value).rsplit(" ", 1)[1].removesuffix("MB")) < 500

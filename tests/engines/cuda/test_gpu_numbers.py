@@ -36,7 +36,7 @@ def test_a_process_uses_the_gpu_that_is_named(chosen: list[int]) -> None:
 
 def test_a_second_gpu_and_one_that_is_not_there_are_refused(chosen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
-        DeviceError, match=r"^there is no cuda:4; this machine has 4 GPUs, cuda:0 to cuda:3, so name one"
+        DeviceError, match=r"^there is no cuda:4; this machine has 4 GPUs, cuda:0 to cuda:3; choose one of these"
     ):
         runtime.use_gpu(4)
     runtime.use_gpu(0)
@@ -45,7 +45,7 @@ def test_a_second_gpu_and_one_that_is_not_there_are_refused(chosen: list[int], m
     ):
         runtime.use_gpu(1)
     monkeypatch.setattr(runtime, "_chosen", False)
-    for count, words in ((0, "shows no NVIDIA GPU; use the CPU"), (1, "has one GPU, cuda:0, so name one")):
+    for count, words in ((0, "shows no NVIDIA GPU; use the CPU"), (1, "has one GPU, cuda:0; choose one of these")):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         with pytest.raises(DeviceError, match=rf"^there is no cuda:1; this machine {words}"):
             runtime.use_gpu(1)

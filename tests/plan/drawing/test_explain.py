@@ -76,7 +76,7 @@ def test_a_plan_is_explained_for_a_gpu_on_a_machine_without_one() -> None:
     alone = world.plan().explain(device=cb.types.Device("cuda", memory="32GB", cores=1))
     assert "beside 1 core; 54 GB/s" in alone
     assert re.search(r"Kernels    \d+ meta-kernels per chunk for \d+ operators", page)
-    assert re.search(r"Expected   [\d.]+ million rows/s, bound by the (copy|kernels)", page)
+    assert re.search(r"Expected   [\d.]+ million rows/s, limited by the (copy|kernels)", page)
 
 
 def section(page: str, title: str) -> list[str]:

@@ -74,7 +74,7 @@ TARGETS = ["s3://bucket/users?endpoint=127.0.0.1:9", "hdfs://127.0.0.1:9/users",
 WATCHED = """
 import sys, json
 import ctrbox as cb, pyarrow as pa
-from ctrbox.engines import plan_file
+from ctrbox.compiled_plan import plan_file
 cb.compile(cb.View(pa.table({"a": [1.0]})), cb.FeatureSet(dense={"a": cb.col("a")}), device="cpu").explain()  # imports all
 met = []
 def watch(event, args):

@@ -154,7 +154,9 @@ def test_a_device_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert device_named("cpu", gpu_bytes=5) == Device("cpu")
     for name in ("auto", "cuda"):
         assert device_named(name) == Device("cpu")
-        assert device_named(name).note.startswith(f"{name}: this machine has no GPU; for a GPU's placement: ")
+        assert device_named(name).note.startswith(
+            f"{name}: this machine has no GPU; to plan for a GPU that this machine does not have, describe it: "
+        )
     assert not gpu_here()
     (tmp_path / "control").touch()
     assert gpu_here()

@@ -32,6 +32,7 @@ from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, NextUse, Row, Shaped
 from ctrbox.embed.embedder_traits import Initial, Traits
 from ctrbox.embed.gpu.batch_to_device import References
+from ctrbox.embed.gpu.reads_batches import ReadsBatches
 from ctrbox.embed.gpu.table_memory import Gradients, NoRoom, Store
 from ctrbox.embed.row_lifetime import NO_LIFE
 from ctrbox.embed.settings_of_tables import (
@@ -63,7 +64,7 @@ MOST_ROWS = 1 << 29
 
 
 @named_arguments
-class GpuTable(Shaped):
+class GpuTable(ReadsBatches, Shaped):
     """A table of trainable rows in GPU memory.
 
     ``dim``        number of floats in a key's vector; ``open`` can change it while the table is empty

@@ -74,8 +74,8 @@ def _speed(facts: Facts) -> list[str]:
     if found["rows_s"] is not None:
         name = {"copy": "the copy", "kernels": "the kernels", "CPU share": "the CPU's share"}[found["bottleneck"]]
         lines.append(
-            f"Expected   {shown_rate(found['rows_s'])}, limited by {name}, for columns in host memory; reading files "
-            "takes additional time"
+            f"Expected   {shown_rate(found['rows_s'])}, limited by {name}, with columns in host memory (without "
+            "reading files)"
         )
     return lines
 
