@@ -335,6 +335,7 @@ RUNS: dict[str, tuple[list[str], Callable[[Tiny, Any], None] | None]] = {
         lambda tiny, found: tiny.set(found, data=lambda rows: tiny.ad_log, SHARE=4),
     ),
     "prerank": (["--quick"], lambda tiny, found: tiny.set(found, pin=lambda cores: None)),
+    "prerank_all": (["--ads", "500", "--requests", "2"], None),
     "quality": (
         ["--sets", "adlog", "--adlog-rows", "400", "--models", "FM,Deep FFM", "--seeds", "1", "--jobs", "1"],
         quality,
