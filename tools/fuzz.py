@@ -19,11 +19,27 @@ from pathlib import Path
 
 REACHED = re.compile(r"^#\d+\s+\w+\s+cov: (\d+) ft: (\d+) corp: (\d+)", re.MULTILINE)
 SECONDS = 20  # of one run
-LONGEST = {"vw_libffm_lines": 256, "json": 1024, "request_rows": 512, "frame": 512, "batch": 512, "patch": 1024, "calls": 1024}
+LONGEST = {
+    "vw_libffm_lines": 256,
+    "json": 1024,
+    "request_rows": 512,
+    "frame": 512,
+    "batch": 512,
+    "patch": 1024,
+    "calls": 1024,
+}
 LONGEST |= {"checkpoint": 20480, "checkpoint_forged": 20480, "strings": 512, "numbers": 256, "lists": 512}
 # What is freed stays poisoned for longer than a run lasts, not for 256 MB: the processor's caches hold it.
 ENVIRONMENT = {"ASAN_OPTIONS": "quarantine_size_mb=16:malloc_context_size=8", **os.environ}
-SLOWEST = ["checkpoint_forged", "patch_file_forged", "checkpoint", "vw_libffm_lines", "patch", "patch_file", "frame"]  # go first
+SLOWEST = [
+    "checkpoint_forged",
+    "patch_file_forged",
+    "checkpoint",
+    "vw_libffm_lines",
+    "patch",
+    "patch_file",
+    "frame",
+]  # go first
 
 
 def command(build: Path, name: str, *more: str) -> list[str]:

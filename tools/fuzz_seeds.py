@@ -180,7 +180,9 @@ def rows(kinds: int) -> list[bytes]:
 def main(out: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        write(out / "vw_libffm_lines", *(b"\x10" + t for t in VW), *(b"\1" + t for t in LIBFFM), *(b"\2" + t for t in VW))
+        write(
+            out / "vw_libffm_lines", *(b"\x10" + t for t in VW), *(b"\1" + t for t in LIBFFM), *(b"\2" + t for t in VW)
+        )
         write(out / "json", *JSON)
         write(out / "request_rows", *(bytes([how]) + t for t in REQUESTS for how in range(8)))
         models = []

@@ -6,8 +6,8 @@
 
 namespace cb {
 
-// A bijection of 32 bits with low bias (Wellons, "Prospecting for Hash Functions"). kernels_body.h has it for registers,
-// which a function that is compiled for every processor could not return.
+// A bijection of 32 bits with low bias (Wellons, "Prospecting for Hash Functions"). kernels_body.h has it for
+// registers, which a function that is compiled for every processor could not return.
 inline uint32_t dropout_mix(uint32_t x) {
   x ^= x >> 16;
   x *= 0x7feb352du;
