@@ -262,7 +262,9 @@ def test_units_are_declared_for_columns_of_times() -> None:
     assert checked_units(None, []) == {}
     with pytest.raises(PlanError, match="unit='h' is not a unit of time; expected one of 's'"):
         checked_unit("h")
-    with pytest.raises(PlanError, match=r"time_units= names column 'tss', which the view does not have; nearest: 'ts'"):
+    with pytest.raises(
+        PlanError, match=r"time_units= contains 'tss', but the view has no column of this name; nearest: 'ts'"
+    ):
         checked_units({"tss": "s"}, ["ts"])
     with pytest.raises(PlanError, match="time_units= gives 'h' as the unit of column 'ts'"):
         checked_units({"ts": "h"}, ["ts"])

@@ -371,7 +371,7 @@ def test_what_is_not_a_time_is_refused_with_the_accepted_forms(value: Any) -> No
 
 
 def test_a_unit_is_declared_for_a_column_that_exists_and_is_one_of_four() -> None:
-    with pytest.raises(PlanError, match="names column 'tss', which the view does not have; nearest: 'ts'"):
+    with pytest.raises(PlanError, match="contains 'tss', but the view has no column of this name; nearest: 'ts'"):
         plan_with({"tss": "s"})
     with pytest.raises(PlanError, match=r"gives 'seconds' as the unit of column 'ts'; expected one of 's' .seconds."):
         plan_with({"ts": "seconds"})

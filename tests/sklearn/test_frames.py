@@ -140,7 +140,7 @@ def test_columns_are_asked_for_by_name_or_place(chosen: Any, kinds: list[str]) -
 
 @pytest.mark.parametrize("wrong", [2, -3, True, "c", 0.5])
 def test_a_column_that_is_asked_for_and_absent_is_named(wrong: Any) -> None:
-    with pytest.raises(InputError, match=f"numeric= names column {wrong!r}, which X lacks"):
+    with pytest.raises(InputError, match=f"numeric= contains {wrong!r}, but X has no column of this name"):
         Frame.of({"a": [0.5, 1.5], "b": [0.5, 1.5]}, numeric=[wrong])
 
 
