@@ -12,7 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.exhaustive,
+]  # over a minute; tests/cluster/test_cluster.py compares on one node
 
 
 def test_two_nodes_learn_what_one_process_learns(tmp_path: Path) -> None:
