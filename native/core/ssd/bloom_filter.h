@@ -15,8 +15,8 @@
 // word. A query stops at its first zero bit: where the filter is not in the cache that takes half the time of looking
 // at all.
 //
-// Keys come as mixes (embed/shard_of_key.h). All keys of one filter share the top 6 bits of their mix and neighbors in a run the
-// top 32, so block and bits are taken from products of the whole mix.
+// Keys come as mixes (embed/shard_of_key.h). All keys of one filter share the top 6 bits of their mix and neighbors in
+// a run the top 32, so block and bits are taken from products of the whole mix.
 //
 // One thread adds, then any number ask. The words are part of the file format: changing what a mix sets means a new
 // version.
