@@ -116,7 +116,7 @@ def request_of(form: str, body: dict[str, Any], number: int) -> tuple[bytes, int
 
 
 class Call:
-    """What gRPC gives a handler beside the message."""
+    """Stands for the context that gRPC passes to a handler beside the message."""
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:5000"

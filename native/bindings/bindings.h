@@ -15,6 +15,7 @@ void bind_spilled_view(nb::module_& m);
 void bind_batch(nb::module_& m);
 void bind_unique_keys(nb::module_& m);
 void bind_memory_table(nb::module_& m);
+void bind_published_rows(nb::module_& m);
 void bind_network(nb::module_& m);
 void bind_sparse_table(nb::module_& m);
 void bind_ffm(nb::module_& m);

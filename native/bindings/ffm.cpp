@@ -201,6 +201,11 @@ void bind_validation(nb::module_& m) {
 }  // namespace
 
 void bind_ffm(nb::module_& m) {
+  nb::dict kinds;
+  for (const KeyKindName& one : kKeyKinds)
+    if (one.kind != KeyKind::kUnknown) kinds[nb::str(one.name.data(), one.name.size())] = one.told;
+  m.attr("KEY_KINDS") = kinds;
+
   bind_examples(m);
   bind_validation(m);
 

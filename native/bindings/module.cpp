@@ -21,6 +21,7 @@ NB_MODULE(_native, m) {
   bind_batch(m);                 // what training gets
   bind_unique_keys(m);           // unique keys, pooling, gradients
   bind_memory_table(m);          // tables of trainable rows
+  bind_published_rows(m);        // rows of a published version, by key
   bind_network(m);               // a step of the usual click models
   bind_sparse_table(m);          // such a table on an SSD
   bind_ffm(m);                   // the online engine, its examples and files

@@ -125,7 +125,7 @@ class Input {
       fetch();
     }
   }
-  // What lies before `place` is not read any more.
+  // Skip to `place`; the bytes before it are not read again.
   __device__ void skip_to(uint32_t place) {
     if (place < there_) return;
     there_ = place / kStep * kStep;

@@ -1,4 +1,4 @@
-"""What the keys of a field are hashes of: stored with a model, and compared with the plan that it is used with."""
+"""A model stores what the keys of each field are hashes of, and loaders compare this with the plan."""
 
 from __future__ import annotations
 

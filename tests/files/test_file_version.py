@@ -1,4 +1,4 @@
-"""Which version of a file is accepted when a store tells its size, another size, or none."""
+"""Tests which version of a file a view accepts: its store may tell the recorded size, another size, or no size."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ class Aborted(Exception):
 
 
 class Context:
-    """What gRPC gives to a method."""
+    """Stands for the context that gRPC passes to a method."""
 
     def abort(self, code: Any, message: str) -> None:
         raise Aborted(code.name, message)

@@ -1,6 +1,6 @@
-// What the keys of a field are hashes of. The same value has another key as a whole number, as a string and in the text
-// of examples, so a model that is asked with the wrong one answers as if it had never seen the value. A model's file
-// therefore says the kind of each field (model_file.h; `keys` in the directory of a weight file).
+// Names the kinds of keys: what the keys of a field are hashes of. The same value has another key as a whole number, as
+// a string and in the text of examples, so a model that is asked with the wrong one answers as if it had never seen the
+// value. A model's file therefore says the kind of each field (model_file.h; `keys` in the directory of a weight file).
 #pragma once
 #include <cstdint>
 #include <optional>

@@ -49,7 +49,7 @@ class Schema:
 
     @property
     def key_kinds(self) -> dict[str, str]:
-        """What the keys of each feature are hashes of (`ctrbox.columns.key_kinds`)."""
+        """The kind of key of each feature, by name: what its keys are hashes of (`ctrbox.columns.key_kinds`)."""
         return {**{f.name: f.keys for f in self.sparse}, **dict.fromkeys(self.dense_names, "dense")}
 
     @property

@@ -11,13 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-TOLD = {
-    "int": "keys of whole numbers",
-    "string": "keys of strings",
-    "text": "keys of the text of examples",
-    "dense": "the numbers of a dense column",
-    "plan": "keys that only the plan can compute, such as a cross",
-}
+from ctrbox import _native
+
+# By the name of a kind in files: what messages call it.
+TOLD: dict[str, str] = _native.KEY_KINDS
 
 
 def joined(first: str, second: str) -> str:
@@ -40,9 +37,11 @@ def mismatch(trained: Mapping[str, Any], planned: Mapping[str, str]) -> str:
 
 
 def checked_kinds(kinds: object, fields: Sequence[str]) -> list[str]:
-    """Return kinds that a file has for these fields; "" for each where it has none. ValueError where they are none."""
+    """Return the kinds that a file has for these fields, or "" for each if it has none. Raise ValueError if they are damaged."""
     if kinds is None:
         return [""] * len(fields)
     if not isinstance(kinds, list) or len(kinds) != len(fields) or any(k != "" and k not in TOLD for k in kinds):
-        raise ValueError("its kinds of keys are none, or not as many as its fields")
+        raise ValueError(
+            f'its list of kinds of keys is damaged; expected one for each of its {len(fields)} fields: {", ".join(TOLD)} or ""'
+        )
     return kinds

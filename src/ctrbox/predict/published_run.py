@@ -85,7 +85,9 @@ def click_model_of(weights: Weights, schema: Schema, where: str, own: nn.Module 
     about = weights.about
     kinds = about.get("keys")
     if isinstance(kinds, dict) and (told := mismatch(kinds, schema.key_kinds)):
-        raise DataError(f"{where} does not fit the plan: {told}")
+        raise DataError(
+            f"{where} does not fit the plan: {told}; use the plan it was trained on, or train the model again on this one"
+        )
     if about.get("fingerprint") != schema.fingerprint:
         raise DataError(
             f"{where} was trained with a plan of fingerprint {str(about.get('fingerprint'))[:16]}…, but this plan has "

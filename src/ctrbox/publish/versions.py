@@ -372,7 +372,8 @@ class Published:
             raise DataError(f"cannot publish {place.name}: {error}") from None
         if told := mismatch(kinds, known):
             raise DataError(
-                f"the model does not fit the plan that {self.shown.rpartition('/')[0]} is served with: {told}"
+                f"the model does not fit the plan that {self.shown.rpartition('/')[0]} is served with: {told}; make "
+                "another folder for it: ctrbox publish create"
             )
 
     def _is_current(self, number: int) -> bool:

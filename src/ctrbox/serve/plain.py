@@ -19,22 +19,22 @@ from ctrbox.engines.run_on_request import ORIGIN
 from ctrbox.errors import DataError
 from ctrbox.ffm.engine import not_finite
 
-Tensor = tuple[
-    str, str, Sequence[int], bytes
-]  # name, datatype, shape, and elements as in the protocol's binary extension
+# Name, datatype, shape, and elements as in the binary extension of the protocol.
+Tensor = tuple[str, str, Sequence[int], bytes]
 Times = _native.RequestTimes | None
 
 
 class Plain(NamedTuple):
-    """One version of a model and of the views that it reads."""
+    """One version of a model and of the views that it reads.
+
+    ``times`` of a method measures the parts of the call; with None, nothing is measured.
+    """
 
     native: Any  # `_native.RequestScorer`
     key: bytes  # what stands before a context in the cache
     cache: _native.ContextCache
     version: int
     views: bytes  # versions of the joined views, as the response header says them
-
-    # ``times``: what measures the parts of the call; None: nothing does.
 
     def json(self, body: bytes, times: Times = None) -> np.ndarray | None:
         """Return the scores of a request of POST /v1/score."""

@@ -162,7 +162,9 @@ class ServedFfm(SplitModel[Live]):
             if name not in known:
                 raise DataError(f"the model's field {name!r} is not a feature of its plan{nearest(name, known)}")
         if told := mismatch(live.engine.key_kinds, known):
-            raise DataError(f"the model does not fit its plan: {told}")
+            raise DataError(
+                f"the model does not fit its plan: {told}; train it on this plan, or create the model folder with its own plan"
+            )
         scorer, rows = Scorer(live.engine, split), self.reader.native
         native = None
         if rows is not None and scorer.direct is not None and scorer.direct_context is not None:

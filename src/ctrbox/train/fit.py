@@ -41,7 +41,7 @@ from ctrbox.train.evaluation import Split, evaluate, watched, watched_name
 from ctrbox.train.gradient_sums import ALONE, Together
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
 from ctrbox.train.learn_batch import Learner
-from ctrbox.train.other_processes import Elsewhere
+from ctrbox.train.other_processes import OtherProcesses
 from ctrbox.train.pass_times import Passes
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress_line import Lately, Progress, Watcher, watcher
@@ -129,7 +129,7 @@ class Fit:
         self.task_labels = TaskLabels(schema.tasks) if schema.tasks else None
         self.by_rank: list[dict[str, Any]] = []  # of a training by several ranks: what each has read and sent
 
-    def look_ahead(self, batches: int, cluster: Elsewhere | None) -> None:
+    def look_ahead(self, batches: int, cluster: OtherProcesses | None) -> None:
         """Read so many batches ahead."""
         if cluster is not None:
             raise PlanError("look_ahead= cannot be used with cluster=; remove one of the two")
@@ -151,7 +151,7 @@ class Fit:
         best_auc: float | None,
         warm: WarmUp,
         tables: str | None = None,
-        cluster: Elsewhere | None = None,
+        cluster: OtherProcesses | None = None,
     ) -> Run:
         try:
             warm.check(self.learner)
@@ -231,7 +231,7 @@ class Fit:
             if self.aside is not None:
                 self.aside.cleanup()
 
-    def _train_elsewhere(self, cluster: Elsewhere) -> None:
+    def _train_elsewhere(self, cluster: OtherProcesses) -> None:
         """What the others begin with and what they end with is a checkpoint."""
         assert self.folder is not None
         self.before = self.state.seconds

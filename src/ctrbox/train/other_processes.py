@@ -1,4 +1,4 @@
-"""Defines ``Elsewhere``: what a training asks of several processes that train in its place, such as ranks or a cluster."""
+"""Defines ``OtherProcesses``: what a training asks of several processes that train in its place, such as ranks or a cluster."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from ctrbox.train.fit import Fit
 
 
-class Elsewhere(Protocol):
+class OtherProcesses(Protocol):
     """Takes a training from its newest checkpoint to its last in several processes, as ``cb.Cluster`` does."""
 
     leads: bool  # whether this process keeps the run folder; others only follow
-    keeps_rows: (
-        bool  # whether the processes keep the rows of tables to the end, so that this one never holds all of them
-    )
+    # Whether the processes keep the rows of tables to the end, so that this one never holds all of them.
+    keeps_rows: bool
 
     def check(self, fit: Fit) -> None:
         """Refuse what it could not train, before anything is written."""

@@ -26,7 +26,7 @@ from ctrbox.train.calibrate import with_calibration
 from ctrbox.train.evaluation import Split
 from ctrbox.train.fit import Fit
 from ctrbox.train.look_ahead import MOST
-from ctrbox.train.other_processes import Elsewhere
+from ctrbox.train.other_processes import OtherProcesses
 from ctrbox.train.progress_line import Watcher, watcher
 from ctrbox.train.run import Run
 from ctrbox.train.schedule import CONSTANT, ReduceOnPlateau, Schedule
@@ -127,7 +127,7 @@ class Trainer:
         tables: str | None = None,
         warm_up: str = "none",
         warm_from: Run | str | Path | None = None,
-        cluster: Elsewhere | None = None,
+        cluster: OtherProcesses | None = None,
         **unknown: Never,
     ) -> Run:
         """Train, evaluate, and keep everything in the run folder ``out``. Rows are rows of the log.
@@ -259,7 +259,7 @@ class Trainer:
 FIT = tuple(inspect.signature(Trainer.fit).parameters)
 
 
-def run_place(out: str | Path | StoredFolder, cluster: Elsewhere | None) -> Path | StoredFolder:
+def run_place(out: str | Path | StoredFolder, cluster: OtherProcesses | None) -> Path | StoredFolder:
     """Return where a run goes. A place on S3 or HDFS that cannot be written is refused here, before any work."""
     url = out.url if isinstance(out, StoredFolder) else stored_url(out, "a run folder")
     if url is None:

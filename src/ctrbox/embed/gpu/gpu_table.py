@@ -20,7 +20,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,9 +56,6 @@ from ctrbox.errors import BudgetError, DataError, PlanError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.urls import local_path
 from ctrbox.optimizers.of_table_rows import Optimizer, optimizer_of, spec_of, with_rate
-
-if TYPE_CHECKING:
-    pass
 
 MOST_ROWS = 1 << 29
 

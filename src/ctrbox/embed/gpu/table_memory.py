@@ -313,7 +313,7 @@ class Store:
 
 
 class Gradients:
-    """What the pairs of a batch got back (``struct Gradients`` of table_training_step.h)."""
+    """The gradients of the pairs of a batch (``struct Gradients`` of table_training_step.h)."""
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ class Cutter:
             return self._batches(whole)
 
     def _ends(self, chunk: Chunk, outcome: Outcome, cuts: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """By list the values before each cut, and by cut the morsel's row just before it."""
+        """Return for each list the number of values before each cut, and for each cut the row of the morsel before it."""
         e, slot = self.extractor, chunk.slot
         device = e.runtime.device
         inner = len(cuts) > 2 or cuts[-1] != outcome.rows
@@ -92,7 +92,7 @@ class Cutter:
         return values, before
 
     def _batches(self, whole: list[tuple[Piece, int]]) -> list[tuple[Batch, int]]:
-        """Batches of pieces whose copies are queued, each with the row after it."""
+        """Return the batches of pieces whose copies are queued, each with the row after it."""
         e = self.extractor
         e.maker.reach(max((piece.rows for piece, _ in whole), default=0))
         ready = None

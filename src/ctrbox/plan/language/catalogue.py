@@ -277,7 +277,7 @@ def markdown(family: str) -> str:
 
 
 def special_cases(row: Row) -> str:
-    """What a row says of nulls, empty values, Unicode and large numbers, without what holds for every operator."""
+    """Return what a row says of nulls, empty values, Unicode and large numbers, without the rules of all operators."""
     texts = (row.null.removeprefix(NULL).strip(), row.empty, row.unicode, row.overflow)
     return " ".join(text for text in texts if text and text not in GENERAL)
 
