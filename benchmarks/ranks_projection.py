@@ -3,7 +3,7 @@
     python -m benchmarks.ranks_projection [--gpus 8] [--bandwidth 450] [--reached 0.7] [--rows 100000000]
 
 Ranks on several GPUs have not been measured. This script computes what their step would take for DLRM-DCNv2 in the shape of
-MLPerf (`benchmarks.gpu_mlperf`), if ranks on GPUs exchanged what ranks on CPUs exchange (docs/how_ranks_work.md):
+MLPerf (`benchmarks.gpu_mlperf`), if ranks on GPUs exchanged what ranks on CPUs exchange (docs/how_it_works/ranks.md):
 
     n                samples of a GPU in one step; W GPUs learn W · n
     t(n) = a + b · n step of one GPU, through the two measured points (`MEASURED`)

@@ -1,6 +1,6 @@
 """How do the rates grow with the cores?
 
-    python -m benchmarks.scale [--cores 1,2,4,8,16] [--only extract,ffm] [--quick] [--svg docs/scale.svg]
+    python -m benchmarks.scale [--cores 1,2,4,8,16] [--only extract,ffm] [--quick] [--svg docs/results/scale.svg]
 
 Each part is measured in a process of its own for each number of cores, to which the process is pinned; the numbers of
 cores take turns. A table gives the rate, the factor over one core, the efficiency (that factor divided by the number of

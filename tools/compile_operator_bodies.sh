@@ -87,7 +87,7 @@ if [ $fresh = yes ]; then
   exit 0
 fi
 
-# --fmad=false: the bits of the CPU (docs/design.md, "Bits").
+# --fmad=false: the bits of the CPU (docs/how_it_works/extraction.md, "Bits").
 "$nvcc" --fmad=false -std=c++20 -arch="$arch" -Inative -Werror all-warnings -cubin -o "$cubin.new" "$source"
 mv "$cubin.new" "$cubin"
 echo "operator bodies on the GPU: $bodies structs, $arch, ok ($(wc -c <"$cubin") bytes)"

@@ -1,4 +1,4 @@
-"""Write the tables of docs/operators_*.md again: python tools/make_operator_docs.py
+"""Write the tables of docs/operators/*.md again: python tools/make_operator_docs.py
 
 The rest of each page is written by hand; between its two markers stands ``ctrbox.plan.language.catalogue.markdown(family)``.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from ctrbox.plan.language.catalogue import FAMILIES, markdown
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = {family: DOCS / f"operators_{family}.md" for family in FAMILIES}
+PAGES = {family: DOCS / f"operators/{family}.md" for family in FAMILIES}
 BEGIN, END = "<!-- table: made by tools/make_operator_docs.py -->\n", "<!-- end of table -->\n"
 
 

@@ -1,7 +1,7 @@
 /* Scores of requests by a published Deep FFM and its plan, from C: raw columns in, probabilities out.
  *
  *   ctrbox publish request-plan model/ -o request.ctr
- *   make -C examples/c request                                 # with libctrbox installed; docs/c_abi.md
+ *   make -C examples/c request                                 # with libctrbox installed; docs/publishing/c_abi.md
  *   ./request request.ctr model/weights/versions/00000001.fbw < requests.jsonl
  *
  * Each line is a request, as POST /v1/score takes it: {"context": {...}, "candidates": [...]}. For each the program

@@ -1,6 +1,6 @@
 /* Scores of lines by a model of CTRBox, from C:
  *
- *   make -C examples/c                          # with libctrbox installed; docs/c_abi.md
+ *   make -C examples/c                          # with libctrbox installed; docs/publishing/c_abi.md
  *   echo '|user u1 |ad a7 b2:0.5' | ./score served.fbw
  *   echo '|user 17 |query shoes |price :0.5' | ./score model.ffm user=int query=string price=dense
  *

@@ -9,7 +9,7 @@ import java.util.StringJoiner;
  *
  * <pre>
  *   ctrbox publish request-plan model/ -o request.ctr
- *   make -C examples/java                                      # with libctrbox installed; docs/c_abi.md
+ *   make -C examples/java                                      # with libctrbox installed; docs/publishing/c_abi.md
  *   java -Djava.library.path=. -cp . Scorer request.ctr model/weights/versions/00000001.fbw &lt; requests.jsonl
  * </pre>
  *

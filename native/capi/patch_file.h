@@ -1,4 +1,5 @@
-// Applies patches without Python. docs/patch_files.md describes the format; publish/patch.py is the Python twin.
+// Applies patches without Python. docs/how_it_works/codes_and_patches.md describes the format; publish/patch.py is the
+// Python twin.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -1,4 +1,5 @@
-// Reads the published weights of a Deep FFM without Python (docs/patch_files.md; Python twin: publish/weight_file.py).
+// Reads the published weights of a Deep FFM without Python (docs/how_it_works/codes_and_patches.md; Python twin:
+// publish/weight_file.py).
 //
 // DamagedFile or CannotRead; nothing is believed before it fits the file's size, no part before its checksum fits.
 #pragma once

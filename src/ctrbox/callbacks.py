@@ -1,4 +1,7 @@
-"""Exports ``cb.callbacks``: the events of a training, and callbacks for experiment trackers and pruning (docs/callbacks.md)."""
+"""Exports ``cb.callbacks``: the events of a training, and callbacks for experiment trackers and pruning.
+
+docs/training/callbacks.md tells how to use them.
+"""
 
 from ctrbox.arguments.names import refuse_unknown
 from ctrbox.train.callbacks import Callback, Checkpoint, End, Evaluation, Step, StopTraining

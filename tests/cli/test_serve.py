@@ -106,7 +106,7 @@ def test_settings_out_of_range_are_refused(option: str, value: str, said: str) -
 
 
 def test_there_is_one_http_server() -> None:
-    """Other servers behind ``--http`` did not keep the time limits that docs/serving_limits.md promises."""
+    """Other servers behind ``--http`` did not keep the time limits that docs/serving/limits.md promises."""
     with pytest.raises(Exception, match=r"No such option: --http\b"):
         ctrbox("serve", "data", "--http", "uvicorn")
 

@@ -1,4 +1,4 @@
-"""The tables of docs/operators_*.md are the catalogue; it is complete; what it says of kinds and nulls is so."""
+"""The tables of docs/operators/*.md are the catalogue; it is complete; what it says of kinds and nulls is so."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ EXPRESSIONS = [row for row in ROWS if called(row) not in NO_EXPRESSION]
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_page_of_a_family_is_what_the_catalogue_makes(family: str) -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "make_operator_docs.py"))
-    page = (ROOT / "docs" / f"operators_{family}.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "operators" / f"{family}.md").read_text(encoding="utf-8")
     assert markdown(family) in page, "run: python tools/make_operator_docs.py"
     assert tool["renewed"](page, family) == page, "run: python tools/make_operator_docs.py"
 

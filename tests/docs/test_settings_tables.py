@@ -1,4 +1,4 @@
-"""The tables in docs/training_settings.md and docs/classifier.md name what the code takes, with its defaults."""
+"""The tables in docs/training/settings.md and docs/training/classifier.md name what the code takes, with its defaults."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ctrbox.sklearn.frames import FEW, QUANTILES, REACH
 from ctrbox.train.settings import LEAST_BATCH, MOST_BATCH, STEPS, Settings, with_batch_size
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-SETTINGS = (DOCS / "training_settings.md").read_text(encoding="utf-8")
-CLASSIFIER = (DOCS / "classifier.md").read_text(encoding="utf-8")
+SETTINGS = (DOCS / "training" / "settings.md").read_text(encoding="utf-8")
+CLASSIFIER = (DOCS / "training" / "classifier.md").read_text(encoding="utf-8")
 
 
 def table(page: str, head: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The Python blocks of README.md and docs/*.md run, in order, one namespace per file.
+"""The Python blocks of README.md and of the pages below docs/ run, in order, one namespace per file.
 
 They run in a folder that holds a small ad log under data/. A block opened with ```python no-run is skipped.
 """

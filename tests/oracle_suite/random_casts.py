@@ -1,4 +1,4 @@
-"""Every cast, widening and part of a time in docs/operators_numbers.md, over random and extreme values, against plain Python."""
+"""Every cast, widening and part of a time in docs/operators/numbers.md, over random and extreme values, against plain Python."""
 
 from __future__ import annotations
 

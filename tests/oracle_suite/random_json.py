@@ -1,7 +1,7 @@
 """Random JSON values, read by the JSON operator and by Python's json module.
 
 Every document is ``{"v": VALUE}``, sometimes damaged. The twin (tests/twins/json_paths.py) decides with Python's json whether
-it is JSON, and converts the value's own text by the rules of docs/operators_numbers.md; where those differ from Python's json
+it is JSON, and converts the value's own text by the rules of docs/operators/numbers.md; where those differ from Python's json
 (a whole number such as 1e2 is an int, NaN is not JSON, more than 64 levels are refused), the docs say so.
 """
 

@@ -1,4 +1,4 @@
-"""What a field of a request or of a stream may be, value by value: the table of docs/serving_requests.md."""
+"""What a field of a request or of a stream may be, value by value: the table of docs/serving/requests.md."""
 
 from __future__ import annotations
 
@@ -386,7 +386,7 @@ def test_dicts_may_hold_numpy_values_and_every_row_has_the_same_names() -> None:
             plan.run([rows[0], {"id": value, "x": 1.0}])
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "serving_requests.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "serving" / "requests.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## What a request field may be")[2].partition("\n## ")[0]
 SHOWN = [line.strip("| ").split(" | ") for line in SECTION.splitlines() if line.startswith("| ")][1:]
 

@@ -107,7 +107,7 @@ def test_l2_of_fit_means_the_same_for_a_batch_of_any_size() -> None:
 
 
 def test_l2_of_an_optimizer_depends_on_the_batch_size() -> None:
-    """As docs/optimizers.md says: the penalty is applied once for each batch that has the key."""
+    """As docs/training/optimizers.md says: the penalty is applied once for each batch that has the key."""
     table = cb.MemoryTable(2, optimizer=cb.optim.SGD(lr=0.25, l2=0.5), init=0.5)
     before = table.pull(np.array([7])).copy()
     table.push(np.array([7]), np.zeros((1, 2), np.float32))

@@ -1,4 +1,4 @@
-"""The tables of docs/text_files.md that say what a text field becomes, checked row by row."""
+"""The tables of docs/views/text_files.md that say what a text field becomes, checked row by row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import ctrbox as cb
 from ctrbox.views.fields_of_delimited_text import name_of_type
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "text_files.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "views" / "text_files.md"
 CELL = re.compile(r"`([^`]*)`|\*(nothing)\*")
 KINDS = {"list<item: int64>": "list of int"}
 

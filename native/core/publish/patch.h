@@ -8,7 +8,7 @@
 //
 // Runs lie over all words of the result, regions one behind the other; up to kJoin equal words within a run are cheaper
 // than a new run. A varint has 7 bits a byte, low ones first, the top bit set on all bytes but the last. Streams are
-// compressed by whoever writes the file (docs/patch_files.md); apply() believes none of them.
+// compressed by whoever writes the file (docs/how_it_works/codes_and_patches.md); apply() believes none of them.
 #pragma once
 #include <array>
 #include <cstdint>

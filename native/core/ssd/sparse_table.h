@@ -1,4 +1,4 @@
-// The embedder that keeps its rows on an SSD and frequently used ones in memory (docs/how_sparse_tables_work.md).
+// The embedder that keeps its rows on an SSD and frequently used ones in memory (docs/how_it_works/sparse_tables.md).
 //
 // Who may call what at once: prefetch, pull, push, checkpoint and stats from any threads; pushes and pulls that create
 // take turns (calls_), loads of missing rows take turns (loading_), a shard's rows and slots are touched under its

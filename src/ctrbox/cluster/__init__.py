@@ -1,3 +1,3 @@
-"""Trains on a Ray cluster: shards of tables and Model Servers as actors, workers, launch and recovery (docs/cluster.md).
+"""Trains on a Ray cluster: shards of tables, Model Servers, workers, launch and recovery (docs/processes/cluster.md).
 No other package imports ray.
 """

@@ -2,7 +2,7 @@
 
 JSON gives Python's values, a tensor gives an array; both become the column that the log would have held, or a `DataError` that
 names the column, the row, the value met and what was expected. Nothing is guessed: "1" is not a number, 1.0 is not a whole
-number, 1 is not a truth value. Times follow `ctrbox.columns.times`. docs/serving_requests.md has the whole table.
+number, 1 is not a truth value. Times follow `ctrbox.columns.times`. docs/serving/requests.md has the whole table.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Turns keys into trainable vectors. ``docs/embedders.md`` describes the protocol of an embedder."""
+"""Turns keys into trainable vectors. ``docs/training/embedders.md`` describes the protocol of an embedder."""

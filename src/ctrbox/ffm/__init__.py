@@ -1,4 +1,4 @@
-"""The Deep FFM engine, its examples and its search (docs/deep_ffm.md)."""
+"""The Deep FFM engine, its examples and its search (docs/online/deep_ffm.md)."""
 
 from ctrbox.ffm.engine import DeepFFM, Rate
 from ctrbox.ffm.examples import ExampleCache, ExampleText

@@ -9,7 +9,7 @@
     shared = engine.context(one_row)         # once per request
     engine.score(shared, candidates)         # the bits of predict over whole rows
 
-docs/deep_ffm.md has the network, the layout of the weights and the files. The weights depend on settings and examples
+docs/online/deep_ffm.md has the network, the layout of the weights and the files. The weights depend on settings and examples
 alone, bit by bit, on every processor; those learned in blocks also on where a batch ends. The number of threads never
 changes them. Refused: fields the model does not have, labels other than 0 and 1, numbers that are not finite, examples
 without a label to learn from, damaged files.
@@ -64,7 +64,7 @@ class Rate:
                 raise PlanError(f"{name} of a Rate must be a number, got {value!r}")
 
 
-# benchmarks/defaults.py chose the layers and the rates by validation over several data sets (docs/defaults.md).
+# benchmarks/defaults.py chose the layers and the rates by validation over several data sets (docs/training/defaults.md).
 LR, FFM, NN = Rate(0.05), Rate(0.12), Rate(0.1, initial=0.01)
 HIDDEN = (24, 24)
 

@@ -12,7 +12,7 @@ Object stores have neither locks nor a rename, so nothing is changed in place (f
   refuses to replace another one.
 
 The local copy lies in the folder for temporary files (the environment variable TMPDIR) and is removed with the object or when
-the process ends. Credentials come from the environment of the process (docs/storage.md), never from the URL.
+the process ends. Credentials come from the environment of the process (docs/processes/storage.md), never from the URL.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 One thread does everything in turn: take a piece of the stream, learn from the examples that are ready, and between two batches of
 examples write a checkpoint, publish, say how it goes. Only fetching runs beside it. A checkpoint comes before every version, so a
 process that dies is never behind what it published; a version is published once, because the number of examples that it learned
-from stands in it. docs/online_recovery.md has the order of things and what happens when one of them fails.
+from stands in it. docs/online/recovery.md has the order of things and what happens when one of them fails.
 """
 
 from __future__ import annotations

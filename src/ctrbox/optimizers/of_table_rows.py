@@ -11,7 +11,7 @@
 ``l2·w`` is added to the gradient, once for each batch; in `FTRL` it is part of the closed form. Trainers give a table the
 gradient of the *summed* loss of a batch: ``l2`` is there the ``weight_decay`` of a torch optimizer on the mean loss times the
 rows of a batch, and only rows of the batch decay. A dense optimizer gets the gradient of the *mean* loss, as torch's do: its
-``l2`` and ``weight_decay`` mean the same for a batch of any size (docs/optimizers.md).
+``l2`` and ``weight_decay`` mean the same for a batch of any size (docs/training/optimizers.md).
 
 Native code does the work (``native/core/embed/row_optimizers.h``, ``adam_of_every_row.h``); ``tests/twins/optimizers.py``
 says the same in NumPy, bit for bit.
@@ -148,7 +148,7 @@ class FTRL:
 
 # The optimizers of a new table, unless others are given: of its vectors and of its first-order weights. ``initial`` keeps the
 # first steps of a rare key small: with 0 the first step has the size of ``lr``, however small the gradient is.
-# benchmarks/defaults.py chose these numbers by validation over several data sets (docs/defaults.md).
+# benchmarks/defaults.py chose these numbers by validation over several data sets (docs/training/defaults.md).
 USUAL = Adagrad(lr=0.02, initial=1.0)
 USUAL_LINEAR = Adagrad(lr=0.05, initial=1.0)
 

@@ -116,7 +116,7 @@ class RunPredictor:
         """Export the run into a new folder and return its path: the network, the tables, and a description of its inputs.
 
         ``format``: "onnx", for ONNX Runtime, or "torch", a package of ``torch.export``. The scores of the export are those of
-        `predict`, calibration included, up to rounding. `docs/export.md` describes the folder.
+        `predict`, calibration included, up to rounding. `docs/publishing/export.md` describes the folder.
         """
         from ctrbox.predict.exporting import export_model
 

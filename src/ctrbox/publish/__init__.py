@@ -1,4 +1,4 @@
-"""Publishes weights: 16-bit codes, patches between two files, and numbered versions (docs/publish.md)."""
+"""Publishes weights: 16-bit codes, patches between two files, and numbered versions (docs/publishing/publish.md)."""
 
 from ctrbox.publish.patch import PatchFacts, apply, diff, read_facts
 from ctrbox.publish.signed_statement import Trust

@@ -1,4 +1,4 @@
-"""Trains in several processes of one machine or of several, without Ray (docs/ranks.md).
+"""Trains in several processes of one machine or of several, without Ray (docs/processes/ranks.md).
 
 torchrun_environment.py      which process this is, from the environment that torchrun sets
 group.py      the connections between all processes: sums, exchanges, and who is missing when one hangs

@@ -20,7 +20,7 @@ def step_costs(group: Group, ahead: Group, waited_for_keys: float, least: int, s
     """Return the costs of one step on average, for ``summary.json``; evaluation and messages about the run are left out.
 
     ``least``: bytes that this rank would have given to others in these steps if every exchange were as short as it can be (see
-    docs/how_ranks_work.md).
+    docs/how_it_works/ranks.md).
     ``waited_for_keys``: seconds that the learning thread waited in these steps for keys to be exchanged.
     """
     steps = max(1, steps)

@@ -1,4 +1,4 @@
-"""Hands a plan to native code, so that requests are scored without Python: by the server, and by libctrbox (docs/c_abi.md).
+"""Hands a plan to native code, so that the server and libctrbox (docs/publishing/c_abi.md) score requests without Python.
 
     save_request_plan(plan, "request.ctr", context=["user_id", "query"])
 

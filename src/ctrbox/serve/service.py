@@ -48,7 +48,7 @@ EXTENSIONS = ["binary_tensor_data", "model_configuration"]
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits on what clients may use of the server; docs/serving_limits.md has a table of all of them."""
+    """The limits on what clients may use of the server; docs/serving/limits.md has a table of all of them."""
 
     body_bytes: int = 1 << 20  # of one request
     candidates: int = 1000  # of one request

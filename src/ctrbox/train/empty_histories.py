@@ -30,6 +30,6 @@ def warn_of_empty_histories(trained_on: Callable[[], str], plan: Plan) -> None:
     warnings.warn(
         f"the columns of with_history ({shown}) are computed from {plan.log.source.name} alone and begin empty at its first row, "
         "so early rows look like users and ads without a past. Let them begin with the state of the earlier log: histories=FILE "
-        "or --state FILE, saved by plan.histories().save(FILE). Or bring rows that have these columns (docs/histories.md)",
+        "or --state FILE, saved by plan.histories().save(FILE). Or use rows that have these columns (docs/features/histories.md)",
         stacklevel=3,
     )

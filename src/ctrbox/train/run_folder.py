@@ -1,6 +1,6 @@
 """Manages the run folder on disk: its lock, its contents, and what a resumed run finds in it.
 
-``docs/run_folder.md`` describes its layout.
+``docs/training/run_folder.md`` describes its layout.
 
 One process trains into a folder at a time (a lock). A folder that holds something else is refused, never emptied.
 ``summary.json`` is the mark of a finished run and is written after the model.

@@ -170,7 +170,7 @@ class Trainer:
 
         Arguments that change no weight:
 
-        - ``out``: the run folder, a local path or a folder on s3:// or hdfs:// (docs/storage.md); default: keep nothing.
+        - ``out``: the run folder, a local path or a folder on s3:// or hdfs:// (docs/processes/storage.md); default: none.
         - ``resume``: continue where an unfinished run in ``out`` stopped. ``overwrite``: replace a run in ``out``.
         - ``overlap=False``: run the stages one after the other. ``ahead``: batches that a stage may be ahead of the next.
         - ``look_ahead``: batches, up to 64, that are read ahead and wait on disk, so that tables larger than memory keep the rows
@@ -180,7 +180,7 @@ class Trainer:
           worst slices and compute feature importance; default: True if ``out`` is given. ``best_auc``: the AUC of the true click
           probabilities, for the report.
         - ``progress``: True shows a progress bar. ``callbacks``: called after steps, evaluations and checkpoints and at the end
-          (docs/callbacks.md).
+          (docs/training/callbacks.md).
         - ``cluster``: where to train, such as ``cb.Cluster(workers=2, servers=2)``; default: in this process.
         """
         if unknown:

@@ -5,7 +5,7 @@
               overfit in one epoch over the days they saw; sub-models and towers need more than one epoch
     full      the tables, too, with the states of their optimizers
     continue  everything that the next step depends on: the optimizers of the click model and of sub-models and the random state,
-              too. A second day's training, as if the first had not ended (docs/training_continue.md)
+              too. A second day's training, as if the first had not ended (docs/training/continue.md)
 
 With "partial" and "full" the optimizers of the click model and of sub-models begin anew. Refused: another model, other fields,
 another kind of optimizer, and a partial warm-up of tables that hold rows already. The earlier run is read and never changed.

@@ -1,4 +1,4 @@
-"""Defines ``LevelTable``, an embedder that keeps rows in GPU memory, main memory and on an SSD (docs/gpu_tables.md).
+"""Defines ``LevelTable``, an embedder that keeps rows in GPU memory, main memory and on an SSD (docs/gpu/tables.md).
 
     below = cb.SparseTable("params/", dim=16, ram="8GB", optimizer=cb.Adagrad(lr=0.02, initial=1.0))
     table = cb.tables.LevelTable(below, memory="4GB")

@@ -1,5 +1,5 @@
 """Defines ``SparseTable``, the embedder that keeps its rows on an SSD and the frequently used ones in memory
-(docs/sparse_table.md).
+(docs/tables/sparse_table.md).
 
 table = cb.SparseTable("params/", dim=16, ram="2GB", optimizer=cb.Adagrad(lr=0.02, initial=1))
 vectors = table.pull(keys)                 # the bits of cb.MemoryTable, whatever fits into memory

@@ -4,11 +4,11 @@ file = cb.tables.VectorFile("images.ctrvec")          # or a folder of shards; s
 places = file.find(keys)                       # -1 where a key has no row
 rows = file.read(places)                       # (n, width) float32; tokens: int32
 
-``docs/model_server.md`` has the bytes; `vector_write` makes the files. Refused: a file that is damaged (its index when it is
-opened, a row when it is first read, with its key), one that was cut off or written to since it was opened, and shards that
-do not belong together. A file that is replaced by renaming another over it, as `write_vectors` does, goes on to be read as it
-was. Whether the file was cut or written to is checked before and after each read, and pages that vanish during a read are zeros
-instead of a SIGBUS (`_native.MappedRange`); so a cut is an error whenever it comes.
+``docs/images/model_server.md`` has the bytes; `vector_write` makes the files. Refused: a damaged file (its index is checked when
+the file is opened, a row when it is first read; the error names the key), one that was cut off or written to since it was
+opened, and shards that do not belong together. If a file is replaced by renaming another over it, as `write_vectors` does,
+reading goes on in the old one. Whether the file was cut or written to is checked before and after each read, and pages that
+vanish during a read are zeros instead of a SIGBUS (`_native.MappedRange`); so a cut is an error whenever it comes.
 """
 
 from __future__ import annotations

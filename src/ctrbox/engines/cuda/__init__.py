@@ -1,1 +1,1 @@
-"""Runs plans on a GPU (docs/gpu.md). docs/how_the_gpu_engine_works.md describes memory, kernels and streams."""
+"""Runs plans on a GPU (docs/gpu.md). docs/how_it_works/gpu_engine.md describes memory, kernels and streams."""

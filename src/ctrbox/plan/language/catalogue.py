@@ -1,4 +1,4 @@
-"""Generates the tables of operators in docs/operators_*.md: syntax, kinds and behavior.
+"""Generates the tables of operators in docs/operators/*.md: syntax, kinds and behavior.
 
 Behavior is told by the ``catalogue_<family>`` modules, kinds by the native catalogue. What is added here is
 how each row is written (``WRITTEN``). ``tools/make_operator_docs.py`` puts the table of each family into its page.

@@ -1,4 +1,4 @@
-"""Rows of the table in docs/operators_keys.md: name, what it does, null, empty, Unicode, overflow."""
+"""Rows of the table in docs/operators/keys.md: name, what it does, null, empty, Unicode, overflow."""
 
 from ctrbox.plan.language.catalogue_phrases import BYTES, EITHER, KEPT, NO, NONE, NULL
 
@@ -163,7 +163,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     (
         "operator",
         "Applies a Python function of your own to whole columns, as Arrow or NumPy arrays of declared kinds "
-        "([own_operators.md](own_operators.md)).",
+        "([own_operators.md](../features/own_operators.md)).",
         "Nulls reach the function, in NumPy arrays as NaN or None. If the function returns a null, there is an error unless "
         "`nullable=True`.",
         "The function may be called with any number of rows.",

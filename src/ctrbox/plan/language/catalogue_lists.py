@@ -1,4 +1,4 @@
-"""Rows of the table in docs/operators_lists.md: name, what it does, null, empty, Unicode, overflow.
+"""Rows of the table in docs/operators/lists.md: name, what it does, null, empty, Unicode, overflow.
 
 Lists hold no nulls: null elements are dropped when they are read.
 """

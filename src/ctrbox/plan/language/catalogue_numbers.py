@@ -1,4 +1,4 @@
-"""Rows of the table in docs/operators_numbers.md: name, what it does, null, empty, Unicode, overflow."""
+"""Rows of the table in docs/operators/numbers.md: name, what it does, null, empty, Unicode, overflow."""
 
 from ctrbox.plan.language.catalogue_phrases import BYTES, EITHER, NO, NONE, NULL
 

@@ -1,4 +1,4 @@
-"""Rows of the table in docs/operators_strings.md: name, what it does, null, empty, Unicode, overflow."""
+"""Rows of the table in docs/operators/strings.md: name, what it does, null, empty, Unicode, overflow."""
 
 from ctrbox.plan.language.catalogue_phrases import BYTES, EITHER, KEPT, NONE, NULL, POINTS
 

@@ -31,7 +31,7 @@ class Label:
     click until the row was recorded. ``delay``: the time from the click to the conversion; it is read where the label is 1 and
     may be null elsewhere. ``window``: a conversion counts if its delay is at most so long. All three have the same unit, which
     may be any. The model then predicts the conversion within the window, also if most rows are younger than it
-    (docs/objectives.md).
+    (docs/training/several_labels.md).
     """
 
     expression: Expr
@@ -86,8 +86,8 @@ class FeatureSet:
     """The features of a plan: sparse features are keys (one or many per row), dense features are numbers.
 
     ``label`` is what a model predicts: 0 or 1. ``labels`` is a dict of several labels, for a model that predicts all of them
-    (docs/objectives.md): a value is an expression of a binary label, or a `cb.Label`, which can have another kind. ``group`` is
-    kept as a hash, for GAUC.
+    (docs/training/several_labels.md): a value is an expression of a binary label, or a `cb.Label`, which can have another kind.
+    ``group`` is kept as a hash, for GAUC.
     """
 
     label: Expr | None
