@@ -199,7 +199,8 @@ lint: setup  ## ruff, mypy, import direction, clang-format, codespell
 	$(BIN)/ruff format --check $(PYTHON_PATHS)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --cache-dir .cache/import-linter
-	$(if $(NATIVE),$(BIN)/clang-format --dry-run --Werror $(NATIVE))
+	@echo 'clang-format --dry-run --Werror (native/)'
+	@$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md docs native $(filter-out tests,$(PYTHON_PATHS))
 
 format: setup  ## write what lint wants

@@ -198,7 +198,7 @@ def bandwidth(device: torch.device) -> float:
 
 
 def moved(references: int) -> int:
-    """Bytes a step under SGD cannot avoid outside the tower (gpu_pooling.py says of what)."""
+    """Bytes a step under SGD cannot avoid outside the tower (embed/gpu/pooling.py says of what)."""
     return references * (8 + 32 + 8 + 64 + 64 + 96 + 64 + 128)
 
 

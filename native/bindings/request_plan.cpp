@@ -5,8 +5,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "core/join/spilled_view.h"
-#include "core/request/infer_request.h"
 #include "core/request/request_scorer.h"
+#include "core/request/v2_request.h"
 
 // Behind the core, whose names its own would hide.
 #include "bindings/bindings.h"

@@ -108,7 +108,7 @@ __device__ inline void store_four(float* at, const Four& x) {
 
 constexpr uint32_t kMostChunks = 32, kParameters = 5;
 
-// Written by gpu_store.py when rows are added, never by a kernel.
+// Written by table_memory.py when rows are added, never by a kernel.
 struct Head {
   uint64_t seed;
   float unit;  // of initial values
@@ -117,7 +117,7 @@ struct Head {
   uint64_t begin[kMostChunks];                     // first row of a chunk
   float* base[kMostChunks];
 };
-static_assert(sizeof(Head) == 16 + 40 + 32 * 16, "gpu_store.py writes these bytes");
+static_assert(sizeof(Head) == 16 + 40 + 32 * 16, "table_memory.py writes these bytes");
 
 constexpr int32_t kMissing = -1, kPending = -2;  // kPending - k: the row of slot k, once it is written
 

@@ -86,3 +86,54 @@ def test_links_lead_to_pages_and_headings_that_exist(page: Path) -> None:
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), path
         assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+NAMED_IN_CODE = re.compile(r"\b\w+\.(?:py|cpp|h)\b")
+NOT_OURS = {
+    "job.py",
+    "jop.py",
+    "own.py",
+    "reader.py",
+    "encoder.py",
+    "coverage.py",
+    "io_uring.h",
+}  # files of users and of libraries
+
+
+def lines_that_name_files() -> list[tuple[Path, int, str]]:
+    """Return the comments of the code and the pages on how it works, but no ``#include`` and no page of results."""
+    pages = [path for path in DOCS.rglob("*.md") if path.parent.name != "results"]
+    code = [
+        path
+        for folder in ("src", "native")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".h", ".cpp"}
+    ]
+    return [
+        (path, number, line)
+        for path in [*pages, *code]
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if not line.startswith("#include")
+    ]
+
+
+def test_files_that_comments_and_pages_name_exist() -> None:
+    ours = {
+        path.name
+        for folder in ("src", "native", "tests", "tools", "benchmarks", "examples")
+        for path in (ROOT / folder).rglob("*")
+    }
+    unknown = [
+        f"{path.relative_to(ROOT)}:{number}: {name}"
+        for path, number, line in lines_that_name_files()
+        for name in NAMED_IN_CODE.findall(line)
+        if name not in ours | NOT_OURS
+    ]
+    assert not unknown
+
+
+def test_code_that_the_page_of_faults_names_exists() -> None:
+    rows = re.findall(r"^\| .* \| .* \| (.*) \|$", (DOCS / "faults.md").read_text(encoding="utf-8"), re.MULTILINE)
+    named = [path for row in rows for path in re.findall(r"`((?:core|capi|operators)/[\w/]*)`", row)]
+    assert len(named) > 15
+    assert not [path for path in named if not list((ROOT / "native").glob(f"{path}*"))]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ctrbox.columns.batch import Schema
-from ctrbox.columns.task import Task
+from ctrbox.columns.label_task import Task
 from ctrbox.errors import DataError, PlanError
 from ctrbox.models import ESMM, TASK_MODELS, MMoE, Objective, build
 from ctrbox.models.esmm import EntireSpace

@@ -15,7 +15,7 @@ import ctrbox as cb
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.shards import Spec
 from ctrbox.errors import TrainError
-from ctrbox.ranks import dealing
+from ctrbox.ranks import blocks_dealt_to_ranks
 from ctrbox.ranks.group import Group
 from ctrbox.ranks.keys_exchanged_ahead import asked_ahead
 from ctrbox.ranks.ranks import Ranks
@@ -169,8 +169,8 @@ def test_the_first_batch_of_a_round_is_asked_for_before_the_last_one_is_learned(
     plan: cb.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which negatives are dropped depends on the place of a row in the epoch, also in rounds of reading that begin early."""
-    monkeypatch.setattr(dealing, "BLOCK_ROWS", 250)
-    monkeypatch.setattr(dealing, "MOST_ROWS", 250)
+    monkeypatch.setattr(blocks_dealt_to_ranks, "BLOCK_ROWS", 250)
+    monkeypatch.setattr(blocks_dealt_to_ranks, "MOST_ROWS", 250)
     options: dict[str, Any] = {"limit": 3000, "negatives": 0.6, "batch_size": 100}
     alone = fit(plan, 1, out=tmp_path / "1", **options)[0]
     found = fit(plan, 2, out=tmp_path / "2", **options)[0]

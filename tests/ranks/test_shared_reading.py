@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.engines.batch_stream import Position, window_order
-from ctrbox.ranks import dealing
-from ctrbox.ranks.dealing import dealt
+from ctrbox.ranks import blocks_dealt_to_ranks
+from ctrbox.ranks.blocks_dealt_to_ranks import dealt
 from ctrbox.ranks.group import Group
 from ctrbox.ranks.shared_reading import Batching, Held, can_share, no_rows, packed, shared_parts, unpacked
 from ctrbox.train.pipeline import Clock
@@ -61,7 +61,7 @@ def kept(log: Path, what: str) -> cb.Plan:
 def test_parts_of_all_ranks_are_the_batches_of_one_process(
     log: Path, monkeypatch: pytest.MonkeyPatch, what: str, shuffle: int, start: int
 ) -> None:
-    monkeypatch.setattr(dealing, "BLOCK_ROWS", 200)
+    monkeypatch.setattr(blocks_dealt_to_ranks, "BLOCK_ROWS", 200)
     options: dict[str, Any] = {"shuffle": shuffle, "seed": 5}
     walk = list(kept(log, what).batches(64, **options, stop=1130).positioned())
     position = walk[start - 1][1] if start else None
@@ -132,7 +132,7 @@ def test_each_rank_reads_its_share_of_the_bytes(
 ) -> None:
     """``rows``: of a block, so that there are several rounds. A training of two epochs and validations reads the log in parts."""
     if rows is not None:
-        monkeypatch.setattr(dealing, "BLOCK_ROWS", rows)
+        monkeypatch.setattr(blocks_dealt_to_ranks, "BLOCK_ROWS", rows)
     path = uneven_log(tmp_path / "log.parquet")
     sources: dict[int, Any] = {}
 
@@ -186,7 +186,7 @@ def test_blocks_cover_every_row_once_and_each_rank_reads_one_of_a_round(
     stop = min(sum(groups), start + more)
     assert [block.begin for block in blocks] == [start, *(block.end for block in blocks[:-1])][: len(blocks)]
     assert [block.end for block in blocks[-1:]] == ([stop] if stop > start else [])
-    assert all(0 < block.end - block.begin <= dealing.MOST_ROWS for block in blocks)
+    assert all(0 < block.end - block.begin <= blocks_dealt_to_ranks.MOST_ROWS for block in blocks)
     assert len(blocks) >= min(ranks, max(0, stop - start), 2)
     for k in range(0, len(blocks), ranks):
         readers = [block.reader for block in blocks[k : k + ranks]]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.columns.batch import Batch
-from ctrbox.columns.task import Task
+from ctrbox.columns.label_task import Task
 from ctrbox.errors import DataError, PlanError, TrainError
 from ctrbox.evaluate.calibration_fit import fit_calibration
 from ctrbox.evaluate.calibration_maps import Calibration, PlattMap

@@ -10,8 +10,8 @@
 //   8  "CTRFEND."  [seal]
 //
 // Weights and accumulators lie apart: a file without accumulators is a prefix of one shape with half the floats. Within
-// ffm a row is `stride` floats as in memory (layout.h), so a feature's weights have one place in every file of a shape.
-// A model without known kinds of keys is written in version 2, which earlier releases read as well.
+// ffm a row is `stride` floats as in memory (weight_layout.h), so a feature's weights have one place in every file of a
+// shape. A model without known kinds of keys is written in version 2, which earlier releases read as well.
 #pragma once
 #include <memory>
 #include <string>

@@ -1,6 +1,6 @@
 // Reads JSON from the bytes of a request, token by token.
 //
-// It takes a part of JSON's grammar that the readers of requests need (request_rows.h, infer_request.h), and never more
+// It takes a part of JSON's grammar that the readers of requests need (request_rows.h, v2_request.h), and never more
 // than the grammar allows: what it takes, every parser of JSON reads as the same value. The bytes are not trusted.
 #pragma once
 #include <charconv>

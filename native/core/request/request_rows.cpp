@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/request/filling.h"
 #include "core/request/json_cursor.h"
+#include "core/request/request_column.h"
 #include "operators/times.h"
 
 namespace cb {

@@ -23,8 +23,8 @@
 #include "core/request/context_cache.h"
 #include "core/request/model_fields.h"
 #include "core/request/request_plan.h"
-#include "core/request/request_tensors.h"
 #include "core/request/request_times.h"
+#include "core/request/v2_tensors.h"
 
 namespace cb {
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctrbox.arguments.names import nearest
-from ctrbox.columns.task import Task, late
+from ctrbox.columns.label_task import Task, late
 from ctrbox.errors import PlanError
 
 

@@ -330,7 +330,7 @@ class Plan:
         data for joined and merged views, by name. Columns must have the types that this plan was built on. A null for which
         the plan has no fill value raises an error that names the row when it is read. ``histories``: the file of a saved state
         (``plan.histories``) with which the histories of the other log begin; default: they begin empty."""
-        from ctrbox.compiled_plan.other_data import plan_over
+        from ctrbox.compiled_plan.columns_of_other_data import plan_over
 
         made = plan_over(self, data, label, views, histories)
         # The fits of labels are the last; a plan over rows without labels does not have them.

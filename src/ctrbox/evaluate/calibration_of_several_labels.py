@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrbox.columns.batch import Schema
-from ctrbox.columns.task import Task
+from ctrbox.columns.label_task import Task
 from ctrbox.errors import DataError
 from ctrbox.evaluate.calibration_maps import KINDS, Calibration
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ctrbox.columns.task import Task, late
+from ctrbox.columns.label_task import Task, late
 from ctrbox.errors import DataError
 from ctrbox.evaluate.metrics import Scores
 

@@ -22,7 +22,7 @@ from ctrbox.errors import PlanError
 from ctrbox.models.attention import LocalActivation, OneHistory
 from ctrbox.models.mlp import linear
 from ctrbox.models.model_arguments import MOST_WIDTH
-from ctrbox.models.one_row import stands_for_all
+from ctrbox.models.repeated_row import stands_for_all
 
 AGGREGATORS = ("concatenation", "max", "sum", "attentive", "multi_query")
 

@@ -18,7 +18,7 @@ from torch import nn
 from ctrbox import _native
 from ctrbox.models.mlp import MLP, activation, linear
 from ctrbox.models.model_arguments import sizes
-from ctrbox.models.one_row import stands_for_all
+from ctrbox.models.repeated_row import stands_for_all
 
 MOST_NUMBERS = (
     1 << 12

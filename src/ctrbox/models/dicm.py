@@ -23,7 +23,7 @@ from ctrbox.models.history_fields import pairs_of
 from ctrbox.models.inputs import Inputs, Reads
 from ctrbox.models.mlp import linear, scoring_tower
 from ctrbox.models.model_arguments import asked, needs_inputs
-from ctrbox.models.one_row import stands_for_all
+from ctrbox.models.repeated_row import stands_for_all
 
 BASES = ("lr", "mlp", "din")
 

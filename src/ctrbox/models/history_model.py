@@ -22,7 +22,7 @@ from ctrbox.models.dense_columns import DenseInput
 from ctrbox.models.history_fields import pairs_of, poolings, refuse_other_sequences
 from ctrbox.models.inputs import Inputs, Reads
 from ctrbox.models.model_arguments import asked
-from ctrbox.models.one_row import stands_for_all
+from ctrbox.models.repeated_row import stands_for_all
 
 MOST_PLACES = 1 << 16
 

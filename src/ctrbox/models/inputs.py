@@ -169,7 +169,7 @@ class Inputs:
         raise PlanError(f"this model does not read {name!r}{nearest(name, self.reads.fields)}")
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return what ``make`` computes from rows that stand for all (one_row.py), once for the requests of one context."""
+        """Return what ``make`` computes from rows that stand for all (repeated_row.py), once for the requests of one context."""
         if self.kept is None:
             return make()
         if name not in self.kept:

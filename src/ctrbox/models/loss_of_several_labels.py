@@ -34,7 +34,7 @@ from torch import nn
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import number
 from ctrbox.columns.batch import Schema
-from ctrbox.columns.task import MOST_LOG_COUNT, Task, late
+from ctrbox.columns.label_task import MOST_LOG_COUNT, Task, late
 from ctrbox.errors import PlanError
 
 LEARNED = "learned"

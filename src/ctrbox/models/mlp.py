@@ -20,7 +20,7 @@ from ctrbox.arguments.numbers import flag, is_number, shown_value
 from ctrbox.errors import PlanError
 from ctrbox.models import fused_layers
 from ctrbox.models.model_arguments import sizes
-from ctrbox.models.one_row import stands_for_all
+from ctrbox.models.repeated_row import stands_for_all
 
 ACTIVATIONS = ("relu", "prelu", "dice", "tanh", "sigmoid")
 # The last map starts small: a new model predicts about its bias.

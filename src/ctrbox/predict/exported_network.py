@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ctrbox.columns.task import MOST_LOG_COUNT
+from ctrbox.columns.label_task import MOST_LOG_COUNT
 from ctrbox.evaluate.calibration_maps import MOST_LOGIT, Calibration, IsotonicMap, PlattMap
 from ctrbox.evaluate.calibration_of_several_labels import TaskCalibration
 from ctrbox.models.inputs import Inputs, Pooled

@@ -22,7 +22,7 @@ from torch import nn
 
 from ctrbox import _native
 from ctrbox.columns.batch import Batch, Schema, as_array
-from ctrbox.columns.task import predictions_of
+from ctrbox.columns.label_task import predictions_of
 from ctrbox.embed.common_features import check_common, shared
 from ctrbox.embed.embedder import Embedder, Floats, Keys, NextUse
 from ctrbox.embed.gpu.batch_to_device import Carried, Carrier, References, beside

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from ctrbox.columns.batch import Batch
-from ctrbox.columns.task import refused
+from ctrbox.columns.label_task import refused
 from ctrbox.compiled_plan.plan import Plan
 from ctrbox.engines.batch_stream import Position
 from ctrbox.errors import CtrboxError, DataError, TrainError

@@ -12,8 +12,8 @@ import pyarrow as pa
 from torch import nn
 
 from ctrbox.columns.batch import Batch, Schema
+from ctrbox.columns.label_task import by_name
 from ctrbox.columns.rows_as_dicts import is_dicts
-from ctrbox.columns.task import by_name
 from ctrbox.compiled_plan.plan import Plan
 from ctrbox.errors import DataError, PlanError
 from ctrbox.files.stored_folder import StoredFolder

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ctrbox.columns.batch import Batch, Schema
-from ctrbox.columns.task import late
+from ctrbox.columns.label_task import late
 from ctrbox.embed.gpu.batch_to_device import facts
 from ctrbox.engines.batch_stream import Position
 from ctrbox.errors import TrainError

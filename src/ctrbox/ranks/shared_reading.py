@@ -1,6 +1,6 @@
 """Shares the reading of a log: each rank decodes and extracts its own row groups, and gives every rank its part of each batch.
 
-    log      │ block 0 │ block 1 │ …          whole row groups; one rank reads, filters and extracts a block (dealing.py)
+    log      │ block 0 │ block 1 │ …          whole row groups; one rank reads and extracts a block (blocks_dealt_to_ranks.py)
     round    │ blocks 0 … W-1 │               the ranks tell each other how many rows of each block remain
     stream   0 1 2 3 4 5 …                    the rows that remain, numbered in the order of the log
     batches  stream rows 0 … n-1, n … 2n-1    as in one process; with ``shuffle``, windows of the stream are permuted
@@ -31,12 +31,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrbox.columns.batch import Batch, Ragged, Schema
-from ctrbox.columns.task import late
+from ctrbox.columns.label_task import late
 from ctrbox.compiled_plan.plan import Plan
 from ctrbox.engines.batch_stream import Position, window_order
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cuda.extract import CudaExtractor
-from ctrbox.ranks.dealing import BLOCK_ROWS, dealt
+from ctrbox.ranks.blocks_dealt_to_ranks import BLOCK_ROWS, dealt
 from ctrbox.ranks.group import Group
 from ctrbox.train.batch_feed import BESIDE
 from ctrbox.train.pipeline import Clock, run_stages

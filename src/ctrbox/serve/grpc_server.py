@@ -24,7 +24,7 @@ from ctrbox.serve.answers import names_of_outputs
 from ctrbox.serve.connection_limits import client_of
 from ctrbox.serve.http_head import HEAD_BYTES
 from ctrbox.serve.listener import IDLE_SECONDS
-from ctrbox.serve.plain import Tensor
+from ctrbox.serve.native_scoring import Tensor
 from ctrbox.serve.refused_request import Refused
 from ctrbox.serve.service import Limits, Service
 from ctrbox.serve.tensors import DATATYPES, NUMPY, check_output, checked_shape, from_binary, little, objects, wrong

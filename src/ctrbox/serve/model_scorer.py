@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from ctrbox.columns.batch import Batch, Schema
+from ctrbox.columns.label_task import predictions_of
 from ctrbox.columns.raw_values import brief
-from ctrbox.columns.task import predictions_of
 from ctrbox.compiled_plan.split_for_requests import Split
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.keys_looked_up import Asked, asked_of_lookup, asked_of_rows

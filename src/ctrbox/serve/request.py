@@ -219,7 +219,7 @@ class RequestReader:
 def key_of_values(context: pa.RecordBatch) -> bytes:
     """Return the key of a context that came as tensors, for a row that the native reader can hold.
 
-    The native path makes the same bytes (native/core/request/request_tensors.h), so both paths find each other's contexts.
+    The native path makes the same bytes (native/core/request/v2_tensors.h), so both paths find each other's contexts.
     """
     parts = [b"values "]
     for column in context.columns:

@@ -20,7 +20,7 @@ from ctrbox._native import ContextCache
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.key_kinds import mismatch
-from ctrbox.columns.task import Task
+from ctrbox.columns.label_task import Task
 from ctrbox.compiled_plan.plan import Plan
 from ctrbox.compiled_plan.refreshed_views import JoinedViews
 from ctrbox.compiled_plan.split_for_requests import ContextPart, Split
@@ -30,7 +30,7 @@ from ctrbox.ffm.engine import DeepFFM, scored
 from ctrbox.plan.language.user_operators import UserOperator
 from ctrbox.publish.weights_of_models import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve.model_folder import RUN, ModelFolder
-from ctrbox.serve.plain import Plain
+from ctrbox.serve.native_scoring import Plain
 from ctrbox.serve.request import Request, RequestReader
 from ctrbox.serve.request_plan import native_scorer
 from ctrbox.serve.split_model import SplitModel

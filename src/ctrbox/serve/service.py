@@ -26,7 +26,7 @@ from ctrbox.serve.figures_of_workers import Figures, figures_of
 from ctrbox.serve.host_and_origin import AllowedHosts
 from ctrbox.serve.memory_shared_by_workers import Desk
 from ctrbox.serve.metrics import ByLabel, Metrics
-from ctrbox.serve.plain import Tensor
+from ctrbox.serve.native_scoring import Tensor
 from ctrbox.serve.prediction_sums import LabelSums, lines_of, means_of
 from ctrbox.serve.refused_request import Refused, overloaded
 from ctrbox.serve.request import Request

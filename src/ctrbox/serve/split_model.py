@@ -15,7 +15,7 @@ from ctrbox.compiled_plan.plan import Plan
 from ctrbox.compiled_plan.refreshed_views import JoinedViews
 from ctrbox.compiled_plan.split_for_requests import Split
 from ctrbox.engines.missed_keys import JoinCount
-from ctrbox.serve.plain import Plain
+from ctrbox.serve.native_scoring import Plain
 from ctrbox.serve.request import Request
 from ctrbox.serve.state_of_histories import ServedPast
 from ctrbox.serve.view_versions import SplitViews

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch
-from ctrbox.columns.task import Task, late
+from ctrbox.columns.label_task import Task, late
 from ctrbox.compiled_plan.plan import Plan
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.evaluate.calibration import intercept, label_shift, weights_advice

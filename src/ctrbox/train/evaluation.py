@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ctrbox.columns.batch import Batch
-from ctrbox.columns.task import predictions_of
+from ctrbox.columns.label_task import predictions_of
 from ctrbox.compiled_plan.fingerprint import difference
 from ctrbox.compiled_plan.plan import Plan
 from ctrbox.embed.gpu.batch_to_device import facts

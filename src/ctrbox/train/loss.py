@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Batch
-from ctrbox.columns.task import matrix
+from ctrbox.columns.label_task import matrix
 from ctrbox.errors import PlanError
 from ctrbox.predict.tables_of_fields import Source
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Batch, Schema
-from ctrbox.columns.task import Task, late, refused
+from ctrbox.columns.label_task import Task, late, refused
 from ctrbox.compiled_plan.plan import Plan
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.predict.row_of_bad_value import RefusedInData, Sought

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.columns.task import Task
+from ctrbox.columns.label_task import Task
 
 ROWS = pa.table(
     {

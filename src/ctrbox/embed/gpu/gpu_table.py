@@ -6,7 +6,7 @@ vectors = table.pull(keys)                 # CUDA keys give a CUDA tensor, NumPy
 cb.Trainer(model, table).fit(plan)         # trains on the GPU: keys never leave it
 
 A key has the bits it has in a `MemoryTable` of the same seed after the same pushes, and a file saved by one restores in
-the other. ``gpu_store.py`` has memory and growth, ``gpu_pooling.py`` the step of a trainer.
+the other. ``table_memory.py`` has memory and growth, ``pooling.py`` the step of a trainer.
 
 Refused: rows beyond the budget (nothing changed), gradients that are not finite (naming the key, nothing changed), keys
 of another device, files that are damaged or of another shape. A key given twice in one push moves once, by the sum.
@@ -305,7 +305,7 @@ class GpuTable(ReadsBatches, Shaped):
     def expect(self, references: References, ready: Any = None) -> None:
         """Announce a batch that will be learned soon. This table ignores it: the step itself creates the rows."""
 
-    # ---- for gpu_pooling.py
+    # ---- for pooling.py
 
     def reach(self, references: References, train: bool) -> tuple[Store, torch.Tensor]:
         """Return the store, and where in it the rows of a batch are. With ``train``, new keys get rows."""

@@ -2,7 +2,7 @@
 
     keys   by row: the key it holds, 0 where it is free; what is true, whatever happens
     used   by row: the number of the last batch that asked for it
-    slots  of gpu_store.py: from a key to its row; made anew from ``keys`` when keys leave, since probing knows no gaps
+    slots  of table_memory.py: from a key to its row; made anew from ``keys`` when keys leave, since probing knows no gaps
     free   rows without a key
 
 Whoever holds row numbers keeps using them while other rows come and go. One thread at a time changes who is where, on one

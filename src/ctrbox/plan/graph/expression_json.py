@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ctrbox.arguments.names import nearest
-from ctrbox.columns.task import MOST_TASKS
+from ctrbox.columns.label_task import MOST_TASKS
 from ctrbox.errors import PlanError
 from ctrbox.plan.language.encode import EncodeOperator
 from ctrbox.plan.language.expressions import Expr, Time, expression, plain

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctrbox.columns.batch import Field, Schema
-from ctrbox.columns.task import Task
+from ctrbox.columns.label_task import Task
 from ctrbox.errors import PlanError
 from ctrbox.plan.graph.layers import layers
 from ctrbox.plan.language.node import LITERAL, Node, closure
@@ -59,7 +59,7 @@ class Output:
     node: Node
     width: int = 1
     space: str = ""
-    kind: str = ""  # the kind of a task, one of columns.tasks.KINDS
+    kind: str = ""  # the kind of a task, one of columns.label_task.KINDS
     window: float | None = None  # of a task whose ones arrive late
     fit: int | None = None  # number of the fit that has learned how late they arrive
 

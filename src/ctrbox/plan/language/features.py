@@ -10,7 +10,7 @@ from typing import Any, Never
 
 from ctrbox.arguments.names import nearest, no_argument
 from ctrbox.arguments.numbers import number
-from ctrbox.columns.task import KINDS, MOST_TASKS
+from ctrbox.columns.label_task import KINDS, MOST_TASKS
 from ctrbox.errors import PlanError
 from ctrbox.plan.language import check_parameters
 from ctrbox.plan.language.expressions import Expr, column

@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/request/filling.h"
+#include "core/request/request_column.h"
 #include "core/request/request_rows.h"
 
 namespace cb {

@@ -12,7 +12,7 @@ from ctrbox import _native
 from ctrbox.models.aggregators import AGGREGATORS, aggregator, one_behavior
 from ctrbox.models.attention import LocalActivation
 from ctrbox.models.mlp import MLP
-from ctrbox.models.one_row import stands_for_all
+from ctrbox.models.repeated_row import stands_for_all
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-#include "core/request/infer_request.h"
+#include "core/request/v2_request.h"
 
 #include <charconv>
 

@@ -5,13 +5,13 @@
 //
 // An input has `data`, or "parameters": {"binary_data_size": n} for its n bytes behind the JSON, in the order of the
 // inputs. This is the fast path of read_infer in ctrbox/serve/tensors.py, for models of one label. It leaves all other
-// members, and everything wrong, to that path. The values of `data` are not looked at here (request_tensors.h).
+// members, and everything wrong, to that path. The values of `data` are not looked at here (v2_tensors.h).
 #pragma once
 #include <optional>
 #include <string_view>
 #include <vector>
 
-#include "core/request/request_tensors.h"
+#include "core/request/v2_tensors.h"
 
 namespace cb {
 

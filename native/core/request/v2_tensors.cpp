@@ -1,4 +1,4 @@
-#include "core/request/request_tensors.h"
+#include "core/request/v2_tensors.h"
 
 #include <algorithm>
 #include <charconv>
