@@ -119,9 +119,10 @@ demo: runnable  ## the whole path: generate an ad log, train on it, evaluate, wr
 	$(BIN)/ctrbox demo --rows $(DEMO_ROWS) --out ctrbox-demo
 
 bench: setup  ## every benchmark, at its quick size
-	@set -e; for file in $$(grep -l '__main__' benchmarks/*.py 2>/dev/null | sort); do \
-	  name=$$(basename $$file .py); case $$name in _*) continue;; esac; \
-	  echo "== python -m benchmarks.$$name --quick" >&2; $(PY) -m benchmarks.$$name --quick; done
+	@failed=""; for file in $$(grep -l -- '--quick' $$(grep -l '__main__' benchmarks/*.py) | sort); do \
+	  name=$$(basename $$file .py); echo "== python -m benchmarks.$$name --quick" >&2; \
+	  $(PY) -m benchmarks.$$name --quick || failed="$$failed $$name"; done; \
+	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 GPU_BENCHMARKS := gpu_launch gpu_pool gpu_pages gpu_extract gpu_step gpu_mlperf gpu_pipeline levels
 

@@ -1,6 +1,6 @@
 """How much AUC do features of the past add to a click model, and does pandas compute the same features?
 
-    python -m benchmarks.attribution [--sets criteo,adlog] [--rows 1000000] [--seeds 3] [--tools ours,pandas,lightgbm]
+    python -m benchmarks.attribution [--sets criteo,adlog] [--rows 1000000] [--seeds 3] [--tools ours,pandas,lightgbm] [--quick]
 
 Two logs: criteo_attribution_165k (its rows are in the order of time but have no times, so the number of a row in the original
 set of 16 million serves as its second), and a month of the synthetic ad log, with 50 impressions for each user. The newest
@@ -313,7 +313,10 @@ def main() -> None:
         "--tools", default="ours,pandas,lightgbm", help="of: ours, pandas (compares features), lightgbm"
     )
     parser.add_argument("--data", type=Path, default=SHARED, help="folder with criteo_attribution_165k")
+    parser.add_argument("--quick", action="store_true", help="60,000 impressions of the ad log alone, one seed")
     given = parser.parse_args()
+    if given.quick:
+        given.sets, given.rows, given.seeds = "adlog", 60_000, 1
     found = {
         name: one_set(name, given.data, given.rows, given.seeds, given.tools.split(","))
         for name in given.sets.split(",")

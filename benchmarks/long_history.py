@@ -16,7 +16,6 @@ extraction included, on one thread. Each finished training is a line of ``--log`
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable
@@ -179,18 +178,7 @@ def main() -> None:
         ours[name] = round(float(values.mean()), 5)
     peers = {"best": round(best, 5)}
     peers |= {name: ours.pop(name) for name in ("no history", "DIN, last 50", "DIN, all") if name in ours}
-    print(
-        json.dumps(
-            {
-                "ours": ours,
-                "peers": peers,
-                "ratios": {},
-                "unit": "test AUC",
-                "machine": report.machine(1),
-                "commit": report.commit(),
-            }
-        )
-    )
+    report.finish_several(ours, peers, "test AUC", cores=1)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ a log of its own.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import tempfile
 import time
 from pathlib import Path
@@ -25,6 +23,7 @@ import numpy as np
 import torch
 
 import ctrbox as cb
+from benchmarks import report
 from ctrbox import col
 from ctrbox.evaluate.auc_of_many_sets import auc_by
 
@@ -124,12 +123,9 @@ def main() -> None:
                 ours.setdefault(name, {})[rows_of] = round(float(gap.mean()), 5)
                 ours[name][f"{rows_of} interval"] = round(float(reach), 5)
         peers |= {f"{name}, {rows_of}": round(float(table[name].mean()), 5) for name in ("single", "best")}
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
     seconds = round(time.perf_counter() - began, 1)
     unit = "AUC of p(convert | click); ours: mean difference to the single model"
-    print(
-        json.dumps({"ours": ours, "peers": peers, "ratios": {}, "unit": unit, "machine": machine, "seconds": seconds})
-    )
+    report.finish_several(ours, peers, unit, threads=torch.get_num_threads(), seconds=seconds)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How fast and how complete is pre-rank over all ads, by exact search and by the index?
 
-    python -m benchmarks.prerank_all [--ads N] [--requests N] [--exact]
+    python -m benchmarks.prerank_all [--ads N] [--requests N] [--exact] [--quick]
 
 A request brings a user's vector and no candidates: the best 400 of all ads are searched, by `PreRank.best` over every vector and
 by the HNSW graph whose finds `PreRank.best` ranks. Recall is the share of the exact best 400 that the graph finds; every exact
@@ -45,7 +45,10 @@ def main() -> None:
     parser.add_argument("--ads", type=int, default=1_000_000)
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--exact", action="store_true", help="no index")
+    parser.add_argument("--quick", action="store_true", help="20,000 ads and 30 requests")
     given = parser.parse_args()
+    if given.quick:
+        given.ads, given.requests = 20_000, 30
     rng = np.random.default_rng(0)
     topics = rng.standard_normal((TOPICS, DIM))
     shown, recalls, p50 = [], {}, {}

@@ -127,6 +127,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--bandwidth", type=float, default=450.0, help="GB/s of NVLink in one direction; default 450")
     parser.add_argument("--reached", type=float, default=0.7, help="share of it that an exchange reaches; default 0.7")
     parser.add_argument("--rows", type=int, default=100_000_000, help="rows of all tables; default 100,000,000")
+    parser.add_argument("--quick", action="store_true", help="the same: the projection is only a calculation")
     asked = parser.parse_args(arguments)
     link = Link(asked.bandwidth * 1e9, asked.reached)
     weights = dense_weights()

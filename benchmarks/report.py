@@ -117,13 +117,31 @@ def finish(
 ) -> None:
     """The last line. A ratio says by which factor ours is the better one."""
     ratios = {} if not ours else {k: (ours / v if more_is_better else v / ours) for k, v in peers.items()}
+    _last_line(ours, peers, {k: round(r, 3) for k, r in ratios.items()}, unit, cores, extra)
+
+
+def finish_several(
+    ours: Mapping[str, Any], peers: Mapping[str, Any], unit: str, *, cores: int | None = None, **extra: Any
+) -> None:
+    """The last line of a benchmark of several models, such as AUCs, of which a ratio would say nothing."""
+    _last_line(ours, peers, {}, unit, cores, extra)
+
+
+def _last_line(
+    ours: Any,
+    peers: Mapping[str, Any],
+    ratios: Mapping[str, float],
+    unit: str,
+    cores: int | None,
+    extra: Mapping[str, Any],
+) -> None:
     line: dict[str, Any] = {
         "ours": ours,
         "peers": dict(peers),
-        "ratios": {k: round(r, 3) for k, r in ratios.items()},
+        "ratios": dict(ratios),
         "unit": unit,
         "machine": machine(cores),
         "commit": commit(),
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    print(json.dumps(line | extra))
+    print(json.dumps(line | dict(extra)))

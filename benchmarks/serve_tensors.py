@@ -1,6 +1,6 @@
 """What does a request of the Open Inference Protocol cost, in one native call and through Python?
 
-python -m benchmarks.serve_tensors [--requests N]
+python -m benchmarks.serve_tensors [--requests N] [--quick]
 
 A Deep FFM over the demo's plan as in benchmarks.serve, 100 candidates a request, in four forms: POST /v1/score, v2 in JSON, v2 in
 binary, gRPC. Each is answered by the native call and, with the same model, by the path through Python that takes whatever the
@@ -14,7 +14,6 @@ figure is the median of the turns.
 from __future__ import annotations
 
 import http.client
-import json
 import multiprocessing
 import os
 import statistics
@@ -249,10 +248,13 @@ def with_sockets(folder: Path, bodies: list[dict[str, Any]], count: int) -> dict
 def main() -> None:
     parser = report.options(__doc__)
     parser.add_argument("--requests", type=int, default=400, help="of a turn")
+    parser.add_argument("--quick", action="store_true", help="a log of 20,000 rows and 50 requests of a turn")
     asked = parser.parse_args()
+    if asked.quick:
+        asked.requests = 50
     with TemporaryDirectory(prefix="ctrbox-serve-") as name:
         place = Path(name)
-        make(place, 100_000, 20)
+        make(place, 20_000 if asked.quick else 100_000, 20)
         bodies = [body for body, _ in requests_of(place, 64, seed=0)]
         bodies = [filled(body) for body in bodies]
         found = {
@@ -264,7 +266,9 @@ def main() -> None:
         print(f"\n{where:28}  native  Python  ratio")
         for form, ways in forms.items():
             print(f"  {form:26} {ways['native']:7.0f} {ways['Python']:7.0f}  {ways['Python'] / ways['native']:5.2f}")
-    print(json.dumps(found))
+    binary = found["in process"]["v2 binary, fresh"]
+    unit = "µs of CPU for a request in v2 binary whose context is new, in process"
+    report.finish(binary["native"], {"Python": binary["Python"]}, unit, more_is_better=False, all=found)
 
 
 if __name__ == "__main__":

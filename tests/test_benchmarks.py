@@ -360,7 +360,7 @@ ELSEWHERE = {
     "hostile": PROCESSES,
     "hostile_clients": PART,
     "online_crash": "kills processes a hundred times; tests/loop/test_online_loop.py does twice, by the same Rounds",
-    "quality_data": DATA,
+    "quality_data": PART,
     "quality_peers": DATA,
     "same_bits": "needs libctrbox and a server; tests/capi/test_same_bits.py runs it",
     "ranks": "trains with pinned processes; tests/ranks/test_keys_exchanged_ahead.py compares with and without overlap",
@@ -390,6 +390,12 @@ def test_a_benchmark_that_does_not_run_here_is_listed_with_the_reason() -> None:
     without = {name for name in with_main - set(RUNS) if not name.startswith("gpu_")}
     assert without == set(ELSEWHERE)
     assert all(ELSEWHERE.values())
+
+
+def test_make_bench_runs_every_benchmark_but_the_parts() -> None:
+    for name in set(RUNS) | set(ELSEWHERE):
+        text = (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
+        assert "--quick" in text or ELSEWHERE.get(name) == PART, f"benchmarks/{name}.py has no --quick"
 
 
 def _few(made: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,7 +26,7 @@ LONGEST = {
     "frame": 512,
     "batch": 512,
     "patch": 1024,
-    "calls": 1024,
+    "c_api_calls": 1024,
 }
 LONGEST |= {"checkpoint": 20480, "checkpoint_forged": 20480, "strings": 512, "numbers": 256, "lists": 512}
 # What is freed stays poisoned for longer than a run lasts, not for 256 MB: the processor's caches hold it.

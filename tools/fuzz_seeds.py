@@ -209,7 +209,7 @@ def main(out: Path) -> None:
     write(out / "frame", *(bytes([9, 0, 1, how, kind]) + streams for kind in range(18) for how in (0, 3, 31, 39)))
     write(out / "request_rows", *(bytes([8 + n % 3]) + streams[20 * n :][:200] for n in range(12)))
     write(out / "parquet", *column_chunks())
-    write(out / "calls", *(bytes([how]) + streams[how:300] for how in range(8)))
+    write(out / "c_api_calls", *(bytes([how]) + streams[how:300] for how in range(8)))
     for target in ("strings", "numbers", "lists"):
         write(out / target, *rows(160))
 

@@ -96,6 +96,7 @@ NOT_OURS = {
     "reader.py",
     "encoder.py",
     "coverage.py",
+    "run_expid.py",
     "io_uring.h",
 }  # files of users and of libraries
 

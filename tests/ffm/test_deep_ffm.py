@@ -240,7 +240,7 @@ def test_what_breaks_a_promise_is_refused_and_named() -> None:
     for bad, match in [
         ({"label": label}, "row 2: its label is nan"),
         ({"label": np.array([0, 2, 1], np.float32)}, "row 1: its label is 2"),
-        ({"dense": dense}, "row 1: dense column 0"),
+        ({"dense": dense}, "row 1: dense column 'bid' is inf; expected a finite number"),
         ({"weight": np.array([1, -1, 1], np.float32)}, "row 1: its weight is -1"),
         ({"label": None}, "no label"),
     ]:

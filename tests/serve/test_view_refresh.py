@@ -359,3 +359,13 @@ def test_a_worker_does_not_give_a_version_to_files_that_changed_while_it_read_th
     published()
     assert follower.look()
     assert scores(served, world) == scores(supervisor, world) != before
+
+
+@pytest.mark.parametrize(("bid", "shown"), [(float("nan"), "nan"), (float("inf"), "inf"), (-2.0, "nan")])
+def test_a_view_whose_numbers_give_no_finite_feature_is_an_error_that_names_the_feature(
+    world: World, views: dict[str, str], served: ServedFfm, bid: float, shown: str
+) -> None:
+    rewritten(views["ads"], with_("bid", bid))
+    assert forced(served).refused == 0  # only the features of a row show whether a number can be used
+    with pytest.raises(DataError, match=f"row 0: dense column 'log_bid' is {shown}; expected a finite number"):
+        scores(served, world)

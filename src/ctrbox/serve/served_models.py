@@ -26,7 +26,7 @@ from ctrbox.compiled_plan.refreshed_views import JoinedViews
 from ctrbox.compiled_plan.split_for_requests import ContextPart, Split
 from ctrbox.engines.missed_keys import JoinCount, counted_in
 from ctrbox.errors import DataError, PlanError
-from ctrbox.ffm.engine import DeepFFM, scored
+from ctrbox.ffm.engine import DeepFFM, scored, with_names
 from ctrbox.plan.language.user_operators import UserOperator
 from ctrbox.publish.weights_of_models import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve.model_folder import RUN, ModelFolder
@@ -244,7 +244,7 @@ class Scorer:
         try:
             return _native.RequestContext(part.frame, self.direct_context.context(self.engine._native, native))
         except ValueError as error:
-            raise DataError(f"the context: {error}") from error
+            raise DataError(f"the context: {with_names(error, self.split.context_features.dense_names)}") from error
 
     def score(self, context: CachedContext | _native.RequestContext, candidates: Batch) -> Scores:
         if isinstance(context, CachedContext):
@@ -252,7 +252,9 @@ class Scorer:
         direct, native = self.direct, getattr(candidates.sparse, "native", None)
         if direct is None or native is None:
             return self.engine.score(context.prepared, candidates)
-        return scored(lambda: direct.score(self.engine._native, context.prepared, native))
+        return scored(
+            lambda: direct.score(self.engine._native, context.prepared, native), self.split.candidate_features.dense_names
+        )
 
 
 def reader_of(
