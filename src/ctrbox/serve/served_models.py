@@ -253,7 +253,8 @@ class Scorer:
         if direct is None or native is None:
             return self.engine.score(context.prepared, candidates)
         return scored(
-            lambda: direct.score(self.engine._native, context.prepared, native), self.split.candidate_features.dense_names
+            lambda: direct.score(self.engine._native, context.prepared, native),
+            self.split.candidate_features.dense_names,
         )
 
 
