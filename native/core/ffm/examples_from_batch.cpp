@@ -39,7 +39,8 @@ Examples examples_of(const BatchColumns& b, const std::vector<uint64_t>& salts) 
     for (size_t c = 0; c < b.width; ++c) {
       const float x = b.dense[r * b.width + c];
       const size_t f = b.sparse.size() + c;
-      if (!std::isfinite(x)) refuse(r, "dense column " + std::to_string(c) + " is " + std::to_string(x) + "; expected a finite number");
+      if (!std::isfinite(x))
+        refuse(r, "dense column " + std::to_string(c) + " is " + std::to_string(x) + "; expected a finite number");
       out.add(feature_key(1, salts[f]), static_cast<uint16_t>(f), x);
     }
     if (out.keys.size() - out.offsets.back() > kMostFeatures) refuse(r, "it has more than 65,535 features");
