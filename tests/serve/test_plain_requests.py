@@ -45,17 +45,22 @@ def served_of(routes: Routes) -> ServedFfm:
 
 
 def twins(variant: int, context: frozenset[str], *, cached: bool) -> Twins:
-    """A model that native code answers for, and the same one that Python answers for."""
+    """Return the twins of all tests that ask both of them the same requests, so that their counts stay equal."""
     key = variant, context, cached
     if key not in TWINS:
-        plan, names = PLANS[variant], tuple(sorted(context))
-        engine = engine_of(plan, names)
-        fast, slow = (
-            ServedFfm(plan, names, Live(engine, 1), cache_bytes=cached << 20, most_candidates=MOST) for _ in range(2)
-        )
-        slow.live = replace(slow.live, native=None)
-        TWINS[key] = routes_of(fast), routes_of(slow)
+        TWINS[key] = new_twins(variant, context, cached=cached)
     return TWINS[key]
+
+
+def new_twins(variant: int, context: frozenset[str], *, cached: bool) -> Twins:
+    """Return a model that native code answers for, and the same one that Python answers for."""
+    plan, names = PLANS[variant], tuple(sorted(context))
+    engine = engine_of(plan, names)
+    fast, slow = (
+        ServedFfm(plan, names, Live(engine, 1), cache_bytes=cached << 20, most_candidates=MOST) for _ in range(2)
+    )
+    slow.live = replace(slow.live, native=None)
+    return routes_of(fast), routes_of(slow)
 
 
 def answer(routes: Routes, body: bytes) -> Answer:
@@ -147,7 +152,7 @@ def test_answers_errors_and_counts_are_those_of_the_path_through_python(
 def test_plain_requests_never_reach_python(monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"ad": 1, "device": "ios", "price": 1.0, "shown": True}
     for variant in WITHOUT_PYTHON:
-        routes, _ = twins(variant, frozenset(["user", "query"]), cached=False)
+        routes, _ = new_twins(variant, frozenset(["user", "query"]), cached=False)
         monkeypatch.setattr(served_of(routes).reader, "from_json", None)
         found = routes.score(json.dumps({"context": {"user": 1, "query": "ü\n"}, "candidates": [row] * 2}).encode())
         assert (found.status, found.rows) == (200, 2)
@@ -245,7 +250,7 @@ def test_a_plan_with_operators_in_python_is_left_to_python() -> None:
 
 
 def test_threads_share_the_cache_and_get_the_same_bits() -> None:
-    routes, _ = twins(3, frozenset(["user", "query"]), cached=True)
+    routes, _ = new_twins(3, frozenset(["user", "query"]), cached=True)
     bodies = [
         json.dumps(
             {
