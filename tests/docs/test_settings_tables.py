@@ -45,7 +45,7 @@ def test_the_rule_of_the_batch_size_is_the_one_that_is_written() -> None:
     assert (
         f"power of two from {LEAST_BATCH} to {MOST_BATCH:,} with which an epoch has at most {STEPS} steps" in SETTINGS
     )
-    assert f"beyond {MOST_BATCH * STEPS:,} training rows it stays {MOST_BATCH:,}" in SETTINGS
+    assert f"With more than {MOST_BATCH * STEPS:,} training rows, it is {MOST_BATCH:,}" in SETTINGS
     for rows, size in ((1, 64), (16_000, 64), (16_001, 128), (100_000, 512), (4_096_001, 16_384)):
         assert with_batch_size(Settings(), rows).batch_size == size
 
@@ -54,4 +54,5 @@ def test_the_table_of_the_classifier_has_all_its_parameters() -> None:
     parameters = inspect.signature(cb.Classifier).parameters
     assert table(CLASSIFIER, "parameter") == {name: repr(p.default) for name, p in parameters.items()}
     assert f"at most {FEW} distinct values | keys" in CLASSIFIER
-    assert f"cut at ±{REACH:.0f} standard deviations, plus the key of one of its {QUANTILES} quantiles" in CLASSIFIER
+    assert f"limited to ±{REACH:.0f} standard deviations" in CLASSIFIER
+    assert f"divided into {QUANTILES} quantiles, and the quantile of a value becomes a key" in CLASSIFIER
