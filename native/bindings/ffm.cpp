@@ -55,7 +55,8 @@ void bind_examples(nb::module_& m) {
       .def_static(
           "from_batch",
           [](const std::vector<std::tuple<Integers, Integers>>& sparse, const Matrix& dense,
-             const std::vector<uint64_t>& salts, const Floats& label, const Floats& weight) {
+             const std::vector<uint64_t>& salts, const Floats& label, const Floats& weight,
+             const std::vector<std::string>& dense_names) {
             BatchColumns columns;
             for (const auto& [values, offsets] : sparse)
               columns.sparse.push_back({{values.data(), values.size()}, {offsets.data(), offsets.size()}});
@@ -64,12 +65,14 @@ void bind_examples(nb::module_& m) {
             columns.width = dense.shape(1);
             columns.label = {label.data(), label.size()};
             columns.weight = {weight.data(), weight.size()};
+            columns.dense_names = dense_names;
             nb::gil_scoped_release release;
             return examples_of(columns, salts);
           },
           nb::arg("sparse"), nb::arg("dense"), nb::arg("salts"), nb::arg("label"), nb::arg("weight"),
+          nb::arg("dense_names") = std::vector<std::string>(),
           "Fields of keys, then columns of numbers; salts are the hashes of their names. An empty label or weight: "
-          "none.")
+          "none. Errors use the names of the dense columns.")
       .def(
           "crossed",
           [](const Examples& e, const std::vector<std::tuple<std::vector<uint16_t>, uint16_t, uint64_t>>& given) {

@@ -73,15 +73,16 @@ void bind_request_rows(nb::module_& m) {
   nb::class_<ModelFields>(m, "ModelFields", "Columns of a batch as fields of a Deep FFM.")
       .def(
           "__init__",
-          [](ModelFields* self, std::vector<size_t> sparse, std::vector<uint64_t> salts,
-             std::vector<uint16_t> numbers) {
+          [](ModelFields* self, std::vector<size_t> sparse, std::vector<uint64_t> salts, std::vector<uint16_t> numbers,
+             std::vector<std::string> dense_names) {
             if (salts.size() != numbers.size() || sparse.size() > salts.size())
               throw nb::value_error("expected one salt for each number");
             std::vector<size_t> dense(salts.size() - sparse.size());  // all dense columns of the batch
             std::iota(dense.begin(), dense.end(), size_t{0});
-            new (self) ModelFields{std::move(sparse), std::move(dense), std::move(salts), std::move(numbers)};
+            new (self) ModelFields{std::move(sparse), std::move(dense), std::move(salts), std::move(numbers),
+                                   std::move(dense_names)};
           },
-          nb::arg("sparse"), nb::arg("salts"), nb::arg("numbers"))
+          nb::arg("sparse"), nb::arg("salts"), nb::arg("numbers"), nb::arg("dense_names") = std::vector<std::string>())
       .def("context", &context_of, nb::arg("model"), nb::arg("batch"),
            nb::sig("def context(self, model: DeepFfm, batch: Batch) -> FfmContext"))
       .def(

@@ -11,6 +11,13 @@ namespace {
   throw std::invalid_argument("row " + std::to_string(row) + ": " + why);
 }
 
+std::string name_of(const BatchColumns& b, size_t column) {
+  if (column >= b.dense_names.size()) return std::to_string(column);
+  std::string shown = "'";
+  shown.append(b.dense_names[column], 0, 100).append("'");
+  return shown;
+}
+
 void check_shape(const BatchColumns& b, size_t salts) {
   bool fits = salts == b.sparse.size() + b.width && (b.label.empty() || b.label.size() == b.rows) &&
               (b.weight.empty() || b.weight.size() == b.rows);
@@ -40,7 +47,7 @@ Examples examples_of(const BatchColumns& b, const std::vector<uint64_t>& salts) 
       const float x = b.dense[r * b.width + c];
       const size_t f = b.sparse.size() + c;
       if (!std::isfinite(x))
-        refuse(r, "dense column " + std::to_string(c) + " is " + std::to_string(x) + "; expected a finite number");
+        refuse(r, "dense column " + name_of(b, c) + " is " + std::to_string(x) + "; expected a finite number");
       out.add(feature_key(1, salts[f]), static_cast<uint16_t>(f), x);
     }
     if (out.keys.size() - out.offsets.back() > kMostFeatures) refuse(r, "it has more than 65,535 features");

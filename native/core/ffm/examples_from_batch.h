@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/ffm/examples.h"
@@ -15,7 +16,8 @@ struct BatchColumns {
   std::vector<Ragged> sparse;
   const float* dense = nullptr;  // rows × width
   size_t rows = 0, width = 0;
-  std::span<const float> label, weight;  // empty: none
+  std::span<const float> label, weight;      // empty: none
+  std::span<const std::string> dense_names;  // of the dense columns, for errors; empty: their numbers name them
 };
 
 // Key 0, the null slot, and the number 0 are no feature. Throws std::invalid_argument that names the row: a number,

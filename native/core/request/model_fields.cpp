@@ -23,6 +23,7 @@ ModelFields ModelFields::of(const std::vector<std::string>& sparse, const std::v
   };
   choose(sparse, out.sparse);
   choose(dense, out.dense);
+  for (size_t k : out.dense) out.dense_names.push_back(dense[k]);
   return out;
 }
 
@@ -46,6 +47,7 @@ Examples ModelFields::examples(const Batch& batch) const {
   }
   columns.rows = rows;
   columns.width = dense.size();
+  columns.dense_names = dense_names;
   return examples_of(columns, salts).renumbered(numbers);
 }
 

@@ -12,10 +12,11 @@
 namespace cb {
 
 struct ModelFields {
-  std::vector<size_t> sparse;     // fields of the batch that the model reads
-  std::vector<size_t> dense;      // columns of its dense matrix that the model reads, ascending
-  std::vector<uint64_t> salts;    // of both: hashes of their names
-  std::vector<uint16_t> numbers;  // the model's fields they are
+  std::vector<size_t> sparse;            // fields of the batch that the model reads
+  std::vector<size_t> dense;             // columns of its dense matrix that the model reads, ascending
+  std::vector<uint64_t> salts;           // of both: hashes of their names
+  std::vector<uint16_t> numbers;         // the model's fields they are
+  std::vector<std::string> dense_names;  // of the columns in `dense`, for errors
 
   // The columns named so, of which the model reads those that are among its fields.
   static ModelFields of(const std::vector<std::string>& sparse, const std::vector<std::string>& dense,

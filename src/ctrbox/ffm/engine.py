@@ -18,7 +18,6 @@ without a label to learn from, damaged files.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import warnings
 from collections import deque
@@ -425,9 +424,10 @@ class DeepFFM:
                 [_native.salt(name.encode()) for name in [*keyed, *valued]],
                 _floats(batch.label),
                 _floats(batch.weight),
+                valued,
             )
         except ValueError as error:
-            raise DataError(f"batch, {with_names(error, valued)}") from error
+            raise DataError(f"batch, {error}") from error
         order = [*keyed, *valued]
         return examples if order == self.fields else self._renumbered(examples, order, "the batch")
 
@@ -502,25 +502,15 @@ def _floats(column: np.ndarray | None) -> npt.NDArray[np.float32]:
     return np.zeros(0, np.float32) if column is None else np.ascontiguousarray(column, np.float32)
 
 
-def scored(
-    score: Callable[[], tuple[npt.NDArray[np.float32], int]], dense: Sequence[str] = ()
-) -> npt.NDArray[np.float32]:
-    """Return the click probabilities that a native call found, once it has told that all of them are finite.
-
-    ``dense``: the names of the dense columns that the call reads, for errors.
-    """
+def scored(score: Callable[[], tuple[npt.NDArray[np.float32], int]]) -> npt.NDArray[np.float32]:
+    """Return the click probabilities that a native call found, once it has told that all of them are finite."""
     try:
         found, broken = score()
     except ValueError as error:
-        raise DataError(f"candidates: {with_names(error, dense)}") from error
+        raise DataError(f"candidates: {error}") from error
     if broken >= 0:
         raise not_finite(broken)
     return found
-
-
-def with_names(error: ValueError, dense: Sequence[str]) -> str:
-    """Return the message of a native error that names a dense column instead of giving its number."""
-    return re.sub(r"dense column (\d+)", lambda found: f"dense column {dense[int(found[1])]!r}", str(error))
 
 
 def not_finite(candidate: int) -> DataError:

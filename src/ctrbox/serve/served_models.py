@@ -26,7 +26,7 @@ from ctrbox.compiled_plan.refreshed_views import JoinedViews
 from ctrbox.compiled_plan.split_for_requests import ContextPart, Split
 from ctrbox.engines.missed_keys import JoinCount, counted_in
 from ctrbox.errors import DataError, PlanError
-from ctrbox.ffm.engine import DeepFFM, scored, with_names
+from ctrbox.ffm.engine import DeepFFM, scored
 from ctrbox.plan.language.user_operators import UserOperator
 from ctrbox.publish.weights_of_models import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve.model_folder import RUN, ModelFolder
@@ -232,7 +232,9 @@ class Scorer:
             return None
         names = [*(name for _, name in keyed), *schema.dense_names]
         salts = [_native.salt(name.encode()) for name in names]
-        return _native.ModelFields([k for k, _ in keyed], salts, [number[name] for name in names])
+        return _native.ModelFields(
+            [k for k, _ in keyed], salts, [number[name] for name in names], list(schema.dense_names)
+        )
 
     def context(self, part: ContextPart) -> CachedContext | _native.RequestContext:
         """Return what the cache keeps of a context: what the engine computes from it or, if that is nothing, its features."""
@@ -244,7 +246,7 @@ class Scorer:
         try:
             return _native.RequestContext(part.frame, self.direct_context.context(self.engine._native, native))
         except ValueError as error:
-            raise DataError(f"the context: {with_names(error, self.split.context_features.dense_names)}") from error
+            raise DataError(f"the context: {error}") from error
 
     def score(self, context: CachedContext | _native.RequestContext, candidates: Batch) -> Scores:
         if isinstance(context, CachedContext):
@@ -252,10 +254,7 @@ class Scorer:
         direct, native = self.direct, getattr(candidates.sparse, "native", None)
         if direct is None or native is None:
             return self.engine.score(context.prepared, candidates)
-        return scored(
-            lambda: direct.score(self.engine._native, context.prepared, native),
-            self.split.candidate_features.dense_names,
-        )
+        return scored(lambda: direct.score(self.engine._native, context.prepared, native))
 
 
 def reader_of(
