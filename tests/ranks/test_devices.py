@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from ctrbox.cli.ranks import command_again, joined, take_gpu
 from ctrbox.cli.terminal import Mistake
 from ctrbox.errors import DeviceError, PlanError
 from ctrbox.ranks.devices import check_gpus, chosen_exchange, gpu_of_rank, place_of
+from ctrbox.ranks.ranks import Ranks
 from ctrbox.ranks.torchrun_environment import World
 
 
@@ -76,10 +79,13 @@ def test_the_command_line_refuses_gpus_without_work_and_unknown_exchanges(monkey
     assert joined(None, 60.0, None, gpus=1) is None  # one process
 
 
-def test_the_command_that_continues_names_the_gpus() -> None:
+def test_the_command_that_continues_names_the_options_of_ranks() -> None:
     launched = World(0, 4, 4, "here", 1, True, 0, True, 0, 2)
-    assert command_again(launched, ["ctrbox", "train", "job.py"])[3:] == ["--gpus", "2", "--ranks", "4"]
+    assert command_again(Ranks(launched), ["ctrbox", "train", "job.py"])[3:] == ["--gpus", "2", "--ranks", "4"]
+    chosen = Ranks(replace(launched, gpus=None), 90.5, exchange="gloo")
+    options = ["--exchange", "gloo", "--rank-timeout", "90.5", "--ranks", "4"]
+    assert command_again(chosen, ["ctrbox", "train", "job.py"])[3:] == options
     by_torchrun = World(0, 4, 4, "here", 1, True, 0, False, 0, 4)
-    assert command_again(by_torchrun, ["ctrbox", "train", "job.py"]) == [
+    assert command_again(Ranks(by_torchrun), ["ctrbox", "train", "job.py"]) == [
         *("torchrun", "--nproc-per-node", "4", "-m", "ctrbox", "train", "job.py", "--gpus", "4")
     ]

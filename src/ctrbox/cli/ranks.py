@@ -17,6 +17,8 @@ from ctrbox.cli.job_file import Job
 from ctrbox.cli.terminal import Mistake, end_quietly, speaker, tell
 from ctrbox.ranks.torchrun_environment import EXCHANGES, World
 
+RANK_TIMEOUT = 600.0  # default of --rank-timeout in seconds
+
 if TYPE_CHECKING:
     from ctrbox.ranks.ranks import Ranks
 
@@ -116,12 +118,17 @@ def threads_of(world: World) -> int:
     return max(1, _native.usable_cores() // world.local_size)
 
 
-def command_again(world: World, command: list[str]) -> list[str]:
+def command_again(ranks: Ranks, command: list[str]) -> list[str]:
     """Return the command that starts these ranks again, from that of one process: ctrbox train JOB.PY …"""
-    gpus = [] if world.gpus is None else ["--gpus", str(world.gpus)]
+    world = ranks.world
+    options = [] if world.gpus is None else ["--gpus", str(world.gpus)]
+    if ranks.exchange != "auto":
+        options += ["--exchange", ranks.exchange]
+    if ranks.timeout != RANK_TIMEOUT:
+        options += ["--rank-timeout", repr(ranks.timeout)]
     if world.launched:
-        return [*command, *gpus, "--ranks", str(world.size)]
-    return ["torchrun", "--nproc-per-node", str(world.local_size), "-m", *command, *gpus]
+        return [*command, *options, "--ranks", str(world.size)]
+    return ["torchrun", "--nproc-per-node", str(world.local_size), "-m", *command, *options]
 
 
 def end_of_rank(ranks: Ranks, error: Exception) -> None:

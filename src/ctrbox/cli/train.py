@@ -20,7 +20,7 @@ import typer
 from ctrbox.cli.job_file import Job, blaming, load_job
 from ctrbox.cli.open_runs import evaluate_command
 from ctrbox.cli.options import AsJson, BatchSize, Epochs, in_words_of_options
-from ctrbox.cli.ranks import check_job, command_again, end_of_rank, joined, threads_of
+from ctrbox.cli.ranks import RANK_TIMEOUT, check_job, command_again, end_of_rank, joined, threads_of
 from ctrbox.cli.terminal import Mistake, Stopped, hint, stopped_with, tell, utf8, written_aside
 from ctrbox.cli.training_summary import Done, finish
 from ctrbox.errors import CtrboxError
@@ -304,7 +304,7 @@ def train(
             help="Time in seconds, at least 1, that the processes of --ranks wait for one of them before they end with an "
             "error that names it.",
         ),
-    ] = 600.0,
+    ] = RANK_TIMEOUT,
     as_json: AsJson = False,
 ) -> None:
     """Train the model of a job and write a report.
@@ -512,7 +512,7 @@ def fit(
     if gpus is not None and ranks is None:
         command += ["--gpus", str(gpus)]
     if ranks is not None:
-        command = command_again(ranks.world, command)
+        command = command_again(ranks, command)
     if ranks is not None and threads is None:
         threads = threads_of(ranks.world)
     if threads is not None:
