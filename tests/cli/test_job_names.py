@@ -75,7 +75,7 @@ def test_a_fill_of_another_type_is_refused_whether_or_not_the_column_is_read(tmp
 @pytest.mark.parametrize(
     ("verb", "phrases"),
     [
-        ("train", ["Number of rows per training step", "a share of the log from 0 to 0.9", "evaluations in a row"]),
+        ("train", ["Number of rows per training step", "from 0 (no validation) to 0.9", "evaluations in a row"]),
         (
             "online",
             [

@@ -131,7 +131,8 @@ def predict(
             "-o",
             "--output",
             metavar="FILE",
-            help="File for the predictions: *.parquet, *.arrow or *.csv, or - for an Arrow stream on stdout.",
+            help="File for the predictions: *.parquet, *.arrow or *.csv. If FILE is a hyphen (-), an Arrow stream is "
+            "written to stdout.",
         ),
     ],
     score: Annotated[
@@ -139,8 +140,8 @@ def predict(
         typer.Option(
             metavar="EXPR",
             help="Add a column named score, computed from the predictions of several labels by this expression, such as "
-            "'click * convert'. It may have + - * /, numbers, parentheses, names of labels and pow(a, b). Default: no such "
-            "column.",
+            "'click * convert'. The expression may contain + - * /, numbers, parentheses, names of labels and pow(a, "
+            "b). Default: no such column.",
             show_default=False,
         ),
     ] = None,
@@ -155,9 +156,9 @@ def predict(
 ) -> None:
     """Predict the click probability of every row of a log.
 
-    The command reads a log, and writes a file with one row per prediction: the key columns of the log and the
-    probability. Rows that the plan's filters drop get no prediction. If the
-    model predicts several labels, there is one column for each label.
+    The command reads a log, and writes a file with one row for each prediction. A row has the key columns of the
+    log and the predicted probability. If the model predicts several labels, a row has one column for each label.
+    Rows of the log that the filters of the plan drop get no prediction.
     """
     check_output(output, (".parquet", ".arrow", ".csv"), as_json)
     options: dict[str, Any] = {"allow_views": allow_views, "threads": threads, "ram": ram, "server": server}
@@ -286,8 +287,9 @@ def export(
 ) -> None:
     """Export a trained model for other programs.
 
-    Write into a new folder: the network, the rows of its tables, a description of its inputs, and reader.py, a Python module
-    that loads these files and scores rows without CTRBox. Its scores equal those of `ctrbox predict` up to rounding.
+    The command writes four parts to a new folder: the network, the rows of the tables, a description of the inputs
+    of the network, and reader.py, a Python module that loads these files and scores rows without CTRBox. The scores
+    of reader.py equal those of `ctrbox predict` up to rounding.
     """
     loaded = load_run(run, job, view=view, allow_views=allow_views, ram=ram)
     started = time.perf_counter()
@@ -333,13 +335,14 @@ def trial(
         ),
     ] = 3,
     together: Annotated[
-        bool, typer.Option("--together", help="Add all features at once instead of one after the other.")
+        bool, typer.Option("--together", help="Add all features together, instead of trying each feature alone.")
     ] = False,
     label: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Binary label whose predictions are compared; required if the job has several labels. Default: none.",
+            help="Binary label whose predictions are compared; required if the job has several labels. Default: the only "
+            "label of the job.",
         ),
     ] = None,
     epochs: Epochs = None,
@@ -350,8 +353,8 @@ def trial(
 ) -> None:
     """Measure what a new feature adds to a job's model.
 
-    Train with and without the feature on the same rows and seeds, and print the difference of the validation metrics and the time
-    that the feature costs.
+    The command trains the model with and without the feature, on the same rows and with the same seeds. It prints
+    how much the feature changes the validation metrics, and how much time the feature costs.
     """
     from ctrbox.plan.language.feature_text import parse_features
 
@@ -398,7 +401,7 @@ Examples:
 
 
 def report(run: RunFolder, as_json: AsJson = False) -> None:
-    """Write report.html in a run folder again and print its path."""
+    """Write the report.html of a run again and print its path."""
     from ctrbox.report.write_report import write_report
 
     folder, stored = fetched(run)
@@ -429,7 +432,7 @@ def demo(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Generate an ad log, train a model on it, and report.
+    """Generate an ad log, train a model on it, and write a report.
 
     The demonstration writes a synthetic ad log and a job file, trains the job's model, evaluates it and writes a report. It
     needs no data of your own and no network.

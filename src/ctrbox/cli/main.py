@@ -135,8 +135,9 @@ def extract(
 ) -> None:
     """Extract the features of a job's log to a file.
 
-    The command reads the log and the joined views of the job and writes the features to a Parquet or Arrow file (-o),
-    or it only counts the rows (--count). It prints the time of each stage to stderr.
+    The command reads the log and the joined views of the job, and writes the features to a Parquet or Arrow file
+    (-o). With --count, it extracts the features without writing them, and prints the number of rows. It prints the
+    time of each stage to stderr.
     """
     if count == (output is not None):
         raise Mistake(f"extract needs either -o FILE or --count; try: ctrbox extract {job} --count")
@@ -186,17 +187,17 @@ def explain(
         str | None,
         typer.Option(
             metavar="DEVICE",
-            help="Device to place the operators on: cpu, cuda, cuda:32GB (a GPU with this much memory) or auto (a GPU if one "
-            "can be used). Default: the device that the plan names.",
+            help="Device on which the operators should run: cpu, cuda, cuda:32GB (a GPU with this much memory) or auto (a "
+            "GPU if one can be used). Default: the device that the plan names.",
         ),
     ] = None,
     allow_operators: AllowOperators = False,
     as_json: AsJson = False,
 ) -> None:
-    """Describe a plan: its layers, placement, rows and bytes.
+    """Describe a plan: its operators, where they run, rows and bytes.
 
-    The placement of every operator comes with its reason. For a run or a saved plan the command opens no data and shows the rows
-    and bytes that were known when the plan was saved.
+    For every operator, the output says on which device the operator runs, and why. For a run or a saved plan, the
+    command opens no data, and shows the numbers of rows and bytes that were known when the plan was saved.
     """
     plan = plan_at(job, allow_operators)
     if as_json:
@@ -222,8 +223,9 @@ def show(
 ) -> None:
     """Draw a plan as an SVG image.
 
-    Each view has a lane, in which its operators are drawn layer by layer; joined views stand above the log. An operator that
-    runs before a join is drawn in the lane of the joined view.
+    The drawing has one lane for each view; the lanes of the joined views are above the lane of the log. A lane
+    shows the operators of its view in the order in which they run. An operator that runs before a join is in the
+    lane of the joined view.
     """
     if output.suffix.lower() not in ("", ".svg"):
         raise Mistake(f"{output} cannot be written: show writes SVG; expected a file name that ends in .svg")
@@ -263,7 +265,7 @@ def datasets_adlog(
         int, typer.Option(metavar="SEED", min=0, help="Seed of the log; the same seed gives the same rows.")
     ] = 0,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder to write to; every view gets a folder in it.")
+        Path, typer.Option(metavar="DIR", help="Folder to write to. It gets one folder for each view.")
     ] = Path("data"),
     images: Annotated[
         int, typer.Option(metavar="N", min=0, help="Number of floats per ad image, such as 4096. 0 writes no images.")
@@ -275,7 +277,8 @@ def datasets_adlog(
 ) -> None:
     """Generate a synthetic ad log.
 
-    It has one view each for impressions, users, ads and basic features, and with --images one for the images of the ads.
+    The log consists of four views: impressions, users, ads, and basic features (features that were computed
+    earlier). With --images, there is also a view with the images of the ads.
     """
     started = time.perf_counter()
     with in_words_of_options():

@@ -55,7 +55,8 @@ def online(
         str,
         typer.Option(
             metavar="DIR|URL",
-            help="Source of the events: a folder of chunk files (Parquet, Arrow or JSON lines), or nats://host:port/STREAM.",
+            help="Source of the events: a folder of chunk files (files with events, in Parquet, Arrow or JSON lines), or "
+            "nats://host:port/STREAM.",
         ),
     ],
     out: Annotated[
@@ -77,32 +78,33 @@ def online(
         str,
         typer.Option(
             metavar="SPAN",
-            help="Time after an impression within which a click counts as a click on it. An impression waits this long, plus "
-            "--lateness, for its label. Examples: 30s, 10m, 1h.",
+            help="Time after an impression within which a click counts as a click on the impression. The model learns from "
+            "an impression only after this time plus --lateness. Examples: 30s, 10m, 1h.",
         ),
     ] = "10m",
     lateness: Annotated[
         str,
         typer.Option(
             metavar="SPAN",
-            help="Time that an impression waits in addition to --window for events that arrive out of order, measured by the "
-            "times of the events. An event that is older than the newest one by more than --window plus --lateness is "
-            "counted and left out. Examples: 30s, 1m.",
+            help="Time, in addition to --window, that the loop waits for events that arrive out of order. It is measured "
+            "by the times in the events, not by the clock. An event that is older than the newest event by more than "
+            "--window plus --lateness is counted and left out. Examples: 30s, 1m.",
         ),
     ] = "1m",
     warm_up: Annotated[
         list[str] | None,
         typer.Option(
             metavar="DATA",
-            help="Log of past rows with labels to learn from before the stream; may be repeated. Default: none.",
+            help="Log of past rows with labels, from which the model learns before it learns from the stream; may be "
+            "repeated. Default: no such log.",
         ),
     ] = None,
     model: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Folder of a finished run of the job's `model`. A new model folder begins with its weights and optimizer "
-            "states. Default: new weights.",
+            help="Folder of a finished run of the job's `model`. A new model folder begins with the weights and optimizer "
+            "states of this run. Default: new weights.",
         ),
     ] = None,
     batch_size: Annotated[
@@ -110,15 +112,16 @@ def online(
         typer.Option(
             min=1,
             metavar="N",
-            help="Examples per step of the job's `model`. Default: batch_size of the job's `settings`, else 256.",
+            help="Number of examples per step of the job's `model`. Default: batch_size of the job's `settings`, otherwise "
+            "256.",
         ),
     ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File with a state of the plan's histories, saved by `plan.histories()`. A new model folder begins with it. "
-            "Default: histories begin empty.",
+            help="File with a state of the plan's histories, saved by `plan.histories()`. A new model folder begins with "
+            "this state. Default: the histories begin empty.",
         ),
     ] = None,
     state_every: Annotated[
@@ -137,15 +140,15 @@ def online(
         typer.Option(
             metavar="SIZE",
             help="Maximum memory for impressions and clicks that wait for each other, such as 500MB; units are powers of "
-            "1024. The command ends with an error if they need more.",
+            "1024. The command ends with an error if these events need more memory.",
         ),
     ] = "2GB",
     ahead: Annotated[
         str,
         typer.Option(
             metavar="SPAN",
-            help="Maximum time by which the time of an event may be ahead of the clock of this machine, such as 10m "
-            "or 1h. Later events are counted and left out.",
+            help="Maximum time by which the time of an event may be ahead of the clock of this machine, such as 10m or 1h. "
+            "Events that are further ahead are counted and left out.",
         ),
     ] = "1h",
     id_column: Annotated[
@@ -188,7 +191,8 @@ def online(
         bool,
         typer.Option(
             "--delete",
-            help="Delete chunk files from the stream's folder once both kept checkpoints include them. Default: keep them.",
+            help="Delete a chunk file from the folder of the stream when both checkpoints that the loop keeps include its "
+            "events. Default: keep all chunk files.",
         ),
     ] = False,
     strict: Annotated[
@@ -204,9 +208,9 @@ def online(
             min=1,
             max=256,
             metavar="N",
-            help="Number of learner threads. With one thread, the default, a Deep FFM learns one example after the other; "
-            "with several, it learns blocks of up to 2048 examples, which gives other weights. A `model` uses as many "
-            "threads as the plan by default, and their number does not change its weights.",
+            help="Number of threads that learn. For a Deep FFM, the default is 1 thread, which learns one example after "
+            "the other; several threads learn blocks of up to 2048 examples, which gives different weights. For a "
+            "`model`, the default is the number of threads of the plan, and the number does not change the weights.",
         ),
     ] = None,
     sign_with: SignWith = None,
@@ -214,7 +218,8 @@ def online(
 ) -> None:
     """Learn from a stream of impressions and clicks.
 
-    Join the impressions with their clicks, learn from them, and publish a patch of the model every few minutes.
+    The command joins the impressions with their clicks, lets the model learn from them, and publishes a patch of
+    the model every few minutes.
     """
     utf8(out)
     given = ["ctrbox", *sys.argv[1:]]  # a job gets an argv of its own

@@ -32,7 +32,8 @@ OwnJob = Annotated[
     typer.Option(
         "--job",
         metavar="JOB.PY",
-        help="Job file that trained the run; needed if its model or an operator is your own code. The file is executed.",
+        help="Job file that trained the run; needed if the class of the model, or an operator, is your own code. The "
+        "command executes this file.",
     ),
 ]
 OtherViews = Annotated[
@@ -49,9 +50,10 @@ AllowViews = Annotated[
     typer.Option(
         "--allow-views",
         metavar="PATH",
-        help="Allow the run to open views below this path, such as /data or s3://bucket/; may be repeated. Without this "
-        "option, it may only open views below the current folder or beside the run, because a run from somebody else could "
-        "name any path. The environment variable CTRBOX_ALLOW_VIEWS (comma-separated paths) does the same.",
+        help="Path below which the run may open views, such as /data or s3://bucket/; may be repeated. Without this "
+        "option, the run may open only views below the current folder or below the folder that contains the run "
+        "folder (for runs/NAME: the folder that contains runs). The reason is that a run from somebody else could "
+        "name any path. The environment variable CTRBOX_ALLOW_VIEWS (comma-separated paths) has the same effect.",
     ),
 ]
 HistoryState = Annotated[
@@ -59,8 +61,9 @@ HistoryState = Annotated[
     typer.Option(
         "--state",
         metavar="FILE",
-        help="File that `plan.histories()` saved. It contains the events before the first row of the log, which the histories "
-        "then include. Default: none; the histories are empty at the first row of the log.",
+        help="File with a state of histories, which `plan.histories()` saved. It contains events from before the first "
+        "row of the log, and the histories then include these events. Default: no file; the histories are empty "
+        "at the first row of the log.",
     ),
 ]
 Ram = Annotated[

@@ -68,8 +68,8 @@ AllowOperators = Annotated[
     bool,
     typer.Option(
         "--allow-operators",
-        help="Import the Python modules of the user-defined operators that the plan names, which runs their code. "
-        "Default: refuse a plan with such operators.",
+        help="Import the Python modules of the user-defined operators that the plan names. This runs the code of these "
+        "modules. Default: refuse a plan with such operators.",
     ),
 ]
 Servers = Annotated[
@@ -86,8 +86,8 @@ SignWith = Annotated[
     typer.Option(
         "--sign-with",
         metavar="KEY",
-        help="Private key file, made by `ctrbox publish keygen`, with which each published version is signed. Required if "
-        "the folder's versions are signed. Default: no signature.",
+        help="Private key file, made by `ctrbox publish keygen`, with which the command signs each version that it "
+        "publishes. Required if the versions in the folder are signed. Default: no signature.",
     ),
 ]
 RowsAsJson = Annotated[

@@ -144,7 +144,7 @@ def apply(
             min=0,
             metavar="BYTES",
             help="Maximum size of the result in bytes; a patch with a larger result is refused. Default: twice the size of "
-            "BASE, or 1 GiB more than it if that is larger.",
+            "BASE, or the size of BASE plus 1 GiB, whichever is larger.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -181,16 +181,16 @@ def create(
         Path | None,
         typer.Option(
             metavar="JOB.PY",
-            help="Job file: a Python file that defines `plan`. For a run folder it is needed only if the model's "
-            "class is your own.",
+            help="Job file: a Python file that defines `plan`. If MODEL is a run folder, the job file is needed only if "
+            "the class of the model is your own.",
         ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Model to publish: run folder (which may be on s3:// or hdfs://), saved Deep FFM or weight file. Default: "
-            "the job's `engine`.",
+            help="Model to publish: a run folder (which may be on s3:// or hdfs://), a saved Deep FFM or a weight file. "
+            "Default: the job's `engine`.",
         ),
     ] = None,
     view: OtherViews = None,
@@ -210,7 +210,7 @@ def create(
 ) -> None:
     """Create the folder that `ctrbox serve` opens.
 
-    The folder holds a plan and version 1 of the weights of a run or of a Deep FFM.
+    The folder contains a plan, and version 1 of the weights of a run or of a Deep FFM.
     """
     from ctrbox.cli.job_file import blaming, load_job
     from ctrbox.ffm.engine import DeepFFM
@@ -288,9 +288,9 @@ def request_plan(
 ) -> None:
     """Write the plan of a published model for libctrbox.
 
-    A program in C, Rust, Java or Go then scores raw columns without Python. The file holds the rows of the joined views as they
-    are now. The file holds no weights: the program opens a weight file as well, and new versions or patches of the weights need
-    no new plan file.
+    With this file, a program in C, Rust, Java or Go can score raw columns without Python. The file contains the
+    rows of the joined views as they are now. It contains no weights: the program also opens a weight file. You need
+    not write the plan file again when you publish new versions of the weights.
     """
     from ctrbox.publish import Trust
     from ctrbox.publish.weights_of_models import DEEP_FFM
@@ -322,8 +322,9 @@ def keygen(
 ) -> None:
     """Generate a pair of keys for signing published models.
 
-    The publisher signs with the private key (--sign-with KEY), and a server that has the public key (--public-key KEY.pub) takes
-    only what was signed with it. Use one pair for each model. The private key file can be read by its owner alone.
+    The publisher signs with the private key (--sign-with KEY). A server that has the public key (--public-key
+    KEY.pub) accepts only models that were signed with this private key. Use one pair of keys for each model. Only
+    the owner of the private key file can read it.
     """
     from ctrbox import publish
 
@@ -346,8 +347,9 @@ def sign(
 ) -> None:
     """Sign the current version of a folder without changing it.
 
-    Use this command in two cases. To sign a folder whose versions were not signed before, look at them with `ctrbox publish log`
-    first. To change to another key, name the key that signed the current version with --public-key.
+    Use this command in two cases: to sign a folder whose versions were not signed before, or to change to another
+    key. In the first case, check the versions with `ctrbox publish log` before you sign. In the second case, pass
+    the public key of the previous key with --public-key.
     """
     from ctrbox import publish
 
@@ -435,8 +437,9 @@ def push(
 ) -> None:
     """Publish a model as the next version of a folder.
 
-    Of a run, the dense weights alone are published, except in three cases: the run has Model Servers, --job is given, or the
-    folder already contains whole runs. In these cases, the whole run is published, with its tables and Model Servers.
+    If MODEL is a run, the command publishes only the dense weights of the run, except in three cases: the run has
+    Model Servers, --job is given, or the folder already contains whole runs. In these cases, the command publishes
+    the whole run, with its tables and Model Servers.
     """
     from ctrbox import publish
 

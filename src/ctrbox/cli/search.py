@@ -42,9 +42,8 @@ def search(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File of test examples in the same format. Default: compare the models by the training examples, each "
-            "predicted "
-            "before it is learned.",
+            help="File of test examples in the same format. Default: compare the models by their predictions of the "
+            "training examples; each model predicts an example before it learns from it.",
         ),
     ] = None,
     models: Annotated[
@@ -81,7 +80,7 @@ def search(
 ) -> None:
     """Train many Deep FFMs at once and compare them.
 
-    All models learn from the same examples, which are read and parsed once.
+    All models learn from the same examples. The command reads and parses the examples only once.
     """
     from ctrbox.ffm.model_search import search as run
 

@@ -53,15 +53,16 @@ def serve(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File with the token that requests must carry. Default: the environment variable CTRBOX_TOKEN. A token is "
-            "required if --host is not a loopback address.",
+            help="File with the token that clients must send with each request. Default: the environment variable "
+            "CTRBOX_TOKEN. A token is required if --host is not a loopback address.",
         ),
     ] = None,
     name: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Name of the model in the URLs of the v2 protocol. Default: the name of its folder.",
+            help="Name of the model in the URLs of the v2 protocol (the Open Inference Protocol). Default: the name of the "
+            "folder MODEL.",
         ),
     ] = "",
     max_candidates: Annotated[
@@ -113,8 +114,8 @@ def serve(
             min=1,
             max=100,
             metavar="PERCENT",
-            help="Maximum share, in percent, of the connections, the request memory and the queue that one client address "
-            "may hold. Set it to 100 if all requests come through one proxy.",
+            help="Maximum share, in percent, of the connections, of the memory for requests and of the queue that one "
+            "client address may use. Set it to 100 if all requests come through one proxy.",
         ),
     ] = 50,
     tls_cert: Annotated[
@@ -152,8 +153,8 @@ def serve(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Run folder of the TwoTower model that computes the user's vector. Default: MODEL itself, if it is such a "
-            "run folder.",
+            help="Run folder of the TwoTower model that computes the user's vector. Default: MODEL, if MODEL is the run "
+            "folder of a TwoTower model.",
         ),
     ] = None,
     prerank_view: Annotated[
@@ -167,7 +168,10 @@ def serve(
     max_prerank: Annotated[
         int,
         typer.Option(
-            min=1, max=1_000_000, metavar="N", help="Maximum number of candidates in one request that are pre-ranked."
+            min=1,
+            max=1_000_000,
+            metavar="N",
+            help="Maximum number of candidates in one request to /v1/prerank or /v1/cascade.",
         ),
     ] = 100_000,
     cache: Annotated[
@@ -183,8 +187,8 @@ def serve(
         typer.Option(
             metavar="FILE",
             help="File with a state of the plan's histories, saved by `plan.histories()`. The server then computes the "
-            "history columns itself, takes events at /v1/events, and saves the state to the file. Default: requests "
-            "must contain these columns.",
+            "history columns itself, accepts events at /v1/events, and saves the state to the file. Default: requests "
+            "must contain the history columns.",
         ),
     ] = None,
     events: Annotated[
@@ -211,7 +215,7 @@ def serve(
             min=0.1,
             max=86_400,
             metavar="SECONDS",
-            help="Time in seconds between two saves of the --state file. The server also saves it when it stops.",
+            help="Time in seconds between two saves of the --state file. The server also saves the file when it stops.",
         ),
     ] = 30.0,
     views_every: Annotated[
@@ -220,8 +224,9 @@ def serve(
             min=0,
             max=86_400,
             metavar="SECONDS",
-            help="Time in seconds between two checks of the files of joined views; a view whose files changed is read again "
-            "while requests still use the old rows. With 0, views are read again only on a call of /v1/views/refresh.",
+            help="Time in seconds between two checks of the files of joined views. If the files of a view have changed, "
+            "the server reads the view again while requests still use the old rows. With 0, the server reads views "
+            "again only if a client calls /v1/views/refresh.",
         ),
     ] = 0.0,
     workers: Annotated[
@@ -230,9 +235,10 @@ def serve(
             min=1,
             max=256,
             metavar="N",
-            help="Number of worker processes. They share the port and the memory of the model, and divide --max-connections "
-            "and --cache among them; a worker that dies is replaced. Default: the number of usable cores, but 1 if "
-            "MODEL is a published run or a run with a Sparse Table, or if --state is given without --events.",
+            help="Number of worker processes. The workers share the port and the memory of the model, and divide "
+            "--max-connections and --cache among them. The server replaces a worker that dies. Default: the number of "
+            "usable cores, but 1 if MODEL is a published run or a run with a Sparse Table, or if --state is given "
+            "without --events.",
         ),
     ] = None,
     threads: Annotated[
@@ -241,8 +247,8 @@ def serve(
             min=0,
             max=256,
             metavar="N",
-            help="Number of threads that score requests in each worker; 0 scores on the event loop. Default: 1 for a run "
-            "folder and with --prerank or --encoder, otherwise 0.",
+            help="Number of threads in each worker that score requests. With 0, the thread that handles the connections "
+            "also scores the requests. Default: 1 for a run folder and with --prerank or --encoder, otherwise 0.",
         ),
     ] = None,
     public_key: Annotated[
@@ -251,24 +257,25 @@ def serve(
             "--public-key",
             metavar="FILE",
             help="Public key file of the model's publisher, from `ctrbox publish keygen`. The server then accepts only "
-            "versions that were signed with the matching private key. May be repeated, to change from one key to "
-            "another. Default: signatures are not checked.",
+            "versions that were signed with the matching private key. May be repeated, for the time in which the "
+            "publisher changes from one key to another. Default: signatures are not checked.",
         ),
     ] = None,
     model_id: Annotated[
         str,
         typer.Option(
             metavar="ID",
-            help="Identity that a signed model must have, 32 hexadecimal digits from `ctrbox publish log`. Default: the "
-            "identity of the first version that the server meets.",
+            help="Identity that a signed model must have: the 32 hexadecimal digits that `ctrbox publish log` prints. "
+            "Default: the identity of the first version that the server reads.",
         ),
     ] = "",
     trust_file: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File in which the server remembers the newest signed version, so that it refuses an older one after a "
-            "restart too. Default: none; a restarted server accepts any signed version.",
+            help="File in which the server stores the number of the newest signed version that it has accepted. With this "
+            "file, the server refuses an older version even after a restart. Default: no file; a restarted server "
+            "accepts any signed version.",
         ),
     ] = None,
     encoder: Annotated[
@@ -276,16 +283,19 @@ def serve(
         typer.Option(
             "--encoder",
             metavar="FIELD=WEIGHTS",
-            help="Field whose images or texts requests may contain, and the weight file of the encoder that made the vectors "
-            "of this field's Model Server. May be repeated. The server compares the weights with the checksum that the "
-            "model holds. Encoders of your own are defined in the job: `encoders = {FIELD: cb.tables.Encoder(…)}`. "
-            "Default: none.",
+            help="Field for which requests may contain images or texts, and the weight file of the encoder that made the "
+            "vectors of this field. May be repeated. The server compares the weights with the checksum that the model "
+            "contains. To use an encoder of your own, define it in the file of --job instead: `encoders = {FIELD: "
+            "cb.tables.Encoder(…)}`. Default: requests may not contain images or texts.",
         ),
     ] = None,
     max_images: Annotated[
         int,
         typer.Option(
-            min=1, max=64, metavar="N", help="Maximum number of images and texts in one request that are encoded."
+            min=1,
+            max=64,
+            metavar="N",
+            help="Maximum number of images and texts in one request that the server encodes.",
         ),
     ] = 8,
     max_pixels: Annotated[
@@ -294,22 +304,23 @@ def serve(
             min=1,
             max=1 << 31,
             metavar="N",
-            help="Maximum number of pixels of an image in a request, checked before decoding.",
+            help="Maximum number of pixels of an image in a request. The server checks this before it decodes the image.",
         ),
     ] = 16_000_000,
     traces: Annotated[
         str,
         typer.Option(
             metavar="URL",
-            help="OTLP/HTTP collector that gets OpenTelemetry spans of requests, such as http://127.0.0.1:4318/v1/traces; "
-            "console: print them to stderr. Needs `pip install 'ctrbox[traces]'`. Default: no spans are made.",
+            help="URL of an OTLP/HTTP collector to which the server sends OpenTelemetry spans of requests, such as "
+            "http://127.0.0.1:4318/v1/traces. With the value 'console', the server prints the spans to stderr. Needs "
+            "`pip install 'ctrbox[traces]'`. Default: no spans.",
         ),
     ] = "",
     access_log: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File to which the server appends one line of JSON for each request. Default: none.",
+            help="File to which the server appends one line of JSON for each answer. Default: no access log.",
         ),
     ] = None,
     view: OtherViews = None,
@@ -323,7 +334,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP and gRPC.
 
-    A request holds one context and many candidates; the answer holds the click probability of each candidate.
+    A request contains one context, such as the user and the page, and many candidates, the ads that could be shown.
+    The answer contains the click probability of each candidate.
     """
     import logging
 

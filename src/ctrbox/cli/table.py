@@ -104,7 +104,7 @@ def repair(
 ) -> None:
     """Replace damaged files of a table with saved copies.
 
-    The table stays at its last checkpoint.
+    Afterwards the table has the contents of its own last checkpoint, and not those of the saved copy.
     """
     from ctrbox.embed.ssd.repair import repair as repaired
 
@@ -122,7 +122,7 @@ def repair(
 def compact(folder: Folder, ram: Ram = "512MB", as_json: AsJson = False) -> None:
     """Merge the files of a table to free disk space.
 
-    Afterwards every row is on disk once, without its older states.
+    Afterwards every row is on disk only once. Older versions of the rows are removed.
     """
     refuse_of_a_run(folder)
     with opened(folder, ram) as table:
@@ -157,7 +157,7 @@ def export(
 ) -> None:
     """Export the rows of a table as Parquet.
 
-    The file has one line per key, in no particular order.
+    The file has one row for each key, in no particular order.
 
     \b
     Columns:
@@ -165,13 +165,13 @@ def export(
       version  uint32; number of the first checkpoint with the present state of the row
       weight   float; the first-order weight, if rows have one
       vector   list of dim floats
-      states   list of floats: those of the weight, then those of the vector, each as
-                 SGD             none: the column is null
-                 Adagrad         sum of squared gradients, a float each
+      states   list of floats: the optimizer states of the weight, then those of the vector
+                 SGD             no states: the column is null
+                 Adagrad         for each float, the sum of squared gradients
                  RowwiseAdagrad  one sum of mean squared gradients
-                 Adam            means, means of squares, beta1^t, beta2^t
-                 FTRL            z, then sums of squared gradients
-               and if the table counts: shows, clicks, period of the last push
+                 Adam            the means, the means of squares, beta1^t, beta2^t
+                 FTRL            z, then the sums of squared gradients
+               If the table counts, three floats follow: shows, clicks, period of the last push
     """
     if output.suffix != ".parquet":
         raise Mistake(f"export writes Parquet; expected a name such as {output.with_suffix('.parquet')}, got {output}")

@@ -90,8 +90,8 @@ def train(
         str | None,
         typer.Option(
             metavar="DIR|URL",
-            help="Folder of the run: a local path, s3://bucket/folder or hdfs://host/folder. Default: runs/<job>; if it "
-            "holds a finished run, runs/<job>-2 and so on.",
+            help="Folder of the run: a local path, s3://bucket/folder or hdfs://host/folder. Default: runs/<job>, or "
+            "runs/<job>-2 and so on if that folder already contains a finished run.",
         ),
     ] = None,
     epochs: Epochs = None,
@@ -101,8 +101,9 @@ def train(
         str | None,
         typer.Option(
             metavar="SHARE|DATA",
-            help="Rows to validate on: a share of the log from 0 to 0.9, taken from its end (0 validates on nothing), or the "
-            "path of another log with labels. Default: the job's setting, otherwise 0.1.",
+            help="Rows on which the model is validated: either a share of the log, from 0 (no validation) to 0.9, taken "
+            "from the end of the log, or the path of another log with labels. Default: the job's setting, otherwise "
+            "0.1.",
         ),
     ] = None,
     lr: Annotated[
@@ -111,8 +112,9 @@ def train(
             "--lr",
             "--learning-rate",
             metavar="RATE",
-            help="Learning rate of the embedding tables, above 0 (for FTRL: alpha); replaces the job's. Rows and optimizer "
-            "states are kept. Default: the job's setting.",
+            help="Learning rate of the embedding tables, above 0 (for FTRL: its parameter alpha). It replaces the learning "
+            "rate of the job; the rows and optimizer states of the tables stay as they are. Default: the job's "
+            "setting.",
         ),
     ] = None,
     seed: Annotated[
@@ -129,8 +131,9 @@ def train(
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Share of the training rows without a click to keep, above 0 and at most 1; predictions are corrected for "
-            "it. Default: the job's setting, otherwise 1.",
+            help="Share of the training rows without a click from which the model learns (downsampling), above 0 and at "
+            "most 1. Predictions are corrected for the rows that are left out. Default: the job's setting, otherwise "
+            "1.",
         ),
     ] = None,
     calibrate: Annotated[
@@ -138,12 +141,12 @@ def train(
         typer.Option(
             metavar="platt|isotonic|weights|intercept|NUMBER",
             help="How to correct predictions after training. 'platt' (a logistic curve) and 'isotonic' (a rising step "
-            "function) map scores to click rates; the map is fitted to the last tenth of the training rows, and the "
-            "model does not learn from those. The others correct for sample weights: they add one number to every "
-            "logit. 'weights' adds log(w0 / w1), where w0 and w1 are the total weights of the rows without and with a "
-            "click; 'intercept' adds the number that makes predicted and actual clicks of the validation rows equal; "
-            "NUMBER itself is added, and must be above -50 and below 50. Default: the job's setting, otherwise no "
-            "correction.",
+            "function) map scores to click rates. The map is fitted to the last tenth of the training rows, and the "
+            "model does not learn from these rows. 'weights', 'intercept' and NUMBER correct for sample weights by "
+            "adding one number to every logit. 'weights' adds log(w0 / w1), where w0 is the total weight of the rows "
+            "without a click, and w1 is the total weight of the rows with a click. 'intercept' adds the number for "
+            "which the predicted clicks of the validation rows add up to the actual clicks. NUMBER adds this number, "
+            "which must be above -50 and below 50. Default: the job's setting, otherwise no correction.",
         ),
     ] = None,
     patience: Annotated[
@@ -169,8 +172,9 @@ def train(
             min=0,
             max=64,
             metavar="BATCHES",
-            help="Number of batches to read ahead and hold on disk, 0 to 64. A Sparse Table larger than memory then keeps "
-            "the rows that are needed again soon in memory. Default: the job's setting, otherwise 0.",
+            help="Number of batches to extract ahead of the training and keep on disk, 0 to 64. A Sparse Table that is "
+            "larger than memory then keeps those rows in memory that are needed again soon. Default: the job's "
+            "setting, otherwise 0.",
         ),
     ] = None,
     resume: Annotated[
@@ -187,9 +191,9 @@ def train(
         str | None,
         typer.Option(
             metavar="empty|keep",
-            help="What to do with rows that a table already holds: 'empty' removes them before the first step, 'keep' "
-            "continues "
-            "from them. Default: keep, with a warning; required with --overwrite if a table holds rows.",
+            help="What to do if a table already holds rows when the training starts: 'empty' removes the rows before the "
+            "first step, 'keep' continues to train them. Default: keep, with a warning. The option is required with "
+            "--overwrite if a table holds rows.",
         ),
     ] = None,
     earlier: Annotated[
@@ -197,17 +201,18 @@ def train(
         typer.Option(
             "--from",
             metavar="RUN",
-            help="Continue from this finished run: start with its weights, tables and optimizer states, or as --warm-up "
-            "says. The run itself is not changed. Default: start with new weights.",
+            help="Finished run from which the new run starts. The new run begins with the weights, tables and optimizer "
+            "states of this run, or with the part of them that --warm-up names. The finished run itself does not "
+            "change. Default: start with new weights.",
         ),
     ] = None,
     warm_up: Annotated[
         str | None,
         typer.Option(
             metavar="KIND",
-            help="What to take over from the run of --from: 'partial' (the weights of the model and the sub-models of Model "
-            "Servers, but no rows of tables), 'full' (the tables too) or 'continue' (the optimizer states too). "
-            "Default: continue.",
+            help="What to take over from the run of --from: 'partial' (the weights of the model and the sub-models of "
+            "Model Servers, but no rows of tables), 'full' (the weights, the sub-models and the tables) or 'continue' "
+            "(all of these and the optimizer states). Default: continue.",
         ),
     ] = None,
     decay: Annotated[
@@ -222,8 +227,8 @@ def train(
         float | None,
         typer.Option(
             metavar="PENALTY",
-            help="L2 penalty of the rows of tables, 0 to 1000000. For each row it is divided by how often the row's key has "
-            "occurred. Default: the job's setting, otherwise 0.",
+            help="L2 penalty of the rows of tables, 0 to 1000000. For each row, the penalty is divided by the number of "
+            "times that the key of the row has occurred. Default: the job's setting, otherwise 0.",
         ),
     ] = None,
     common: Annotated[
@@ -231,8 +236,9 @@ def train(
         typer.Option(
             "--common",
             metavar="FIELD",
-            help="Field with many keys per row that the rows of one group share, such as a user's history; it is looked up "
-            "and pooled once per group and batch. May be repeated. Default: the job's `common`, otherwise none.",
+            help="Field (sparse feature) with many keys per row that are the same in all rows of one group, such as a "
+            "user's history. The keys are then looked up and pooled once per group and batch, instead of once per "
+            "row. May be repeated. Default: the job's `common`, otherwise none.",
         ),
     ] = None,
     tuned: Annotated[
@@ -273,8 +279,9 @@ def train(
             metavar="N",
             min=1,
             max=1024,
-            help="Number of processes on this machine that train together, each on a part of every batch and with a part of "
-            "the tables, without Ray. torchrun sets this number itself. Default: 1.",
+            help="Number of processes on this machine that train together, without Ray. Each process trains on a part of "
+            "every batch and holds a part of the tables. If torchrun starts the processes, it sets this number. "
+            "Default: 1.",
         ),
     ] = None,
     gpus: Annotated[
@@ -283,8 +290,9 @@ def train(
             metavar="N",
             min=1,
             max=1024,
-            help="Train on the first N GPUs of this machine, cuda:0 and up, with one process per GPU or, with --ranks, with "
-            "that number of processes. Default: as the job says, in one process.",
+            help="Train on the first N GPUs of this machine: cuda:0, cuda:1 and so on. --ranks sets the number of "
+            "processes; without --ranks, there is one process per GPU. Default: train in one process, on the device "
+            "that the job names.",
         ),
     ] = None,
     exchange: Annotated[
@@ -301,16 +309,17 @@ def train(
         typer.Option(
             metavar="SECONDS",
             min=1.0,
-            help="Time in seconds, at least 1, that the processes of --ranks wait for one of them before they end with an "
-            "error that names it.",
+            help="Time in seconds, at least 1, that the processes of --ranks wait for another of these processes before "
+            "they end with an error that names that process.",
         ),
     ] = RANK_TIMEOUT,
     as_json: AsJson = False,
 ) -> None:
     """Train the model of a job and write a report.
 
-    Read the raw log, extract its features and train the model on them. The run folder gets the weights, the tables, the
-    metrics and report.html. After Ctrl-C the run can be resumed from a checkpoint.
+    The command reads the raw log, extracts the features and trains the model on them. It writes the weights, the
+    tables, the metrics and report.html to the run folder. If you stop the training with Ctrl-C, the same command
+    continues it from the last checkpoint.
     """
     asked: dict[str, Any] = {
         "epochs": epochs,

@@ -58,7 +58,8 @@ def tune(
 ) -> None:
     """Search for the best settings of a job with Optuna.
 
-    The job declares the settings and their ranges in `def tune(trial)`. Trials that do badly are stopped early.
+    The job file declares the settings and their ranges in a function `def tune(trial)`. The command trains the
+    model once for each trial, and stops trials with bad results early.
     """
     loaded = load_seeded(job, seed)
     folder = Path("tune") / job.stem if out is None else utf8(out)

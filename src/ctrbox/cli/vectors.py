@@ -42,7 +42,7 @@ def encode(
         typer.Option(
             metavar="NAME|FILE.PY",
             help="Network that computes the vectors: vgg16-fc6 (4,096 numbers per image), or a Python file that defines "
-            "`encoder`, a cb.tables.Encoder of your own. The file is executed.",
+            "`encoder`, a cb.tables.Encoder of your own. The command executes this file.",
         ),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Vector file to write.")],
@@ -68,12 +68,12 @@ def encode(
         str,
         typer.Option(
             metavar="COLUMN",
-            help="Column of the ids in a Parquet file. The images of a folder have one column, name: the file's name without its "
-            "ending.",
+            help="Column with the ids in a Parquet file. If IMAGES is a folder, the only column is `name`: the name of the "
+            "file without its ending.",
         ),
     ] = "name",
     column: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of the images in a Parquet file. Default: image.")
+        str | None, typer.Option(metavar="COLUMN", help="Column with the images in a Parquet file. Default: image.")
     ] = None,
     batch_size: Annotated[
         int,
@@ -81,8 +81,8 @@ def encode(
             metavar="N",
             min=1,
             max=65_536,
-            help="Number of images per batch. A GPU encodes a batch at a time; a CPU encodes single images, and the command "
-            "writes a batch at a time.",
+            help="Number of images per batch. A GPU encodes all images of a batch together. A CPU encodes one image after "
+            "the other, and the command writes the vectors of a batch together.",
         ),
     ] = 32,
     threads: Annotated[
@@ -98,7 +98,7 @@ def encode(
     device: Annotated[
         str,
         typer.Option(
-            metavar="DEVICE", help="Device of vgg16-fc6: cpu or cuda. An encoder of your own names its device."
+            metavar="DEVICE", help="Device of vgg16-fc6: cpu or cuda. An encoder of your own chooses its device itself."
         ),
     ] = "cpu",
     dtype: Annotated[
@@ -108,8 +108,8 @@ def encode(
 ) -> None:
     """Write a vector file with one vector for each image.
 
-    Images that cannot be decoded are listed in the file FILE.skipped.jsonl. A command that was stopped continues where it
-    stopped when you run it again.
+    The command lists images that it cannot decode in the file FILE.skipped.jsonl. If you stop the command and run
+    it again, it continues where it stopped.
     """
     from ctrbox import View, col
     from ctrbox.embed.vectors.encode import encode as encode_items
@@ -180,23 +180,26 @@ def prerank(
     key: Annotated[
         str | None,
         typer.Option(
-            metavar="FIELD", help="Field whose key names an ad. Default: the first field of the model's ad tower."
+            metavar="FIELD",
+            help="Field whose key identifies an ad. Default: the first field of the ad tower (the part of the model that "
+            "computes the vector of an ad).",
         ),
     ] = None,
     columns: Annotated[
         str,
         typer.Option(
             metavar="COLUMN,…",
-            help="Columns of the view to keep besides those that the ad tower reads, separated by commas, such as the columns "
-            "that a ranking model needs. Default: no others.",
+            help="Further columns of the view to store, separated by commas, such as the columns that the main model of "
+            "the server needs. The columns that the ad tower reads are always stored. Default: no further columns.",
         ),
     ] = "",
     index: Annotated[
         str,
         typer.Option(
             metavar="KIND",
-            help="How a server searches all ads: exact searches all vectors; hnsw also makes an approximate index (pip install "
-            "'ctrbox[prerank]') and measures its recall.",
+            help="How a server searches for the best ads: with 'exact', it compares the vectors of all ads; with 'hnsw', "
+            "the command also builds an approximate index (needs pip install 'ctrbox[prerank]') and measures its "
+            "recall.",
         ),
     ] = "exact",
     recall_at: Annotated[
@@ -205,7 +208,8 @@ def prerank(
             min=1,
             max=100_000,
             metavar="K",
-            help="Number K of best ads for which the command measures the recall of an index: the share of them that it finds.",
+            help="Number K for measuring the recall of an index: the recall is the share of the best K ads that a search "
+            "finds.",
         ),
     ] = 400,
     view: OtherViews = None,
