@@ -110,7 +110,7 @@ def test_the_help_of_export_names_the_columns(folder: Path) -> None:
         "weight float",
         "vector list",
         "states list",
-        "those of the weight, then",
+        "the optimizer states of the weight, then",
     ):
         assert words in said
     with cb.SparseTable(

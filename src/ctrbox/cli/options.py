@@ -52,7 +52,8 @@ Epochs = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        help="Number of epochs, that is, passes over the training rows. Default: the job's setting, otherwise 1.",
+        help="Number of epochs. In an epoch, the training reads all training rows once. Default: the job's setting, "
+        "otherwise 1.",
     ),
 ]
 BatchSize = Annotated[
