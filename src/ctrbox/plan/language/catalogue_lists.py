@@ -28,19 +28,20 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
         NULL,
         "An empty list gives an empty string.",
         KEPT,
-        "A result ends before 4 GiB; the rest is left out, and the row is counted in `plan.warnings`.",
+        "A result that would reach 4 GiB is cut, and the row is counted in `plan.warnings`.",
     ),
     (
         "distinct",
-        "Returns the list without repetitions. Of equal elements, the first one stays. The order does not change.",
+        "Returns the list without repetitions. Of equal elements, only the first one is kept. The order does not change.",
         NULL,
         EMPTY,
         BYTES,
-        "At most 2^31 − 1 elements of a row are read; the rest is left out, and the row is counted in `plan.warnings`.",
+        "If a list has more than 2^31 − 1 elements, the elements after that are left out, and the row is counted in "
+        "`plan.warnings`.",
     ),
     (
         "ngrams",
-        "Returns one key for each n consecutive elements of a list: the hash of their hashes.",
+        "Returns one key for each sequence of n consecutive elements of a list. The key is a hash of the hashes of the elements.",
         NULL,
         "A list with fewer than n elements gives an empty list.",
         NO,
@@ -56,7 +57,8 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ),
     (
         "overlap_jaccard",
-        "Returns the number of distinct values in both lists, divided by the number of distinct values in at least one of them.",
+        "Returns the number of distinct values that occur in both lists, divided by the number of distinct values that occur in "
+        "at least one of them.",
         EITHER,
         "Two empty lists give 0.",
         BYTES,
@@ -64,7 +66,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ),
     (
         "contains",
-        "Returns whether the value is in the list.",
+        "Returns whether the argument is an element of the list.",
         EITHER,
         "An empty list contains no value, so the result is false.",
         BYTES,

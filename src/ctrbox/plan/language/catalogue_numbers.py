@@ -6,15 +6,18 @@ _WRAP = "Ints wrap around at 64 bits (two's complement). Floats follow IEEE 754.
 _IEEE = "Floats follow IEEE 754."
 _LARGEST = "For the int −2^63, the result is −2^63, because 2^63 does not fit into 64 bits."
 _ASCII = (
-    "Digits must be ASCII digits. A string with any other character before, in or after the value gives a null, white space "
-    "included; `.strip()` removes white space."
+    "Digits must be ASCII digits. A string with any other character before, in or after the value gives a null. This includes "
+    "white space, which `.strip()` removes."
 )
-_OFFSET = "The result is right for every 64-bit time. If the offset moves a time out of the range of 64 bits, it wraps around."
+_OFFSET = (
+    "The result is right for every 64-bit time. If the offset moves a time out of the range of 64 bits, the moved time wraps "
+    "around."
+)
 _MINUTES = "`offset_minutes=` is the difference of the local time from UTC in minutes (default: 0)."
-_COMPARED = "The arguments are both bools, ints, floats, times or keys."
-_ORDERED = "The arguments are both bools, ints, floats or times."
+_COMPARED = "Both arguments have the same kind: bool, int, float, time or key."
+_ORDERED = "Both arguments have the same kind: bool, int, float or time."
 _FALSE = "The result is false if an argument is NaN."
-_TIE = "The result is NaN if either argument is NaN. If both are equal, it is the first one."
+_TIE = "The result is NaN if either argument is NaN. If both arguments are equal, the result is the first one."
 
 ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     # ---- arithmetic
@@ -59,8 +62,8 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ),
     (
         "round",
-        "Rounds to d digits after the point, 0 to 15 (default: 0): round(x · 10^d) / 10^d. A number in the middle of two is "
-        "rounded to the even one.",
+        "Rounds to d digits after the decimal point, 0 to 15 (default: 0): round(x · 10^d) / 10^d. If x · 10^d lies exactly "
+        "between two whole numbers, it is rounded to the even one.",
         NULL,
         NO,
         NO,
@@ -70,7 +73,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("ceil", "Returns the smallest whole number that is not below x.", NULL, NO, NO, NONE),
     (
         "standardize",
-        "Returns (x − mean) / standard deviation. Both are fitted on the log.",
+        "Returns (x − mean) / standard deviation. The mean and the standard deviation are fitted on the log.",
         NULL,
         NO,
         NO,
@@ -80,7 +83,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("max", "Returns the larger of two ints, floats or times.", NULL, NO, NO, _TIE),
     (
         "clip",
-        "Returns the low limit for a smaller value, the high limit for a larger one, and otherwise the value itself.",
+        "Returns the first argument for a smaller value, the second argument for a larger value, and otherwise the value itself.",
         NULL,
         NO,
         NO,
@@ -88,44 +91,51 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ),
     (
         "bucketize",
-        "Returns the number of boundaries that are not above x. The boundaries are given as a list, or fitted on the log as "
-        "`quantiles=`.",
+        "Returns the number of boundaries that are not above x. The boundaries are given as a list. With `quantiles=20`, they "
+        "are fitted on the log, so that they divide its rows into 20 parts of about equal size.",
         NULL,
         "Without boundaries, the result is 0.",
         NO,
-        "NaN is counted as larger than every boundary. Ints beyond 2^53 are compared as the nearest float.",
+        "NaN counts as larger than every boundary. Ints beyond 2^53 are compared as the nearest float.",
     ),
     # ---- comparison and logic
-    ("eq", f"Returns whether a = b. {_COMPARED}", NULL, NO, NO, "NaN is not equal to anything, itself included."),
-    ("ne", f"Returns whether a ≠ b. {_COMPARED}", NULL, NO, NO, "NaN differs from everything, itself included."),
+    ("eq", f"Returns whether a = b. {_COMPARED}", NULL, NO, NO, "NaN is not equal to any value, not even to NaN."),
+    ("ne", f"Returns whether a ≠ b. {_COMPARED}", NULL, NO, NO, "NaN differs from every value, even from NaN."),
     ("lt", f"Returns whether a < b. {_ORDERED}", NULL, NO, NO, _FALSE),
     ("le", f"Returns whether a ≤ b. {_ORDERED}", NULL, NO, NO, _FALSE),
     ("gt", f"Returns whether a > b. {_ORDERED}", NULL, NO, NO, _FALSE),
     ("ge", f"Returns whether a ≥ b. {_ORDERED}", NULL, NO, NO, _FALSE),
-    ("and", "Returns whether both are true.", f"{EITHER} This also holds for null & false.", NO, NO, NONE),
-    ("or", "Returns whether at least one is true.", f"{EITHER} This also holds for null | true.", NO, NO, NONE),
-    ("not", "Returns the opposite.", NULL, NO, NO, NONE),
+    ("and", "Returns whether both arguments are true.", f"{EITHER} This also holds for null & false.", NO, NO, NONE),
+    (
+        "or",
+        "Returns whether at least one argument is true.",
+        f"{EITHER} This also holds for null | true.",
+        NO,
+        NO,
+        NONE,
+    ),
+    ("not", "Returns true for false, and false for true.", NULL, NO, NO, NONE),
     ("is_nan", "Returns whether the value is NaN.", NULL, NO, NO, NONE),
     (
         "is_in",
         "Returns whether the value is one of the given ints, floats, strings or times.",
         NULL,
-        "With no given values, the result is false. An empty string can be one of the values.",
+        "If no values are given, the result is false. An empty string can be one of the values.",
         BYTES,
         "NaN is never one of the values. 0.0 and −0.0 are the same value.",
     ),
     # ---- nulls
     (
         "fill",
-        "Returns the value or, where it is null, the other value. It accepts every kind.",
-        "The result is null where both values are null.",
+        "Returns the value or, where the value is null, the argument of `fill`. The values may have any kind.",
+        "The result is null where the value and the argument are null.",
         "An empty string or list is not a null and stays as it is.",
         NO,
         NONE,
     ),
     (
         "is_null",
-        "Returns whether the value is null, or is not null. It accepts every kind.",
+        "`is_null` returns whether the value is null, and `is_not_null` whether it is not null. The value may have any kind.",
         "The result is never null.",
         "An empty string or list is not a null.",
         NO,
@@ -133,10 +143,9 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ),
     (
         "select",
-        "Returns the value of `then` where the condition is true, and otherwise the value of `otherwise`. It accepts values of "
-        "every kind.",
-        "Where the condition is null, the value of `otherwise` is taken. The result is null where the value that is taken is "
-        "null.",
+        "Returns the value of `then` where the condition is true, and otherwise the value of `otherwise`. The values may have "
+        "any kind.",
+        "Where the condition is null, the result is the value of `otherwise`. The result is null where the chosen value is null.",
         NO,
         NO,
         NONE,
@@ -179,7 +188,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     (
         "cast_t",
         'Converts to a time. An int is a number of seconds ("s"), milliseconds ("ms"), microseconds ("us") or nanoseconds ("ns") '
-        "since 1970 UTC; `unit=` says which. A string is a date, or has the form `YYYY-MM-DD[ T]hh:mm[:ss[.f]][Z|±hh:mm]`.",
+        "since 1970 UTC; `unit=` names the unit. A string is a date, or has the form `YYYY-MM-DD[ T]hh:mm[:ss[.f]][Z|±hh:mm]`.",
         f"{NULL} A string that is not such a time gives a null.",
         "An empty string gives a null.",
         _ASCII,
@@ -203,8 +212,8 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ),
     (
         "age",
-        'Returns the time from the second time to the first one, as a float in "seconds" (the default), "minutes", "hours" or '
-        '"days".',
+        'Returns how much time lies between the argument and the time on which `age` is called, as a float in "seconds" (the '
+        'default), "minutes", "hours" or "days". The result is negative if the argument is the later time.',
         NULL,
         NO,
         NO,
@@ -214,14 +223,15 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     (
         "json",
         "Returns the value at a path such as `$.a['b'][0]` of a JSON document, converted to the given kind: str (the default), "
-        "int, float, bool, or a list of str, int or float. As a str, a value that is not a string gives its raw JSON text. As an "
+        "int, float, bool, or a list of str, int or float. For str, a value that is not a string gives its raw JSON text. For "
         "int, every number with a whole value is accepted, such as 1e2.",
         f"{NULL} A path that does not exist and a JSON null give a null. A value of another kind gives a null, and elements of "
-        "another kind are dropped from a list; `plan.casts` counts both.",
+        "another kind are dropped from a list; `plan.casts` counts such values and elements.",
         "An empty document is malformed. A malformed document gives a null and is counted in `plan.warnings`; with "
         "`strict=True`, it is an error.",
-        "Escapes become UTF-8. Half of a surrogate pair becomes U+FFFD. All other bytes stay as they are.",
+        "Escapes such as `\\u00e9` become UTF-8. An escape that is only half of a surrogate pair becomes U+FFFD. All other bytes "
+        "stay as they are.",
         "An int that does not fit into 64 bits gives a null. A float beyond 1.8e308 gives infinity or −infinity. A document with "
-        "more than 64 levels is malformed.",
+        "more than 64 levels of nesting is malformed.",
     ),
 )

@@ -5,7 +5,7 @@ from ctrbox.plan.language.catalogue_phrases import BYTES, EITHER, KEPT, NONE, NU
 EMPTY = "An empty string gives an empty string."
 _CUT = "A result is cut at 4 GiB, and the row is counted in `plan.warnings`."
 _PART = "A negative n is refused."
-_FOUND = "If the text is empty, the result is true."
+_FOUND = "If the argument is empty, the result is true."
 
 ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("length", "Returns the number of characters.", NULL, "An empty string gives 0.", POINTS, NONE),
@@ -15,8 +15,8 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
         "Converts to lower case.",
         NULL,
         EMPTY,
-        "The conversion follows Unicode 14.0 and replaces each code point by exactly one: Σ always becomes σ, and İ (U+0130) "
-        "stays. Bytes that are not valid UTF-8 stay.",
+        "The conversion follows Unicode 14.0 and replaces each code point by exactly one code point: Σ always becomes σ, and İ "
+        "(U+0130) stays as it is. Bytes that are not valid UTF-8 stay as they are.",
         "A string is cut after 2.5 GiB, and the row is counted in `plan.warnings`.",
     ),
     (
@@ -24,7 +24,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
         "Removes white space, or the given characters, from both ends.",
         NULL,
         EMPTY,
-        "White space is the same as for Python's `str.strip`.",
+        "The same characters count as white space as for Python's `str.strip`.",
         NONE,
     ),
     (
@@ -50,12 +50,12 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
         NULL,
         EMPTY,
         POINTS,
-        "If the range is not entirely inside the string, the part that exists is returned.",
+        "If the range is not entirely inside the string, the result is the part of the range that is inside.",
     ),
-    ("contains", "Returns whether the text occurs in the string.", NULL, _FOUND, BYTES, NONE),
+    ("contains", "Returns whether the argument occurs in the string.", NULL, _FOUND, BYTES, NONE),
     (
         "starts_with",
-        "Returns whether the string begins with the text.",
+        "Returns whether the string begins with the argument.",
         NULL,
         _FOUND,
         BYTES,
@@ -63,7 +63,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ),
     (
         "ends_with",
-        "Returns whether the string ends with the text.",
+        "Returns whether the string ends with the argument.",
         NULL,
         _FOUND,
         BYTES,
@@ -71,10 +71,10 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ),
     (
         "replace",
-        "Replaces every occurrence of the first text by the second one, from left to right. Occurrences that overlap an "
-        "earlier one are not replaced.",
+        "Replaces every occurrence of the first argument by the second argument, from left to right. Occurrences that overlap "
+        "an earlier occurrence are not replaced.",
         NULL,
-        f"{EMPTY} If the first text is empty, nothing is replaced.",
+        f"{EMPTY} If the first argument is empty, nothing is replaced.",
         BYTES,
         _CUT,
     ),
@@ -116,7 +116,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
         "Returns the Levenshtein distance of two strings, up to a limit of 0 to 64 (default: 8). A larger distance gives "
         "limit + 1.",
         EITHER,
-        "The distance to an empty string is the length of the other string.",
+        "The distance of an empty string to another string is the length of the other string.",
         POINTS,
         NONE,
     ),
