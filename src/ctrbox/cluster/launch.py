@@ -33,16 +33,16 @@ TOKENLESS = (
 class Cluster:
     """A cluster of workers and parameter servers on Ray.
 
-    ``address``   Ray cluster to use: "local" starts Ray on this machine and ends it afterwards; "auto" or "host:port" joins a
-                  running cluster
-    ``workers``   number of workers; each trains on a part of every batch
-    ``servers``   number of parameter servers, which hold the tables and Model Servers; each holds a shard of all keys
-    ``cores``     number of cores of each worker: its threads, and the cores that Ray reserves for it
-    ``restarts``  number of times that lost workers or servers are replaced before the training ends with an error
-    ``dashboard`` whether a local Ray starts its dashboard, which needs: pip install 'ray[default]'
+    ``address``    Ray cluster to use: "local" starts Ray on this machine and ends it after the training; "auto" or
+                   "host:port" joins a running cluster
+    ``workers``    number of workers; each worker trains on a part of every batch
+    ``servers``    number of parameter servers, which hold the tables and Model Servers; each server holds a shard of all keys
+    ``cores``      number of cores of each worker: the number of its threads, and of the cores that Ray reserves for it
+    ``restarts``   number of times that lost workers or servers are replaced before the training ends with an error
+    ``dashboard``  whether a local Ray starts its dashboard, which needs: pip install 'ray[default]'
 
-    After a training ``moved`` is the number of bytes of keys, rows, gradients and counts that went between workers and servers.
-    It does not count dense gradients, which workers exchange among themselves, nor what Ray adds to a message.
+    After a training, ``moved`` is the number of bytes of keys, rows, gradients and counts that were sent between workers and
+    servers. It includes neither dense gradients, which workers exchange among themselves, nor what Ray adds to a message.
     """
 
     leads = True  # the process that has it starts all others
@@ -105,7 +105,7 @@ class Cluster:
                 check_splits(source.embedder)
 
     def train(self, fit: Fit) -> None:
-        """Train into the run folder of ``fit``, from its newest checkpoint to its last."""
+        """Train into the run folder of ``fit``, from its newest checkpoint to its last checkpoint."""
         import ray
 
         from ctrbox.cluster.recovery import Crew

@@ -139,12 +139,12 @@ class Fields(Mapping[str, Ragged]):
 
 @dataclass(frozen=True)
 class Batch:
-    """One mini-batch. ``label``, ``weight`` and ``group`` are None when the feature set names none.
+    """One mini-batch. ``label``, ``weight`` and ``group`` are None if the feature set does not have them.
 
-    If the feature set has several labels, ``labels`` has the values of each label by its name, and ``observed`` says in which
-    rows they are known; a label that was not observed is NaN. With one label or none, both are empty. ``arrived`` has, for each
-    label whose ones arrive late, the share of all ones that has arrived by the age of each row: 1 for rows that are as old as the
-    window, NaN where the age is not known.
+    If the feature set has several labels, ``labels`` contains the values of each label by its name, and ``observed`` says in
+    which rows they are known; a label that was not observed is NaN. With one label or none, both are empty. ``arrived`` is
+    for labels that may turn from 0 to 1 later, such as conversions: for each row, it is the share of all ones that has
+    arrived when a row has this age. It is 1 for rows that are at least as old as the window, and NaN if the age is not known.
     """
 
     schema: Schema
@@ -195,7 +195,7 @@ class Batch:
     def final(self, label: str) -> np.ndarray:
         """Return in which rows one of several labels was observed and cannot change any more.
 
-        A label whose ones arrive late is final in rows that are as old as its window.
+        A label that may turn from 0 to 1 later is final in rows that are at least as old as its window.
         """
         known = self.observed[label]
         return known & (self.arrived[label] >= 1) if label in self.arrived else known
@@ -206,7 +206,7 @@ class Batch:
         return not isinstance(self.dense, np.ndarray)
 
     def cpu(self) -> Batch:
-        """Return the batch with NumPy arrays; the batch itself if it has them already."""
+        """Return this batch with NumPy arrays. If it has NumPy arrays already, return the batch itself."""
         if not self.on_device:
             return self
 
@@ -218,7 +218,7 @@ class Batch:
         return Batch(self.schema, self.rows, label, as_array(self.dense), sparse, group, weight, self.index)
 
     def take(self, rows: np.ndarray) -> Batch:
-        """Return the given rows, in the given order, as a batch with memory of its own."""
+        """Return a batch with copies of the given rows, in the given order."""
         if self.on_device:
             import torch
 
@@ -243,7 +243,9 @@ class Batch:
         )
 
     def slice(self, start: int, stop: int) -> Batch:
-        """Return the rows from ``start`` up to ``stop`` as a batch over the same memory. The batch must not be on a GPU."""
+        """Return the rows from ``start`` up to ``stop`` as a batch that shares the memory of this batch, which must not be on
+        a GPU.
+        """
 
         def part(array: np.ndarray | None) -> np.ndarray | None:
             return None if array is None else array[start:stop]
@@ -265,9 +267,9 @@ class Batch:
         )
 
     def select(self, schema: Schema) -> Batch:
-        """Return a batch with the features that ``schema`` names, in its order.
+        """Return a batch with the features that ``schema`` names, in the order of ``schema``.
 
-        The keys are shared with this batch. Dense columns are copied if ``schema`` leaves some out.
+        The new batch shares the keys of this batch. Dense columns are copied if ``schema`` leaves some of them out.
         """
         columns, at = {}, 0
         for name, width in self.schema.dense:
@@ -298,7 +300,7 @@ class Batch:
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
-        """Return one batch with the rows of several batches of one schema, one after the other."""
+        """Return one batch with the rows of several batches, one after the other. All batches must have the same schema."""
         batches = [b.cpu() for b in batches]
         first = batches[0]
 
@@ -326,10 +328,11 @@ class Batch:
         )
 
     def to_arrow(self) -> pa.RecordBatch:
-        """Return an Arrow batch: ``label``, ``weight``, ``group``, dense columns as float32, sparse ones as int64 or lists.
+        """Return an Arrow batch with the columns ``label``, ``weight`` and ``group``, and one column for each feature.
 
-        Each of several labels is a column with the name of the label; it is null where the label was not observed. The shares of
-        ``arrived`` are columns "arrived NAME".
+        Dense columns are float32, and sparse features are int64 or lists. Each of several labels is a column with the name of
+        the label; it is null where the label was not observed. The shares of ``arrived`` are columns with the name "arrived
+        NAME".
         """
         if self.on_device:
             return self.cpu().to_arrow()
@@ -353,7 +356,9 @@ class Batch:
 
     @staticmethod
     def from_arrow(schema: Schema, rows: pa.RecordBatch) -> Batch:
-        """Return the batch that ``to_arrow`` wrote. Dense columns are copied into one matrix; keys are not copied."""
+        """Return the batch from which ``to_arrow`` made an Arrow batch. Dense columns are copied into one matrix; keys are
+        not copied.
+        """
         dense = np.empty((rows.num_rows, schema.dense_width), np.float32)
         for k, name in enumerate(schema.dense_names):
             dense[:, k] = rows.column(name).to_numpy(zero_copy_only=False)
@@ -389,10 +394,11 @@ class Batch:
         )
 
     def torch(self) -> dict[str, Any]:
-        """Return tensors over the same memory: label, dense, group, weight, and sparse as name → (values, offsets).
+        """Return a dict of torch tensors that share the memory of the batch: label, dense, group, weight and sparse.
 
-        If there are several labels, ``labels`` and ``observed`` are dicts with one tensor for each label, and ``arrived`` is one
-        for the labels whose ones arrive late.
+        ``sparse`` is a dict with a pair (values, offsets) for each feature. If there are several labels, ``labels`` and
+        ``observed`` are dicts with one tensor for each label, and ``arrived`` is a dict with one tensor for each label that
+        may turn from 0 to 1 later.
         """
         import torch
 
@@ -413,7 +419,7 @@ class Batch:
 
     @staticmethod
     def from_torch(schema: Schema, tensors: Mapping[str, Any]) -> Batch:
-        """Return the batch of the tensors that ``torch`` returned; CPU tensors share their memory with it."""
+        """Return the batch from which ``torch`` made tensors. CPU tensors share their memory with the batch."""
         dense = tensors["dense"].numpy()
         arrays = {n: tensors[n].numpy() if n in tensors else None for n in ("label", "weight", "group")}
         sparse = {n: Ragged(v.numpy(), o.numpy()) for n, (v, o) in tensors["sparse"].items()}

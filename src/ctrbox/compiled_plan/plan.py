@@ -50,8 +50,9 @@ Fitted = dict[int, dict[str, np.ndarray]]
 class Plan:
     """A compiled plan, which turns raw rows into batches. ``cb.compile`` and ``cb.Plan.load`` create plans.
 
-    A plan does not change. Setting an attribute raises an error; ``using`` returns another plan, with other threads or on another
-    device. A plan keeps only results of its definition: fitted values, loaded views and the compiled program.
+    A plan cannot be changed: setting an attribute raises an error. ``using`` returns a new plan with another number of
+    threads or for another device. A plan keeps only what follows from its definition: fitted values, loaded views and the
+    compiled program.
     """
 
     log: View
@@ -94,9 +95,11 @@ class Plan:
         super().__setattr__(name, value)
 
     def using(self, *, threads: int | None = None, device: str | Device | None = None) -> Plan:
-        """Return this plan with another number of threads, or on another device; fitted values and loaded views are shared.
+        """Return this plan with another number of threads, or for another device. Both plans share fitted values and loaded
+        views.
 
-        ``threads``: number of threads that extract, from 1 to 1,024. ``device``: as for ``cb.compile``. Default: as they are.
+        ``threads``: number of threads that extract, from 1 to 1,024. ``device``: as for ``cb.compile``. Default: those of
+        this plan.
         """
         changes: dict[str, Any] = {}
         if threads is not None:
@@ -124,35 +127,37 @@ class Plan:
 
     @property
     def schema(self) -> Schema:
-        """The features that the batches hold. Reading it scans nothing.
+        """The features that the batches contain. Reading this attribute does not read the log.
 
-        Its fingerprint covers fitted values; it is empty for a plan that has to be fitted and is not.
+        The schema has a fingerprint, which covers fitted values. It is empty if the plan must be fitted first.
         """
         return self.graph.schema(self.fingerprint if self.is_fitted else "")
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the plan has all values that its operators take from the log; a plan without such operators always has."""
+        """Whether the plan has all values that its operators learn from the log. True for a plan without such operators."""
         return bool(self.fitted) or not self.graph.fits
 
     @property
     def fingerprint(self) -> str:
-        """A digest of everything that decides the bits of a batch; models carry it. Before ``fit`` it lacks fitted values."""
+        """A hash of everything that decides the bits of a batch. Models contain it. Before ``fit``, it does not cover fitted
+        values.
+        """
         from ctrbox.compiled_plan.fingerprint import fingerprint
 
         return fingerprint(self)
 
     def data_fingerprints(self) -> list[list[str]]:
-        """Return the name of each view with a digest of its data: names, sizes, times and content of its files.
+        """Return a hash of the data of each view, by the view's name. It covers names, sizes, times and contents of the files.
 
-        `files.checksum` says which bytes are covered. Compare these digests before resuming at a saved position in another
-        process.
+        `files.checksum` says which bytes of the files are covered. Compare these hashes before you resume at a saved position
+        in another process.
         """
         return [[view.name, view.source.fingerprint()] for view in self._views()]
 
     @property
     def table_versions(self) -> dict[str, dict[str, Any]]:
-        """The ``path``, ``format`` ("delta" or "iceberg") and ``version`` of each view that reads a table, by the view's name."""
+        """The ``path``, ``format`` ("delta" or "iceberg") and ``version`` of each table that a view reads, by the view's name."""
         from ctrbox.compiled_plan.saved_views import versions_of
 
         return versions_of(self._views())
@@ -163,10 +168,11 @@ class Plan:
 
     # ---- learning, looking, keeping
     def fit(self) -> Plan:
-        """Scan the log for the values that operators take from it: quantiles, moments, click histories. Returns this plan.
+        """Read the log and compute the values that operators learn from it: quantiles, means and deviations, and counts of
+        clicks.
 
-        A plan without such operators, or one that has its values, scans nothing. ``batches`` and other methods that run the
-        plan fit it first.
+        Returns this plan. If the plan has no such operators, or already has their values, it reads nothing. ``batches`` and
+        the other methods that run the plan fit it first.
         """
         if not self.is_fitted:
             from ctrbox.engines.fitted_values import fit_plan
@@ -180,10 +186,11 @@ class Plan:
     @overload
     def explain(self, device: Any = None, *, json: Literal[True]) -> dict[str, Any]: ...
     def explain(self, device: Any = None, *, json: bool = False) -> str | dict[str, Any]:
-        """Describe layers, placement and its reasons, rows and bytes, as text or as plain data.
+        """Describe the layers, where each operator runs and why, the rows and the bytes, as text or as plain data.
 
-        ``device``: a ``cb.types.Device`` to plan for; default: the device of the plan. After ``measure()`` on a GPU, the
-        description also has the measured times."""
+        ``device``: a ``cb.types.Device`` to describe the plan for; default: the device of the plan. After ``measure()`` on a
+        GPU, the description also has the measured times.
+        """
         from ctrbox.plan.drawing.explain import explain, explain_json
 
         where = self._known(self.device if device is None else device)
@@ -206,9 +213,11 @@ class Plan:
         return device_named(device, gpu_bytes=gpu_bytes())
 
     def measure(self) -> dict[str, dict[str, float]]:
-        """Measure the nanoseconds per row of each operator: on the CPU from all rows so far (all threads together), on a GPU
-        by running each group of operators alone over the last chunk. ``explain()`` then shows these times, and placement uses
-        them."""
+        """Measure the nanoseconds per row of each operator.
+
+        On the CPU, the times are those of all rows so far, for all threads together. On a GPU, the method runs each group of
+        operators alone over the last chunk. ``explain()`` then shows these times, and placement uses them.
+        """
         self._measured = time_of_operators.measured(self.extractor())
         return self._measured
 
@@ -238,18 +247,22 @@ class Plan:
         allow_views: Sequence[str] = (),
         device: str | Device | None = None,
     ) -> Plan:
-        """Read a saved plan. ``views``: other data by view name. Runs no code of the file; user operators are imported by
-        their path only with ``allow_operators=True``; a list of operators allows these and imports nothing. Opens no path of
-        the file either: views are opened when the plan runs, and only below the current folder, beside the plan, or below one
-        of ``allow_views`` (such as ``["/data", "s3://bucket/"]``).
-        ``device``: as for ``cb.compile``; default: "cpu" for a plan that was compiled for it, otherwise "auto"."""
+        """Read a saved plan. This runs no code of the file and opens none of its paths.
+
+        ``views``            other data for views, by the view's name
+        ``allow_operators``  True imports your own operators by the import paths in the file; a list allows these operators
+                             and imports nothing
+        ``allow_views``      folders from which views may be read, such as ``["/data", "s3://bucket/"]``, in addition to the
+                             current folder and the folder of the plan file. A view is opened when the plan runs
+        ``device``           as for ``cb.compile``; default: "cpu" for a plan that was compiled for it, otherwise "auto"
+        """
         from ctrbox.compiled_plan.plan_file import load_plan
 
         plan = load_plan(path, views=views, allow_operators=allow_operators, allow_views=allow_views)
         return plan if device is None else plan.using(device=device)
 
     def materialize(self, path: str | os.PathLike[str], features: list[str] | None = None, **options: Any) -> int:
-        """Write chosen features, with the instance id, as basic features for later runs; returns the rows written."""
+        """Write chosen features, with the instance id, as basic features for later runs. Returns the number of rows written."""
         from ctrbox.engines.materialize import materialize
 
         return materialize(self, path, features, **options)
@@ -258,8 +271,8 @@ class Plan:
     def extractor(self, begin: int | None = None) -> Extractor:
         """Return the engine of the plan. The first call fits the operators, loads the joined views and builds the programs.
 
-        ``begin``: the row of the log from which its caller is about to ask for batches, so that the CPU engine can read the
-        log while it loads the joined views.
+        ``begin``: the row of the log from which the caller will ask for batches. The CPU engine can then read the log while
+        it loads the joined views.
         """
         self.fit()
         with self._lock:
@@ -284,11 +297,13 @@ class Plan:
         limit: int | None = None,
         stop: int | None = None,
     ) -> BatchStream:
-        """Return a stream of batches of ``batch_size`` rows in the order of the log; the last batch may be smaller.
+        """Return a stream of batches of ``batch_size`` rows in the order of the log. The last batch may be smaller.
 
-        ``shuffle``: rows within which the order is drawn at random (from ``seed``), at least a batch. ``start``: continue
-        from the ``position`` of an earlier stream. ``limit``: maximum number of rows. ``stop``: the first row of the log that
-        is not read.
+        ``shuffle``  number of consecutive rows that are put into a random order, at least the size of a batch; ``seed``
+                     decides the order
+        ``start``    the ``position`` of an earlier stream at which this stream continues
+        ``limit``    maximum number of rows
+        ``stop``     the first row of the log that is not read
         """
         walk = batch_order.walk(self.extractor, batch_size, shuffle, seed, start, limit, stop)
         return BatchStream(walk, start)
@@ -304,15 +319,16 @@ class Plan:
         start: Position | None = None,
         stop: int | None = None,
     ) -> Generator[tuple[Batch, Position, int], None, None]:
-        """Yield one worker's part of each batch of n rows, rows n·part/of to n·(part + 1)/of, together with n.
-        Without ``shuffle`` the operators run over those rows alone."""
+        """Yield one worker's part of each batch, together with the number n of rows of the whole batch.
+
+        The part has the rows n·part/of to n·(part + 1)/of. Without ``shuffle``, the operators run over these rows alone.
+        """
         return batch_order.parts(self.extractor, batch_size, part, of, shuffle, seed, start, stop)
 
     def columns(
         self, columns: dict[str, Any], *, rows: int = EVALUATE_ROWS, start: int = 0, stop: int | None = None
     ) -> Generator[pa.Table, None, None]:
-        """Compute other expressions over the rows of the batches, in the same order, for slices of metrics but never for
-        training.
+        """Compute other expressions for the rows of the batches, in the same order, for slices of metrics but never for training.
 
         ``rows``: number of rows of each table. ``start`` and ``stop``: rows of the log.
         """
@@ -326,10 +342,16 @@ class Plan:
         views: Mapping[str, Any] | None = None,
         histories: str | os.PathLike[str] | None = None,
     ) -> Plan:
-        """Return this plan, with its fitted values, over another log. ``label=False``: the log has no labels. ``views``: other
-        data for joined and merged views, by name. Columns must have the types that this plan was built on. A null for which
-        the plan has no fill value raises an error that names the row when it is read. ``histories``: the file of a saved state
-        (``plan.histories``) with which the histories of the other log begin; default: they begin empty."""
+        """Return this plan, with its fitted values, over another log, whose columns must have the types for which the plan
+        was built.
+
+        If the other log has a null for which the plan has no fill value, reading raises an error that names the row.
+
+        ``label``      False if the other log has no labels
+        ``views``      other data for joined and merged views, by name
+        ``histories``  the file of a saved state (``plan.histories``) with which the histories of the other log begin; by
+                       default, they begin empty
+        """
         from ctrbox.compiled_plan.columns_of_other_data import plan_over
 
         made = plan_over(self, data, label, views, histories)
@@ -338,10 +360,12 @@ class Plan:
         return made._like(fitted=fitted, made_over=self.made_over or self.fingerprint)
 
     def histories(self, state: str | os.PathLike[str] | None = None) -> Histories:
-        """Return the state of the log's histories and counters: empty, or as it was saved to the file ``state``.
+        """Return the state of the histories and counts of the log: an empty state, or the state that was saved to the file
+        ``state``.
 
-        ``plan.histories().read_log(until="2026-11-18")`` feeds it with the plan's log. ``observe(rows)`` feeds it with new
-        events, ``columns_of(rows)`` reads it for rows that are to be scored, and ``save(path)`` writes it to a file.
+        ``plan.histories().read_log(until="2026-11-18")`` adds rows of the plan's log. ``observe(rows)`` adds new events,
+        ``columns_of(rows)`` returns the history columns of rows that are to be scored, and ``save(path)`` writes the state to
+        a file.
         """
         from ctrbox.compiled_plan.fingerprint import histories_fingerprint
         from ctrbox.engines.history.state_of_histories import Histories
@@ -362,7 +386,7 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Number of rows of the log before filters. A log that does not state it is read once to count them."""
+        """Number of rows of the log before filters. If the log does not say it, the log is read once to count them."""
         source = opened(self.log.source)
         known = source.rows
         if known is None:
@@ -370,11 +394,11 @@ class Plan:
         return known
 
     def run(self, rows: Any) -> Batch:
-        """Run a few raw rows of the log (a request) through the same operators.
+        """Compute the features of a few raw rows of the log, such as the rows of a request, with the operators of the plan.
 
-        ``rows``: any object with the Arrow PyCapsule interface, a dict, or a list of dicts; dicts are checked by the rules of
-        requests. A request without the label's columns gets a batch without labels. Filters apply; ``batch.index`` then says
-        which rows of the request are in it.
+        ``rows``: any object with the Arrow PyCapsule interface, a dict, or a list of dicts. Dicts are checked by the rules of
+        requests. If the columns of the label are missing, the batch has no labels. Filters apply: ``batch.index`` then says
+        which rows of the request are in the batch.
         """
         rows = self.table_of_dicts(rows) if is_dicts(rows) else single(rows)
         full, unlabeled = self._requests or (None, None)
@@ -392,8 +416,11 @@ class Plan:
         return full.run(rows)
 
     def request_schema(self, *, label: bool = False) -> pa.Schema:
-        """The columns that a request may contain: those of the log that features read (with ``label``, label and weight too), and
-        those of streamed merges."""
+        """The columns that a request may contain.
+
+        They are the columns of the log that features read, and the columns of views that are merged as streams. With
+        ``label``, they include the columns of the label and the weight.
+        """
         full = Requests(self._request_extractor())
         needed = full if label else self._without_labels(full.extractor)
         found: dict[str, pa.Field] = {}
@@ -412,13 +439,15 @@ class Plan:
 
     @property
     def time_units(self) -> dict[str, str]:
-        """Return the unit of each time column of the log and of merged views, in which requests and streams may give numbers."""
+        """Return the units in which requests and streams may give times as numbers, by column of the log and of merged views."""
         merged = [step.view for step in self.log.steps if isinstance(step, Merge)]
         return {name: unit for view in [*merged, self.log] for name, unit in view.time_units.items()}
 
     def features_of(self, columns: Sequence[str]) -> list[str]:
-        """The features that read nothing but these columns of the log and the views joined by them: of a request they are
-        computed once, for all its candidates."""
+        """The features that read nothing but these columns of the log, and views that are joined by them.
+
+        A request computes these features once for all its candidates.
+        """
         from ctrbox.compiled_plan.split_for_requests import features_of
 
         return features_of(self, columns)
@@ -452,23 +481,26 @@ class Plan:
         return {name: {"rows": s.rows, "seconds": s.seconds} for name, s in stages.items()}
 
     def profile(self) -> dict[str, float]:
-        """Seconds of each operator class, summed over all threads."""
+        """Seconds of each kind of operator, summed over all threads."""
         return time_of_operators.seconds_of_operators(self.extractor())
 
     @property
     def warnings(self) -> dict[str, int]:
-        """Number of rows that lost something (malformed documents, crosses cut at their limit, values that a cast or a JSON
-        path could not convert), by operator and column. ``casts`` shows the first value that each of them lost."""
+        """Numbers of rows in which something was lost, by operator and column.
+
+        Such rows have a malformed document, a cross that was cut at its limit, or a value that a cast or a JSON path could
+        not convert. ``casts`` shows the first value that each cast or path lost.
+        """
         return time_of_operators.lost_rows(self.extractor())
 
     @property
     def casts(self) -> list[CastCount]:
-        """Values that each cast and JSON path has taken so far, how many of them it could not convert, and the first of those."""
+        """For each cast and JSON path: how many values it has read, how many it could not convert, and the first of those."""
         return self.extractor().casts.counts()
 
     @property
     def joins(self) -> list[JoinCount]:
-        """Keys that each join and merge has looked up so far, and how many of them have no row in its view."""
+        """For each join and merge: how many keys it has looked up, and how many of them have no row in its view."""
         return self.extractor().joins.counts()
 
 
@@ -480,10 +512,14 @@ def compile(
     threads: int | None = None,
     chunk_rows: int = CHUNK_ROWS,
 ) -> Plan:
-    """The plan of a job. ``device``: "cpu", "cuda", "cuda:3" (the GPU of that number), "cuda:32GB", a ``cb.types.Device``, or
-    "auto": a GPU where one can be used.
-    ``threads``: number of threads that extract, from 1 to 1,024; default: the cores that this process may use.
-    Warns about features that read a column that the label reads."""
+    """Make a plan from a log and its features.
+
+    ``device``   "cpu", "cuda", "cuda:3" (the GPU with this number), "cuda:32GB", a ``cb.types.Device``, or "auto": a GPU if
+                 one can be used, otherwise the CPU
+    ``threads``  number of threads that extract, from 1 to 1,024; default: the cores that this process may use
+
+    Warns if a feature reads a column that the label reads.
+    """
     if not isinstance(log, View):
         raise PlanError(f"compile needs a View, got {type(log).__name__}; wrap it: cb.View(data, key=…)")
     if not isinstance(features, FeatureSet):

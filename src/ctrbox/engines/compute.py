@@ -44,7 +44,9 @@ def columns_of(
 
 
 def compute(columns: dict[str, Any], rows: Any, *, chunk_rows: int = CHUNK_ROWS) -> pa.Table:
-    """Compute expressions over the rows of a view, or of any Arrow data, as a table. Nulls are kept, filters are applied."""
+    """Evaluate expressions for the rows of a view, or of any Arrow data, and return a table. Nulls are kept, and filters are
+    applied.
+    """
     view = rows if isinstance(rows, View) else View(rows)
     graph = build_columns(view, columns)
     graph.check_units()

@@ -73,16 +73,18 @@ HIDDEN = (24, 24)
 class DeepFFM:
     """The Deep FFM, a click model that learns from a stream of examples.
 
-    ``fields``    fields of the model: a plan's schema (each dense column is a field with a value), a list of names, or an
-                  `ExampleCache`
-    ``context``   names of the fields that a request contains once, for all its candidates; they are numbered first
+    ``fields``    fields of the model: the schema of a plan (each dense column is a field with a value), a list of names, or
+                  an `ExampleCache`
+    ``context``   names of the fields that a request contains only once, for all its candidates; these fields are numbered
+                  first
     ``k``         number of floats in a latent vector, 1 to 64; a feature has one latent vector for every field
-    ``hidden``    number of neurons in each hidden layer of the network, 1 to 1,024; default: (24, 24); (): no network
-    ``bits``      base-2 logarithm of the number of weights of lr and of ffm, 4 to 36; if there are more features, some share
-                  their weights
-    ``lr``, ``ffm``, ``nn``   learning rates of the three parts, as a number or a `Rate`; default: 0.05, 0.12 and 0.1; None
-                  switches lr or ffm off
-    ``norm``      whether the input of the network passes through a layer norm
+    ``hidden``    number of neurons in each hidden layer of the network, 1 to 1,024; default: (24, 24); with (), there is no
+                  network
+    ``bits``      base-2 logarithm of the number of weights of lr and of ffm, 4 to 36; if there are more features than
+                  weights, some features share their weights
+    ``lr``, ``ffm``, ``nn``   learning rates of the three parts, as a number or a `Rate`; default: 0.05, 0.12 and 0.1; with
+                              None, the model has no part lr or ffm
+    ``norm``      whether the inputs of the network pass through a layer norm
     ``residual``  whether the outputs of lr and ffm are added to the output of the network
     ``ffm_init``  range of the initial latent weights, 0 to 10: they are uniform within ± ffm_init / sqrt(k)
     """
@@ -145,15 +147,16 @@ class DeepFFM:
         sparse_updates: bool = True,
         show: bool | Callable[[str], object] = False,
     ) -> Progress:
-        """Learn from a batch, batches, a plan, an `ExampleCache` or `ExampleText`, in order, each example once.
+        """Learn from a batch, several batches, a plan, an `ExampleCache` or an `ExampleText`, in order, from each example once.
 
-        ``threads``  number of threads, 1 to 256, of which 32 are used at most; None: all cores that this process may use.
-                     The number of threads never changes the weights of a given ``block``.
-        ``block``    number of examples, 1 to 4,096, whose gradients are computed with the same weights. 1 learns one
-                     example after the other on one thread. Default: 1 with ``threads=1``, else 2,048. Blocks end where a
-                     batch ends, and the first blocks of a model are smaller.
-        ``sparse_updates``  whether to skip computations that cannot change a weight; False gives the same weights, but slower
-        ``show``     True prints a progress table to stderr; a function is called with each of its lines
+        ``threads``  number of threads, 1 to 256, of which at most 32 are used; None: all cores that this process may use. For
+                     a given ``block``, the number of threads does not change the weights
+        ``block``    number of examples, 1 to 4,096, whose gradients are computed with the same weights. With 1, one thread
+                     learns one example after the other. Default: 1 if ``threads`` is 1, otherwise 2,048. A block also ends
+                     where a batch ends, and the first blocks of a model are smaller
+        ``sparse_updates``  whether to skip computations that cannot change a weight; False gives the same weights, but is
+                            slower
+        ``show``     True prints a progress table to stderr; a function is called with each line of this table
 
         Returns ``progress``, which covers all calls of this method so far.
         """
@@ -194,9 +197,9 @@ class DeepFFM:
         return self.progress
 
     def predict(self, source: Any, *, threads: int | None = 1) -> npt.NDArray[np.float32]:
-        """Return click probabilities, in the order of the examples; labels are not needed.
+        """Return click probabilities, in the order of the examples. The examples need no labels.
 
-        ``threads``: 1 to 256; None: all cores that this process may use. The result is the same.
+        ``threads``: number of threads, 1 to 256; None: all cores that this process may use. It does not change the result.
         """
         threads = _threads(threads, 256)
         found: list[npt.NDArray[np.float32]] = []
@@ -233,11 +236,11 @@ class DeepFFM:
 
     @property
     def context_fields(self) -> list[str]:
-        """The fields that come once per request."""
+        """The fields that a request contains only once."""
         return self.fields[: self._native.settings.context]
 
     def context(self, source: Any) -> _native.FfmContext:
-        """Compute what the candidates of one request share, from one row with the context's fields.
+        """Compute what the candidates of one request share, from one row with the fields of the context.
 
         ``source`` is a batch or examples. The result is valid only for the present weights: do not use it after `learn`.
         """
@@ -247,9 +250,9 @@ class DeepFFM:
             raise DataError(f"the context: {error}") from error
 
     def score(self, context: _native.FfmContext, candidates: Any) -> npt.NDArray[np.float32]:
-        """Return the click probabilities of the candidates of one request; they have all fields that are not in the context.
+        """Return the click probabilities of the candidates of one request. They must have all fields that are not in the context.
 
-        The probabilities have the same bits as those of `predict` for whole rows.
+        The probabilities have the same bits as those of `predict` for complete rows.
         """
         if not isinstance(context, _native.FfmContext):
             raise PlanError(f"score needs the result of this model's `context` method, got {type(context).__name__}")
@@ -260,17 +263,18 @@ class DeepFFM:
     # ---- files ----
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write weights, accumulators and settings to one file; the file appears whole or not at all."""
+        """Write weights, accumulators and settings to one file. The file appears under its name only when it is complete."""
         self._can_learn()
         with written_aside(local_path(path, "a saved Deep FFM")) as aside:
             self._native.save(str(aside), self.fields, self.learned, list(self.key_kinds.values()))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, learns: bool = True) -> Self:
-        """Load the model that ``save`` wrote; it predicts and continues to learn with the same bits.
+        """Load a model that ``save`` wrote. It predicts and continues to learn with the same bits as the saved model.
 
-        Or load a published weight file, which holds no optimizer state: the accumulators start again from their initial
-        value. With ``learns=False``, the model can only predict and has no accumulators, which halves its memory.
+        ``path`` may also be a published weight file. Such a file has no optimizer state, so the accumulators start again from
+        their initial value. With ``learns=False``, the model can only predict; it then has no accumulators, which halves its
+        memory.
         """
         refuse_url(path, "a saved Deep FFM")
         try:
@@ -304,7 +308,7 @@ class DeepFFM:
         return self.predict(batch)
 
     def check_schema(self, schema: Schema) -> None:
-        """Raise a `PlanError` unless a plan of this schema makes all features that the engine learned from."""
+        """Raise a `PlanError` unless a plan with this schema makes all features from which the engine learned."""
         features = schema.key_kinds
         for name in self.fields:
             if name not in features:
@@ -318,7 +322,7 @@ class DeepFFM:
 
     @property
     def simd(self) -> str:
-        """The instruction set in use; CTRBOX_SIMD in the environment asks for another. All give the same bits."""
+        """The instruction set that is used. The environment variable CTRBOX_SIMD chooses another one. All give the same bits."""
         return self._native.simd
 
     @property
@@ -346,9 +350,9 @@ class DeepFFM:
     # ---- from sources to examples of this model's fields ----
 
     def examples(self, batch: Batch) -> _native.Examples:
-        """Convert a batch to the examples that this model learns from.
+        """Convert a batch to the examples from which this model learns.
 
-        Raises DataError, which names the row, if a row cannot be converted.
+        Raises a `DataError` that names the row if a row cannot be converted.
         """
         return self._of_batch(batch)
 

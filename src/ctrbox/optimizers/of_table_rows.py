@@ -55,7 +55,7 @@ def _checked(
 @named_arguments
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent, which keeps no states: ``w -= lr·(g + l2·w)``."""
+    """Stochastic gradient descent: ``w -= lr·(g + l2·w)``. It keeps no optimizer state."""
 
     lr: float = 0.1
     l2: float = 0.0
@@ -80,24 +80,31 @@ class _SumOfSquares:
 @named_arguments
 @dataclass(frozen=True)
 class Adagrad(_SumOfSquares):
-    """The Adagrad optimizer: ``s += g²; w -= lr·g / (√s + eps)``, where ``s`` starts at ``initial``."""
+    """The Adagrad optimizer. For a weight ``w`` with the gradient ``g``, it computes ``s += g²; w -= lr·g / (√s + eps)``.
+
+    The accumulator ``s`` of a weight starts at ``initial``.
+    """
 
 
 @named_arguments
 @dataclass(frozen=True)
 class RowwiseAdagrad(_SumOfSquares):
-    """Adagrad with one ``s`` per row, to which the mean of the row's squared gradients is added."""
+    """Adagrad with a single accumulator ``s`` per row, to which each step adds the mean of the squared gradients of the row."""
 
 
 @named_arguments
 @dataclass(frozen=True)
 class Adam:
-    """The Adam optimizer. By default it is lazy: the bias is corrected by the number of steps of the row, not of the table.
+    """The Adam optimizer. In a table, it is lazy by default: a push changes only the rows of the keys that are pushed.
 
-    ``dense=True``: every push moves all rows that were ever pulled or pushed, those outside the batch with a gradient of 0, and a
-    training gives the table the gradient of the mean loss: rows have the bits of ``torch.optim.Adam(lr, (beta1, beta2), eps,
-    weight_decay=l2, foreach=False)`` (on a CPU whose torch uses fused multiply-add). It costs time in proportion to the rows of
-    the table, and needs a `MemoryTable`. Dense weights of a model are always dense.
+    The bias correction of a lazy Adam uses the number of steps of the row, not the number of steps of the table.
+
+    With ``dense=True``, every push changes all rows that were ever pulled or pushed; rows outside the batch get a gradient of
+    0. A training then gives the table the gradient of the mean loss. The rows have the same bits as with
+    ``torch.optim.Adam(lr, (beta1, beta2), eps, weight_decay=l2, foreach=False)``, on a CPU whose torch uses fused
+    multiply-add. The time of a push is proportional to the number of rows of the table. ``dense=True`` needs a `MemoryTable`.
+
+    The dense weights of a model are always updated densely.
     """
 
     lr: float = 0.001
@@ -113,10 +120,11 @@ class Adam:
 
 @dataclass(frozen=True)
 class AdamW:
-    """The AdamW optimizer, always dense: at every push all rows shrink by ``1 - lr·weight_decay`` and move as with Adam.
+    """The AdamW optimizer, which is always dense: every push multiplies all rows by ``1 - lr·weight_decay`` and then does a
+    step of Adam.
 
-    Rows have the bits of ``torch.optim.AdamW(lr, (beta1, beta2), eps, weight_decay, foreach=False)``; see `Adam` with
-    ``dense=True``.
+    The rows have the same bits as with ``torch.optim.AdamW(lr, (beta1, beta2), eps, weight_decay, foreach=False)``; see
+    `Adam` with ``dense=True``.
     """
 
     lr: float = 0.001
@@ -134,7 +142,7 @@ class AdamW:
 class FTRL:
     """The FTRL-proximal optimizer (McMahan et al., 2013).
 
-    The learning rate is ``alpha / (beta + √Σg²)``; ``l1`` sets small weights to zero.
+    Its learning rate is ``alpha / (beta + √Σg²)``. ``l1`` sets small weights to zero.
     """
 
     alpha: float = 0.1

@@ -91,17 +91,21 @@ def shuffled_together(rows: int, batch: int) -> int:
 
 @named_arguments
 class Classifier:
-    """A click model as an estimator.
+    """A click model with the interface of a scikit-learn classifier.
 
-    ``model``: a name of ``cb.models`` (``options``: its other arguments) or a function from a schema to a module.
-    ``lr``: learning rate of Adam for the dense weights, above 0; default: 0.001. ``table_lr``: learning rate of Adagrad for
-    vectors and first-order weights, above 0; default: those of a new table, 0.02 and 0.05. ``valid=0`` trains all epochs on all
-    rows.
-    ``calibrate`` corrects probabilities after training, as ``Trainer.fit`` does: "platt" and "isotonic" map scores to the click
-    rates of a tenth of the training rows, which is held back for it; "weights", "intercept" or a number added to every logit
-    correct for ``sample_weight``; None corrects nothing.
-    Afterwards: ``classes_``, ``n_features_in_``, ``feature_names_in_``, ``columns_`` (what each column was taken for),
-    ``feature_importances_`` and ``run_``, the ``cb.Run``.
+    ``model``      name of a model of ``cb.models``, or a function that makes a module from a schema; ``options`` are further
+                   arguments of a named model
+    ``lr``         learning rate of Adam for the dense weights, above 0; default: 0.001
+    ``table_lr``   learning rate of Adagrad for vectors and first-order weights, above 0; default: those of a new table, 0.02
+                   and 0.05
+    ``valid``      share of the rows that is held out to stop at the best epoch; with 0, all epochs train on all rows
+    ``calibrate``  correction of the probabilities after training, as for ``Trainer.fit``. "platt" and "isotonic" fit a map
+                   from scores to click rates to a tenth of the training rows, which is held back for this. "weights",
+                   "intercept" or a number corrects for ``sample_weight``: it adds one number to every logit. With None, there
+                   is no correction
+
+    ``fit`` sets these attributes: ``classes_``, ``n_features_in_``, ``feature_names_in_``, ``columns_`` (what each column
+    became), ``feature_importances_`` and ``run_``, which is the ``cb.Run``.
     """
 
     _estimator_type = "classifier"
@@ -183,7 +187,7 @@ class Classifier:
     # ---- fit and predict ----
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:  # noqa: N803 - scikit-learn's name
-        """Learn from a frame (anything that speaks Arrow) or a 2-D array, and two classes."""
+        """Train on a dataframe (any object that provides Arrow data) or a 2-D array, and labels of two classes."""
         share("valid", self.valid, 0, 0.9)
         frame = Frame.of(X, self.categorical, self.numeric)
         classes, clicked = labels_of(y, frame.rows)
@@ -260,7 +264,7 @@ class Classifier:
         return found
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
-        """Return the accuracy, as classifiers of scikit-learn do. For the AUC use scoring="roc_auc"."""
+        """Return the accuracy, as classifiers of scikit-learn do. To get the AUC, use scoring="roc_auc" in scikit-learn."""
         found = self.predict(X)
         given = np.asarray(y).reshape(-1)
         if len(given) != len(found):
@@ -269,11 +273,12 @@ class Classifier:
 
     @property
     def feature_importances_(self) -> np.ndarray:
-        """Permutation importance of each column of X: the ROC AUC that is lost when the column's values are shuffled.
+        """Permutation importance of each column of X: how much the ROC AUC falls if the values of the column are shuffled.
 
-        Measured on up to 5,000 held-out rows (without any, on training rows) and averaged over 3 permutations of ``seed``, so it
-        is the same every time. Computed at the first access, or when the classifier is saved or pickled, and then kept; it costs
-        3 × columns predictions of those rows. The values do not add up to 1, and one of a useless column may be below 0.
+        It is measured on up to 5,000 held-out rows, or on training rows if no rows were held out, and averaged over 3
+        permutations that ``seed`` decides, so it is the same every time. It is computed at the first access, or when the
+        classifier is saved or pickled, and then kept. To compute it, the classifier predicts these rows 3 times for each
+        column. The values do not add up to 1, and the value of a useless column may be below 0.
         """
         self._check_fitted()
         if self._importances is None:
@@ -283,7 +288,7 @@ class Classifier:
     # ---- files, copies and pickles ----
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write a fitted classifier to a new folder, and return its path. Rows of the frame are not kept."""
+        """Write a fitted classifier to a new folder, and return the path of the folder. It contains no rows of the dataframe."""
         self._check_fitted()
         params = {n: json_of(f"{n}=", v) for n, v in self.get_params().items() if n != "model"}
         function = None if isinstance(self.model, str) else getattr(self.model, "__qualname__", repr(self.model))
@@ -294,7 +299,7 @@ class Classifier:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, model: Callable[[Schema], nn.Module] | None = None) -> Classifier:
-        """Read a classifier that ``save`` wrote. ``model``: the function that made its model, where it was one of your own."""
+        """Read a classifier that ``save`` wrote. ``model``: the function that made its model, if the model is one of your own."""
         place = local_path(path, "a saved classifier")
         found = read_description(place)
         if (found.get("function") is None) != (model is None):

@@ -95,12 +95,15 @@ def trial(
     progress: bool | Watcher = False,
     **unknown: Never,
 ) -> Trial:
-    """Train with and without each feature of ``add`` on the same rows and seeds, and compare.
+    """Train with and without each feature of ``add``, on the same rows and with the same seeds, and compare the models.
 
-    ``model``: one of ``cb.models``, or a function from a schema to a module. ``table``: a memory table whose settings each
-    learner's own table takes; its budget is divided among them. ``seeds``: how many, or which. ``together``: all of ``add`` as
-    one candidate. ``label``: name of the binary label that is compared, needed if the plan has several labels. ``batch_size`` to
-    ``optimizer`` are as for ``Trainer.fit`` and ``cb.Trainer``.
+    ``model``     a model of ``cb.models``, or a function that makes a module from a schema
+    ``table``     a memory table; the table of each trained model has its settings and a part of its budget
+    ``seeds``     the number of seeds, or a list of seeds
+    ``together``  whether all features of ``add`` together are one candidate
+    ``label``     name of the binary label whose predictions are compared; required if the plan has several labels
+
+    The arguments from ``batch_size`` to ``optimizer`` have the same meaning as for ``Trainer.fit`` and ``cb.Trainer``.
     """
     for name in unknown:
         if name in ("patience", "evaluate_every", "monitor"):

@@ -33,7 +33,7 @@ FIRST = {"binary": "auc", "regression": "rmse", "count": "deviance"}  # the figu
 class Run(RunPredictor):
     """A finished training: ``run.metrics["auc"]``, ``run.predict(data)``, ``run.report()``.
 
-    ``cb.Run.load("runs/today")`` loads one from its folder.
+    ``cb.Run.load("runs/today")`` loads a run from its folder.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Run(RunPredictor):
         views: Mapping[str, Any] | None = None,
         histories: str | os.PathLike[str] | None = None,
     ) -> Iterator[np.ndarray]:
-        """Yield the click probabilities of a whole log in its order, one batch at a time, without the rows that filters drop.
+        """Yield the click probabilities of a whole log in its order, one batch at a time. Rows that filters drop are left out.
 
-        For a model of several labels, each batch is a matrix (rows, labels), in the order of the labels. ``views``: other data
-        for joined and merged views, by name. ``histories``: as for `evaluate`.
+        If the model has several labels, each batch is a matrix (rows, labels), in the order of the labels. ``views``: other
+        data for joined and merged views, by name. ``histories``: as for `evaluate`.
         """
         plan = self.plan.over(data, label=False, views=views, histories=histories)
         warn_of_empty_histories(self._trained_on, plan)
@@ -93,10 +93,10 @@ class Run(RunPredictor):
         views: Mapping[str, Any] | None = None,
         histories: str | os.PathLike[str] | None = None,
     ) -> dict[str, float]:
-        """Return the metrics on another log with labels, or a plan over one. Default: on the rows that this run held back.
+        """Return the metrics on another log with labels, or on a plan over one. Default: on the validation rows of this run.
 
-        ``histories``: the file of a saved state (``plan.histories``) with which the histories of the other log begin; default:
-        they begin empty, with a warning. Warns where the log is the one that this run was trained on.
+        ``histories``: the file of a saved state (``plan.histories``) with which the histories of the other log begin; by
+        default, they begin empty, with a warning. Also warns if the log is the one on which this run was trained.
         """
         if histories is not None and (data is None or isinstance(data, Plan)):
             met = "the rows that this run held back" if data is None else "a plan"
@@ -137,7 +137,9 @@ class Run(RunPredictor):
             )
 
     def report(self) -> Path:
-        """Write report.html into the run folder and return its path; of a run on S3 or HDFS, the path of its local copy."""
+        """Write report.html into the run folder and return its path. If the run is on S3 or HDFS, return the path of a local
+        copy.
+        """
         if self.folder is None:
             raise PlanError("this run has no folder; call fit with out='runs/…' to get a report")
         from ctrbox.report.write_report import write_report
@@ -161,12 +163,14 @@ class Run(RunPredictor):
     ) -> Run:
         """Load a finished run from its folder, which may be on s3:// or hdfs://.
 
-        ``model``: an untrained instance of your own model class; models of ``cb.models`` are built automatically.
-        ``views``, ``allow_operators`` and ``allow_views``: as for ``cb.Plan.load``. ``plan``: the plan of the job that trained
-        it, whose views and operators are used instead of the saved ones; fitted values come from the folder. An operator
-        that the run names and this plan lacks is refused, unless ``allow_operators`` allows it.
-        ``ram``: memory for all its Sparse Tables together, which are opened read-only; default: 2 GB per table. ``servers``:
-        Model Servers by field; their weights are read from the folder, their data is not."""
+        ``model``    an untrained instance of your own model class; models of ``cb.models`` are built automatically
+        ``views``, ``allow_operators``, ``allow_views``  as for ``cb.Plan.load``
+        ``plan``     the plan of the job that trained the run. Its views and operators are used instead of the saved ones; the
+                     fitted values come from the folder. If the run uses an operator that this plan does not have, loading is
+                     refused, unless ``allow_operators`` allows the operator
+        ``ram``      memory for all Sparse Tables of the run together, which are opened read-only; default: 2 GB per table
+        ``servers``  Model Servers by field; their weights are read from the folder, but not their data
+        """
         place, stored = fetched_run(folder)
         plan, learner = read_run(
             place,

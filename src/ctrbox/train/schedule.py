@@ -37,7 +37,7 @@ CONSTANT = Constant()
 @named_arguments
 @dataclass(frozen=True)
 class Warmup:
-    """A learning-rate schedule that rises linearly from nearly 0 to 1 in ``steps`` steps and stays at 1."""
+    """A learning-rate schedule whose factor rises linearly from nearly 0 to 1 in ``steps`` steps and then stays at 1."""
 
     steps: int
 
@@ -51,8 +51,10 @@ class Warmup:
 @named_arguments
 @dataclass(frozen=True)
 class Cosine:
-    """A learning-rate schedule: a linear rise in ``warmup`` steps, half a cosine down to ``floor`` at step ``steps``, then
-    ``floor``."""
+    """A learning-rate schedule whose factor falls from 1 to ``floor`` like half a cosine, until step ``steps``.
+
+    In the first ``warmup`` steps, the factor rises linearly to 1. After step ``steps``, it stays at ``floor``.
+    """
 
     steps: int
     warmup: int = 0
@@ -74,7 +76,7 @@ class Cosine:
 @named_arguments
 @dataclass(frozen=True)
 class Decay:
-    """A learning-rate schedule that multiplies the rate by ``factor`` every ``every`` steps."""
+    """A learning-rate schedule that multiplies the learning rates by ``factor`` after every ``every`` steps."""
 
     factor: float
     every: int
@@ -89,17 +91,19 @@ class Decay:
 
 @dataclass(frozen=True)
 class ReduceOnPlateau:
-    """A learning-rate schedule that cuts the rate when validation stops improving, as torch's ReduceLROnPlateau.
+    """A learning-rate schedule that lowers the rates when validation stops improving, as torch's ReduceLROnPlateau does.
 
-    After more than ``patience`` evaluations in a row in which the figure that ``monitor`` names did not improve by the relative
-    ``threshold``, all learning rates are multiplied by ``factor``. Evaluations happen after each epoch, or every
-    ``evaluate_every`` steps.
+    The argument ``monitor`` of ``fit`` names a metric. If more than ``patience`` consecutive evaluations do not improve this
+    metric, all learning rates are multiplied by ``factor``. Evaluations happen after each epoch, or every ``evaluate_every``
+    steps.
 
-    ``factor``     of a cut, above 0 and below 1
-    ``patience``   evaluations without improvement that are waited for, 0 or more; 0: the first one cuts the rate
-    ``threshold``  relative improvement of the best figure so far that counts, 0 or more and below 1
-    ``cooldown``   evaluations after a cut that are not counted, 0 or more
-    ``floor``      the smallest factor of the learning rates, 0 to 1; torch's ``min_lr`` divided by the learning rate
+    ``factor``     number by which the rates are multiplied each time, above 0 and below 1
+    ``patience``   number of consecutive evaluations without improvement after which the rates are not lowered yet, 0 or more;
+                   with 0, the first such evaluation lowers the rates
+    ``threshold``  smallest change that counts as an improvement, as a share of the best value so far, 0 or more and below 1
+    ``cooldown``   number of evaluations that are ignored after the rates were lowered, 0 or more
+    ``floor``      smallest factor that repeated lowering may reach, 0 to 1; it corresponds to torch's ``min_lr`` divided by
+                   the learning rate
     """
 
     factor: float = 0.1
@@ -121,7 +125,7 @@ class ReduceOnPlateau:
         return 1.0
 
     def evaluated(self, state: State, value: float) -> None:
-        """Count one evaluation and cut the learning rates in ``state`` when it is time. A smaller ``value`` is better."""
+        """Count one evaluation, and lower the learning rates in ``state`` if it is time. A smaller ``value`` is better."""
         best = state.plateau_best
         # Of AUC, which is better when it is larger, both values are negative.
         if best is None or value < best * (1 - self.threshold if best > 0 else 1 + self.threshold):

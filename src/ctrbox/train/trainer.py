@@ -39,18 +39,21 @@ from ctrbox.train.warm_up import WarmUp
 
 @named_arguments
 class Trainer:
-    """A trainer of a model and the embedders of its sparse fields.
+    """A trainer of a model and of the embedders of its sparse fields.
 
-    ``embedder``: one embedder for all fields, a dict by field (``"*"``: all others), `SparseTables`, or
-    None for tables on the model's device.
-    ``threads``: number of threads that learn, from 1 to 256; default: as many as the plan has. The weights do not depend on it.
-    ``optimizer``: optimizer of the dense weights: ``cb.optim.Adam(lr=…)``, ``cb.Adagrad``, ``cb.optim.SGD``, or a function
-    from parameters to a torch optimizer. ``device``: device of the model: "cpu", "cuda", a GPU by number such as "cuda:3", or
-    "auto", the device of its tables or of the plan.
-    ``bf16``: compute matrix products of the dense part in bfloat16; weights and tables stay float32. ``common``: fields of
-    many keys per row that the rows of one group share, such as a user's history; they are looked up and pooled once per group
-    and batch. ``lr``: learning rate of the tables (`FTRL`: ``alpha``) instead of the one that they were created with; rows
-    and optimizer states are kept.
+    ``embedder``   one embedder for all fields; a dict of embedders by field, in which ``"*"`` stands for all other fields;
+                   `SparseTables`; or None for new tables on the model's device
+    ``threads``    number of threads that learn, from 1 to 256; default: the number of threads of the plan. The weights do not
+                   depend on it
+    ``optimizer``  optimizer of the dense weights: ``cb.optim.Adam(lr=…)``, ``cb.Adagrad``, ``cb.optim.SGD``, or a function
+                   that makes a torch optimizer from parameters
+    ``device``     device of the model: "cpu", "cuda", a GPU by number such as "cuda:3", or "auto", the device of its tables
+                   or of the plan
+    ``bf16``       whether to compute matrix products of the dense layers in bfloat16; weights and tables stay float32
+    ``common``     fields with many keys per row that the rows of one group share, such as a user's history; they are looked
+                   up and pooled once per group and batch
+    ``lr``         learning rate of the tables (``alpha`` of `FTRL`), instead of the rate with which they were created; rows
+                   and optimizer states are kept
     """
 
     def __init__(
@@ -130,57 +133,64 @@ class Trainer:
         cluster: OtherProcesses | None = None,
         **unknown: Never,
     ) -> Run:
-        """Train, evaluate, and keep everything in the run folder ``out``. Rows are rows of the log.
+        """Train, evaluate, and write everything to the run folder ``out``. In the following, rows are rows of the log.
 
         Arguments that decide the weights:
 
         - ``batch_size``: rows per step; default: a power of two that gives about 250 steps per epoch.
-        - ``epochs``: how many times to train on the log, from 1 to 10,000.
-        - ``valid``: share of the log to evaluate on, its newest rows, from 0 (none) to 0.9; or another plan of the same features.
-        - ``limit``: number of rows of the log to use, to try something out; default: all.
-        - ``shuffle``: number of rows within which the order is shuffled; 0 keeps the order of the log.
-        - ``negatives``: share of the rows without a click to train on, above 0 and up to 1.
-        - ``patience``: number of evaluations without improvement of ``monitor`` after which training stops; default: never.
-        - ``monitor``: the metric to improve: "logloss", "auc", "gauc", or one of them after "weighted_"; with several
-          labels, "loss" or a metric of one label, such as "convert.auc"; default: the loss that training minimizes.
-        - ``evaluate_every``: steps between evaluations; default: one after each epoch.
-        - ``clip``: maximum norm of a step's gradient of the dense weights; default: none.
-        - ``seed``: of random numbers, 0 or more.
-        - ``schedule``: a factor of the learning rate for each step, such as ``cb.optim.Cosine(steps=1000)``, or
-          ``cb.optim.ReduceOnPlateau(patience=1)``, which cuts the rate when ``monitor`` stops improving.
-        - ``calibrate``: corrects predictions after training. "platt" and "isotonic" fit a map from scores to click rates, to
-          calibration rows that are held back for it. The others correct for sample weights: "weights" adds log(w0 / w1), which
-          requires weights that depend only on the label; "intercept" fits the click rate of the validation rows; a number
-          (between -50 and 50) is added to every logit.
-        - ``calibrate_share``: share of the training rows, the newest, to fit that map to instead of training on them, above 0 and
-          up to 0.9, and at most a million rows; default: 0.1.
-        - ``calibrate_by``: name of a sparse feature with one key per row; each of its keys with at least 1,000 calibration rows
-          (50 with and 50 without a click) gets a map of its own; default: one map for all rows.
-        - ``calibrate_trend``: whether that map is made for the end of the calibration rows, from a straight line in time that is
-          fitted with it, for logs in the order of time whose click rates drift; default: False.
-        - ``adaptive_l2``: adds this number · row / (how often its key was met) to the gradient of each row of a table.
-        - ``l2``: adds this number · row to the gradient of the summed loss for each time that a batch has the row's key, so that
-          it means the same for a batch of any size.
+        - ``epochs``: number of times that the model is trained on all training rows, from 1 to 10,000.
+        - ``valid``: share of the log that is held back for validation, from 0 (none) to 0.9; its last rows are held back. A
+          plan with the same features over another log may be given instead.
+        - ``limit``: number of rows to use, from the start of the log; default: all rows.
+        - ``shuffle``: number of consecutive rows that are put into a random order; 0 keeps the order of the log.
+        - ``negatives``: share of the rows without a click that is kept for training, above 0 and up to 1.
+        - ``patience``: number of consecutive evaluations without improvement of ``monitor`` after which training stops;
+          default: training never stops early.
+        - ``monitor``: metric that ``patience`` watches: "logloss", "auc", "gauc", or one of these names after "weighted_".
+          With several labels, it is "loss" or a metric of one label, such as "convert.auc". Default: the loss that training
+          minimizes.
+        - ``evaluate_every``: number of steps between evaluations; default: one evaluation after each epoch.
+        - ``clip``: maximum norm of the gradient of the dense weights in a step; default: none.
+        - ``seed``: seed of the random numbers, 0 or more.
+        - ``schedule``: function that returns the factor of all learning rates for each step, such as
+          ``cb.optim.Cosine(steps=1000)``, or ``cb.optim.ReduceOnPlateau(patience=1)``, which lowers the rates when
+          ``monitor`` stops improving.
+        - ``calibrate``: correction of the predictions after training. "platt" and "isotonic" fit a map from scores to click
+          rates to calibration rows, which are held back for this. The other values correct for sample weights: "weights" adds
+          log(w0 / w1) to every logit and requires weights that depend only on the label; "intercept" adds the number that
+          makes the mean prediction equal to the click rate of the validation rows; a number between -50 and 50 is added
+          itself.
+        - ``calibrate_share``: share of the training rows that become calibration rows, above 0 and up to 0.9, and at most a
+          million rows; the newest training rows are taken; default: 0.1.
+        - ``calibrate_by``: name of a sparse feature with one key per row. Each key with at least 1,000 calibration rows (50
+          with and 50 without a click) gets a map of its own. Default: one map for all rows.
+        - ``calibrate_trend``: whether the map also follows a straight line in time, so that it is right for the end of the
+          calibration rows. It is for logs in the order of time whose click rates drift. Default: False.
+        - ``adaptive_l2``: adds this number times the row, divided by the number of times that its key has occurred, to the
+          gradient of each row of a table.
+        - ``l2``: adds this number times the row to the gradient of the summed loss, once for each time that the key of the
+          row occurs in the batch, so that it means the same for any batch size.
         - ``average``: decay of an exponential moving average of the dense weights, above 0 and below 1, such as 0.999. The
-          averaged weights are evaluated, saved and served; default: the weights of the last step.
-        - ``tables``: what to do with rows that tables already hold: "empty" removes them, "keep" continues from them; default:
-          keep with a warning, and an error with ``overwrite``.
-        - ``warm_up``: start with the weights of the run ``warm_from``: "full" with all, "partial" without the embeddings of
-          ids, "continue" with optimizer states too, as if that training had not ended.
+          averaged weights are evaluated, saved and served. Default: the weights of the last step.
+        - ``tables``: what to do with rows that the tables already hold: "empty" removes them, "keep" continues from them.
+          Default: "keep" with a warning, and an error with ``overwrite``.
+        - ``warm_up``: what to take over from the run ``warm_from``: "partial" takes all weights except the rows of tables,
+          "full" takes all weights, and "continue" also takes the optimizer states, as if that training had not ended.
 
         Arguments that change no weight:
 
         - ``out``: the run folder, a local path or a folder on s3:// or hdfs:// (docs/processes/storage.md); default: none.
-        - ``resume``: continue where an unfinished run in ``out`` stopped. ``overwrite``: replace a run in ``out``.
-        - ``overlap=False``: run the stages one after the other. ``ahead``: batches that a stage may be ahead of the next.
-        - ``look_ahead``: batches, up to 64, that are read ahead and wait on disk, so that tables larger than memory keep the rows
-          that are used again soon; 0: none.
-        - ``checkpoint_seconds``, ``checkpoint_steps``: time or steps between checkpoints.
-        - ``time`` and ``by``: expressions that split the final evaluation into windows and slices. ``explain``: search for the
-          worst slices and compute feature importance; default: True if ``out`` is given. ``best_auc``: the AUC of the true click
-          probabilities, for the report.
-        - ``progress``: True shows a progress bar. ``callbacks``: called after steps, evaluations and checkpoints and at the end
-          (docs/training/callbacks.md).
+        - ``resume``: whether to continue an unfinished run in ``out``. ``overwrite``: whether to replace a run in ``out``.
+        - ``overlap``: False runs the stages of a training one after the other. ``ahead``: number of batches that may wait
+          between two stages.
+        - ``look_ahead``: number of batches, up to 64, that are read in advance and wait on disk, so that a table larger than
+          memory can keep the rows that are used again soon. 0 reads none in advance.
+        - ``checkpoint_seconds``, ``checkpoint_steps``: seconds or steps between two checkpoints.
+        - ``time`` and ``by``: expressions that divide the final evaluation into windows and slices. ``explain``: whether to
+          search for the worst slices and to compute the importance of features; default: True if ``out`` is given.
+          ``best_auc``: the AUC of the true click probabilities, for the report.
+        - ``progress``: True shows a progress line. ``callbacks``: objects that are called after steps, evaluations and
+          checkpoints, and at the end (docs/training/callbacks.md).
         - ``cluster``: where to train, such as ``cb.Cluster(workers=2, servers=2)``; default: in this process.
         """
         if unknown:

@@ -116,20 +116,28 @@ Step = WithColumns | Fill | Cast | Filter | Select | Join | Merge | WithHistory
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Rows from a path, a glob or a folder on any filesystem, or from anything that speaks Arrow.
+    """A source of rows, together with the steps that clean the rows and join them with the rows of other views.
 
-    ``key`` names the column (or columns) that identifies a row: joins look it up, ``merge`` aligns by it. ``keep="last"``
-    keeps the last row of each key if a joined view has duplicates; otherwise duplicates are an error. ``time_units`` declares
-    in which unit ("s", "ms", "us" or "ns") requests and streams may give a column of times as a number, for example
-    ``{"ts": "s"}``; without it they must give ISO 8601 text. It changes nothing about how the view itself is read.
+    The source is a path, a glob or a folder on any filesystem, or any object that provides Arrow data.
 
-    ``version`` chooses a version of a Delta Lake table, or a snapshot of an Iceberg table by its id. By default it is the newest
-    when the view is made; the view reads this version from then on.
+    ``key``         name of the column, or of the columns, that identify a row; joins and merges find rows by it
+    ``keep``        "last" makes joins use the last row of each key of a joined view; by default, a key with several rows is
+                    an error
+    ``version``     version of a Delta Lake table, or the id of a snapshot of an Iceberg table. By default, the view reads the
+                    version that is the newest when the view is made
+    ``time_units``  a dict such as ``{"ts": "s"}``, with the units ("s", "ms", "us" or "ns") in which requests and streams may
+                    give times as numbers. Without it, they must give ISO 8601 text. It does not change how the files of the
+                    view are read
 
-    For text files: ``delimiter`` separates the fields (default ``","``, for .tsv a tab; it may have several characters,
-    such as ``"::"``). ``header=False`` says that the first line is a row, ``names`` names all columns. ``encoding`` is
-    that of the file (default UTF-8), ``quote`` the quote character (default ``'"'``; False: none). ``types`` declares
-    columns as "int", "float", "bool", "time" or "str" instead of inferring their types from the first rows.
+    For text files:
+
+    ``delimiter``   text between two fields, of one or several characters; default: ``","``, for .tsv files a tab
+    ``header``      False if the first line is a row and not a header
+    ``names``       the names of all columns
+    ``encoding``    encoding of the files; default: UTF-8
+    ``quote``       the quote character; default: ``'"'``; False if quotes are ordinary characters
+    ``types``       types of some columns, "int", "float", "bool", "time" or "str", instead of types inferred from the first
+                    rows
     """
 
     source: Source
@@ -191,7 +199,7 @@ class View:
         return self.with_steps((*self.steps, step))
 
     def with_steps(self, steps: tuple[Step, ...]) -> View:
-        """Return the same rows with these steps in place of the view's own."""
+        """Return the same rows with these steps instead of the steps of this view."""
         return self._changed(steps=steps)
 
     def _changed(self, **changes: Any) -> View:
@@ -200,17 +208,18 @@ class View:
 
     @staticmethod
     def of(**attributes: Any) -> View:
-        """Return a view of these attributes, over a source that is there already; nothing is checked."""
+        """Return a view with these attributes over a source that exists already. Nothing is checked."""
         view = object.__new__(View)
         for field in fields(View):
             object.__setattr__(view, field.name, attributes[field.name])
         return view
 
     def over(self, data: Any, views: Mapping[str, Any] | None = None) -> View:
-        """Return the same steps over other rows: what ``View`` takes, or a view without steps. ``views``: other data for joined
-        and merged views, by name, also for those that a joined view joins itself.
+        """Return the steps of this view over other rows.
 
-        Where this view and the other data are text files, the text options of this view hold for them as well.
+        ``data``: what ``View`` takes, or a view without steps. ``views``: other data for joined and merged views, by name,
+        also for views that a joined view joins. If this view and the other data are text files, the text options of this view
+        apply to the other data as well.
         """
         given = views or {}
         known = sorted(view.name for view in self.brought())
@@ -235,13 +244,18 @@ class View:
         return self._changed(source=source, steps=self._steps_over(given)).with_histories()
 
     def with_histories(self) -> View:
-        """Return this view over a source that computes the columns of its steps ``with_history``, where it has such steps."""
+        """Return this view over a source that computes the columns of its ``with_history`` steps.
+
+        A view without such steps is returned as it is.
+        """
         if not any(isinstance(step, WithHistory) for step in self.steps):
             return self
         return _past().wrapped(self)  # type: ignore[no-any-return]
 
     def brought(self) -> list[View]:
-        """Return the views that this view joins, merges or takes events from, and recursively those of these views."""
+        """Return the views that this view joins, merges or takes events from, and recursively the views that those views
+        bring in.
+        """
         mine = [view for step in self.steps for view in views_of(step)]
         return [found for view in mine for found in (view, *view.brought())]
 
@@ -263,15 +277,15 @@ class View:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns after all steps: names, Arrow types, and whether they may be null. Reads no row."""
+        """The columns after all steps: their names, their Arrow types, and whether they may be null. This reads no row."""
         found: pa.Schema = _preview().schema(self)
         return found
 
     def head(self, n: int = 5) -> pa.Table:
-        """Return the first ``n`` rows (0 to 1,000,000) after all steps, filters and joins included.
+        """Return the first ``n`` rows (0 to 1,000,000) after all steps, including filters and joins.
 
-        Reads the source only until it has them; joined views are read whole. Columns of types that cannot be read,
-        such as maps, are left out.
+        Reads the source only until it has these rows, but reads joined views completely. Columns of types that CTRBox cannot
+        read, such as maps, are left out.
         """
         found: pa.Table = _preview().head(self, n)
         return found
@@ -293,12 +307,13 @@ class View:
         return self._with(WithColumns(tuple(columns.items())))
 
     def with_history(self, **features: Any) -> View:
-        """Add columns computed from earlier rows: ``cb.history`` and the features of ``cb.past``.
+        """Add columns that are computed from earlier rows: ``cb.history`` and the features of ``cb.past``.
 
-        They are computed while the log is read, once and in order of time, before rows are filtered by later steps:
-        ``.with_history(…).filter(…)`` keeps the history of rows that the filter drops. Steps before it decide which rows are
-        events. If the events are the rows of another view, use ``View.history`` and ``View.past`` of that view. A plan keeps
-        these columns as columns of its log: a request must contain them, unless a server keeps their state.
+        They are computed once, while the log is read in order of time. The rows that reach this step are the events: earlier
+        filters decide which rows are events, and rows that a later filter drops, as in ``.with_history(…).filter(…)``, are
+        events too. If the events are the rows of another view, use ``View.history`` and ``View.past`` of that view. For a
+        plan, these columns are columns of its log: a request must contain them, unless the server keeps the state of the
+        histories.
         """
         return _past().add_histories(self, features)  # type: ignore[no-any-return]
 
@@ -313,11 +328,11 @@ class View:
         budget: str | int = "4GB",
         spill: bool | str | os.PathLike[str] = False,
     ) -> Any:
-        """Describe the past of the rows of another view, with the rows of this view as events; otherwise like ``cb.past``.
+        """Describe which rows of this view the rows of another view see as earlier events. The rest is as for ``cb.past``.
 
-        ``log.with_history(clicks_1h=clicks.past(by="user_id", time="ts").count(within="1h"))``. ``by`` and ``time`` are columns
-        or expressions that are read from both views; ``where`` and the values are read from this view. Both views must be in
-        order of time, except for rows that are late by at most ``lateness``.
+        Example: ``log.with_history(clicks_1h=clicks.past(by="user_id", time="ts").count(within="1h"))``. ``by`` and ``time``
+        are columns or expressions that are read from both views; ``where`` and the values are read from this view. Both views
+        must be in order of time, except for rows that are late by at most ``lateness``.
         """
         return _language().past_of(self, by, time, where, gap, lateness, budget, spill)
 
@@ -334,22 +349,25 @@ class View:
         budget: str | int = "4GB",
         spill: bool | str | os.PathLike[str] = False,
     ) -> Any:
-        """Describe a list of values of earlier rows of this view, for the rows of another view; otherwise like ``cb.history``.
+        """Describe a list of values of earlier rows of this view, for the rows of another view. The rest is as for
+        ``cb.history``.
 
-        ``log.with_history(clicked=clicks.history("ad_id", by="user_id", time="ts", last=50))``. See ``View.past``.
+        Example: ``log.with_history(clicked=clicks.history("ad_id", by="user_id", time="ts", last=50))``. See ``View.past``.
         """
         described = _language().past_of(self, by, time, where, gap, lateness, budget, spill)
         return described.history(*values, last=last, within=within)
 
     def fill(self, **values: Any) -> View:
-        """Replace nulls by these values; in a joined view they are also the values for keys that it lacks."""
+        """Replace nulls by these values. In a joined view, rows of the log whose key has no row in the view get these values,
+        too.
+        """
         return self._with(Fill(tuple(values.items())))
 
     def cast(self, **types: str) -> View:
         """Convert columns to "int", "float", "str", "bool" or "time".
 
-        Text is read as a time if it is ISO 8601, such as "2026-01-31T09:30:00Z". What cannot be converted becomes null; such rows
-        are counted in ``plan.warnings`` and ``plan.casts``. A whole number becomes a time only with its unit:
+        Text becomes a time if it is ISO 8601, such as "2026-01-31T09:30:00Z". A value that cannot be converted becomes null;
+        ``plan.warnings`` and ``plan.casts`` count such values. A whole number becomes a time only if its unit is given:
         ``.with_columns(ts=col("ts").cast("time", unit="s"))``.
         """
         if types.get("unit") in UNITS:
@@ -361,7 +379,7 @@ class View:
         return self._with(Cast(tuple(types.items())))
 
     def filter(self, condition: Any) -> View:
-        """Keep only the rows for which the condition holds; a null condition does not hold."""
+        """Keep only the rows for which the condition is true. A row for which it is null is dropped."""
         return self._with(Filter(condition))
 
     @named_parameters
@@ -376,21 +394,22 @@ class View:
         budget: str | int = DEFAULT_BUDGET,
         spill: bool | str | os.PathLike[str] = False,
     ) -> View:
-        """Join each row with the row of ``view`` whose key equals its columns ``on``, and add that row's columns, named with
-        ``prefix``.
+        """Add to each row the columns of the row of ``view`` whose key equals the columns ``on`` of this row.
 
-        Several columns of ``on`` are paired with the columns of the key by their position.
-        "left" keeps rows whose key is missing, with nulls that fills clean; "inner" drops them.
-
-        ``as_of`` makes an as-of join. It is the name of the time column or, if the names differ, two names, such as
-        ``as_of=("ts", "valid_from")``: first that of this view, then that of ``view``. ``view`` may then have several rows with
-        the same key, in any order, and each row of this view takes the newest of them whose time is at or before its own time. A
-        row for which there is none, or whose time is null, is treated like a row whose key is missing.
-
-        ``budget``: memory that the loaded view may take, such as ``"500MB"``; default "4GB". A view that needs more is an error
-        that names it, unless ``spill`` stores it on a local disk: ``spill=True`` in the system's folder for temporary files,
-        ``spill="/mnt/ssd"`` in that folder. The rows of the join are the same. The file has no name, so the system removes it
-        when the process ends, even if it is killed.
+        ``on``      name of a column, or several names, which belong to the columns of the key of ``view`` in their order
+        ``how``     "left" keeps rows whose key has no row in ``view``: they get nulls, which the fills of ``view`` replace.
+                    "inner" drops these rows
+        ``prefix``  text that is put before the names of the added columns
+        ``as_of``   makes an as-of join. It is the name of the time column or, if the names differ, two names, such as
+                    ``("ts", "valid_from")``: first that of this view, then that of ``view``. ``view`` may then have several
+                    rows with the same key, in any order. Each row of this view gets the newest of them whose time is at or
+                    before its own time. A row for which there is none, or whose time is null, is treated like a row whose key
+                    has no row
+        ``budget``  maximum memory of the loaded view, such as "500MB"; default: "4GB". If the view needs more, there is an
+                    error that names the view, unless ``spill`` is set
+        ``spill``   stores a view that exceeds the budget on a local disk: True in the system's folder for temporary files, a
+                    path such as "/mnt/ssd" in that folder. The result of the join is the same. The system removes the file
+                    when the process ends, even if the process is killed
         """
         keys = _names(on, "on")
         if how not in ("left", "inner"):
@@ -419,11 +438,11 @@ class View:
         budget: str | int = DEFAULT_BUDGET,
         spill: bool | str | os.PathLike[str] = False,
     ) -> View:
-        """Add the columns of ``view`` from the row with the same id, which is the key of both views.
+        """Add the columns of the row of ``view`` that has the same id. The id is the key of both views.
 
-        The views are merged as streams if both are in the order of their ids, which statistics of the files or
-        ``ordered=True`` say. Otherwise ``view`` is loaded and indexed, within ``budget`` (default "4GB"); ``spill`` stores a
-        larger one on a local disk, as in ``join``.
+        If both views are in the order of their ids, they are read side by side. Statistics of the files, or ``ordered=True``,
+        say whether they are. Otherwise ``view`` is loaded into memory with an index, within ``budget`` (default: "4GB");
+        ``spill`` stores a larger view on a local disk, as for ``join``.
         """
         if not isinstance(view, View):
             raise PlanError(f"merge needs a View, got {type(view).__name__}; wrap it: cb.View(data, key=…)")

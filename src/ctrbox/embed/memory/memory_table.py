@@ -47,16 +47,19 @@ from ctrbox.optimizers.of_table_rows import Optimizer, is_dense
 class MemoryTable(Table):
     """A table of trainable rows in main memory.
 
-    ``dim``        number of floats in a key's vector; ``open`` can change it while the table is empty
+    ``dim``        number of floats in the vector of a key; ``open`` can change it while the table is empty
     ``optimizer``  optimizer of the vectors; default: Adagrad(lr=0.02, initial=1). ``cb.optim.Adam(dense=True)`` and
-                   ``cb.optim.AdamW()`` move all rows at every push, as in torch
-    ``linear``     optimizer of the first-order weights; default: ``optimizer`` if that is given, else Adagrad(lr=0.05, initial=1)
-    ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
+                   ``cb.optim.AdamW()`` change all rows at every push, as in torch
+    ``linear``     optimizer of the first-order weights; default: ``optimizer`` if that is given, otherwise Adagrad(lr=0.05,
+                   initial=1)
+    ``init``       standard deviation of new vectors, which are drawn from a uniform distribution; new first-order weights are
+                   0
     ``budget``     maximum memory for rows and index, in bytes or as text ("512MB")
     ``threads``    maximum number of threads per call; None: all cores that this process may use. It never changes a result
-    ``counters``, ``admission``   rules by which keys get rows and rows expire (`Counters`, `Admission`);
-                   default: every key has a row
-    ``nonfinite``  what to do with gradients that are not finite: "refuse" the whole push, or "skip" their keys and count them
+    ``counters``, ``admission``   rules that decide which keys get rows and when rows expire (`Counters`, `Admission`);
+                                  default: every key gets a row, and no row expires
+    ``nonfinite``  what to do with gradients that are not finite: "refuse" refuses the whole push, "skip" skips and counts
+                   their keys
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class MemoryTable(Table):
     # ---- the contract ----
 
     def open(self, row: Row) -> None:
-        """Take the shape that a model reads; a table that has rows of another shape refuses."""
+        """Set the shape of the rows that a model reads. A table that holds rows of another shape refuses."""
         if check_opens(self, row):
             self._native = self._empty(row)
             self._row = row
@@ -88,12 +91,12 @@ class MemoryTable(Table):
 
     @property
     def traits(self) -> Traits:
-        """Return what the trainer may ask of this table beyond `cb.tables.Embedder`."""
+        """Return what this table can do beyond the protocol `cb.tables.Embedder`."""
         gradients: Literal["sum", "mean"] = "mean" if is_dense(self.optimizer) else "sum"
         return replace(super().traits, copies=True, gradients=gradients)
 
     def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
-        """Create the rows of these keys and remember where they are for the pull of the same keys.
+        """Create the rows of these keys, and remember their places for the pull of the same keys.
 
         ``next_use`` is ignored, because all rows are in memory.
         """
@@ -102,21 +105,23 @@ class MemoryTable(Table):
             self._changing.prefetch(wanted)
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
-        """Return the rows (n, width). Their memory is reused once the array is dropped."""
+        """Return the rows (n, width). When the array is deleted, its memory is used again."""
         wanted = checked_keys(keys)
         with self._calling(len(wanted)):
             rows: Floats = self._changing.pull(wanted, create)  # type: ignore[assignment]
         return rows
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all rows and optimizer states to one file with a checksum; the file appears whole or not at all."""
+        """Write all rows and optimizer states to one file with a checksum. The file appears under its name only when it is
+        complete.
+        """
         with written_aside(local_path(path, "a saved table")) as aside:
             self._changing.save(str(aside))
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Replace the contents with those that ``save`` wrote. For a moment both the old and the new rows are in memory.
+        """Replace the contents by those that ``save`` wrote. For a short time, both the old and the new rows are in memory.
 
-        Optimizer settings given to this table are kept; otherwise those of the saved table apply.
+        If this table was created with optimizer settings, it keeps them; otherwise it takes those of the saved table.
         """
         found = describe(path)
         same_dim(path, found[0], self.dim)
@@ -137,9 +142,10 @@ class MemoryTable(Table):
         optimizer: Optimizer | None = None,
         linear: Optimizer | None = None,
     ) -> MemoryTable:
-        """Load a table that ``save`` wrote, with the shape and seed of the file.
+        """Load a table that ``save`` wrote, with the shape and the seed of the file.
 
-        ``optimizer``, ``linear``: other settings than the file's, such as another learning rate, for optimizers of the same kind.
+        ``optimizer``, ``linear``: other settings than those of the file, such as another learning rate, for optimizers of the
+        same kind.
         """
         found = describe(path)
         saved = as_saved(found, optimizer, linear)
@@ -159,7 +165,7 @@ class MemoryTable(Table):
     # ---- beyond the contract ----
 
     def like(self, row: Row, *, seed: int | None = None, budget: int | None = None) -> MemoryTable:
-        """Return an empty table with the settings of this one, opened for another row shape, with a budget of its own.
+        """Return an empty table with the settings of this table, opened for another shape of rows, with a budget of its own.
 
         ``seed``, ``budget``: other values than those of this table.
         """
@@ -173,7 +179,7 @@ class MemoryTable(Table):
     def export(self) -> tuple[Keys, Floats, Floats]:
         """Return copies of the keys in ascending order, their rows (n, width) and their optimizer states (n, states).
 
-        States of a table that counts end with shows, clicks and the period of the last push.
+        If the table counts keys, the last states are shows, clicks and the period of the last push.
         """
         keys, values, states = self._changing.export()
         order = np.argsort(keys)
@@ -258,7 +264,9 @@ class MemoryTable(Table):
         return found
 
     def clear(self) -> None:
-        """Remove all rows; keep the shape, optimizers and seed. Saved copies, for example in run folders, are not affected."""
+        """Remove all rows. The table keeps its shape, optimizers and seed. Saved copies, for example in run folders, do not
+        change.
+        """
         self._native = self._empty(self._row)
 
     def _change_optimizers(self, same_kinds: bool) -> None:

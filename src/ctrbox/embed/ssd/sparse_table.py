@@ -60,26 +60,30 @@ POLICIES = ("default", "heat", "clock", "lfu")
 class SparseTable(WithCheckpoint, Table):
     """A Sparse Table: trainable rows on an SSD, of which a part is in memory.
 
-    ``path``       folder of the table, used for nothing else; it is created if it does not exist, and opened at its last
-                   checkpoint if it holds a table
-    ``dim``        number of floats in a key's vector; ``open`` can change it while the table is empty
-    ``ram``        memory for rows, filters and indexes, allocated page by page as rows are added; at most 192 billion rows
-                   (29 TB at dim 16 with Adagrad). The process needs some tens of megabytes beside it
-    ``optimizer``  optimizer of the vectors; default: the optimizer of the existing table, or Adagrad(lr=0.02, initial=1) for a
-                   new one. An existing table accepts another learning rate or other settings of the same kind: rows and states
-                   are kept
-    ``linear``     optimizer of the first-order weights; default: ``optimizer`` if that is given, else Adagrad(lr=0.05, initial=1)
-    ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
+    ``path``       folder of the table, which must contain nothing else. If it does not exist, it is created. If it holds a
+                   table, the table is opened at its last checkpoint
+    ``dim``        number of floats in the vector of a key; ``open`` can change it while the table is empty
+    ``ram``        memory for rows, filters and indexes, for at most 192 billion rows (29 TB at dim 16 with Adagrad). It is
+                   allocated page by page as rows are added. The process needs some tens of megabytes in addition
+    ``optimizer``  optimizer of the vectors; default: the optimizer of the existing table, or Adagrad(lr=0.02, initial=1) for
+                   a new table. An existing table accepts another learning rate, or other settings of the same kind of
+                   optimizer; it keeps its rows and states
+    ``linear``     optimizer of the first-order weights; default: ``optimizer`` if that is given, otherwise Adagrad(lr=0.05,
+                   initial=1)
+    ``init``       standard deviation of new vectors, which are drawn from a uniform distribution; new first-order weights are
+                   0
     ``threads``    maximum number of threads per call; None: all cores that this process may use. It never changes a result
-    ``policy``     rule by which rows are evicted from memory: "default" ("heat": least used first), "clock" (for keys that change
-                   quickly), or
-                   "lfu", the lists of the AIBox paper
-    ``counters``, ``admission``   rules by which keys get rows and rows expire (`Counters`, `Admission`);
-                   default: every key has a row
-    ``nonfinite``  what to do with gradients that are not finite: "refuse" the whole push, or "skip" their keys and count them
+    ``policy``     rule that decides which rows are evicted from memory: "default" ("heat", the least used rows first),
+                   "clock" (for keys that change quickly), or "lfu" (the lists of the AIBox paper)
+    ``counters``, ``admission``   rules that decide which keys get rows and when rows expire (`Counters`, `Admission`);
+                                  default: every key gets a row, and no row expires
+    ``nonfinite``  what to do with gradients that are not finite: "refuse" refuses the whole push, "skip" skips and counts
+                   their keys
     ``compaction_mb_per_s``  maximum rate at which background compaction writes, in MB (1,048,576 bytes) per second, 1 to
-                   1,000,000; default 512; None: no limit. It reads about as much. Loads wait where it cannot keep up
-    ``read_only``  open the table only for pull(create=False), scan and verify; any number of processes can do so at the same time
+                             1,000,000; default: 512; None: no limit. Compaction reads at about the same rate. If it cannot
+                             keep up, loads of rows wait for it
+    ``read_only``  opens the table only for pull(create=False), scan and verify; any number of processes can do so at the same
+                   time
     """
 
     def __init__(
@@ -140,7 +144,7 @@ class SparseTable(WithCheckpoint, Table):
     # ---- the contract ----
 
     def open(self, row: Row) -> None:
-        """Take the shape that a model reads; a table that has rows of another shape refuses."""
+        """Set the shape of the rows that a model reads. A table that holds rows of another shape refuses."""
         check_row(row)
         self._check_usable()
         if row != self._row or self._native is None:
@@ -164,14 +168,14 @@ class SparseTable(WithCheckpoint, Table):
 
     @property
     def traits(self) -> Traits:
-        """Return what the trainer may ask of this table beyond `cb.tables.Embedder`."""
+        """Return what this table can do beyond the protocol `cb.tables.Embedder`."""
         return replace(super().traits, look_ahead=True, folder=self.path, statistics=True)
 
     def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
         """Bring the rows of these keys into memory and keep them there until they are pulled and pushed.
 
-        ``next_use`` (uint8, one per key): in how many prefetched batches a key comes again, 1 to 127, or 0 if that is
-        unknown. Rows that come again soon stay in memory longest if ``policy`` is "default".
+        ``next_use`` (uint8, one per key): after how many prefetched batches the key occurs again, 1 to 127, or 0 if that is
+        unknown. With ``policy="default"``, rows that are needed again soon stay in memory longest.
         """
         wanted = checked_keys(keys)
         known = None if next_use is None else np.asarray(next_use)
@@ -184,7 +188,7 @@ class SparseTable(WithCheckpoint, Table):
             self._changing.prefetch(wanted, None if known is None else np.ascontiguousarray(known))
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
-        """Return the rows (n, width). With ``create=False``, no row is created and none is kept in memory."""
+        """Return the rows (n, width). With ``create=False``, no row is created, and no row is kept in memory for a push."""
         wanted = checked_keys(keys)
         with self._calling(len(wanted)):
             table = self._changing if create else self._reading
@@ -192,9 +196,10 @@ class SparseTable(WithCheckpoint, Table):
         return rows
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint to another folder: a manifest and links to the files it names, which are never changed.
+        """Write a checkpoint to another folder: a manifest, and links to the files that it names, which are never changed.
 
-        A table that was saved there before, and that nobody has open, is replaced; any other folder is refused.
+        If the folder holds a table that was saved there before, and no process has it open, it is replaced. Any other folder
+        is refused.
         """
         place = absolute(path)
         own = self.path.resolve()
@@ -214,10 +219,10 @@ class SparseTable(WithCheckpoint, Table):
         self._raise_compaction_errors(f"the table was saved to {place} and holds every row")
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Replace the contents with those that ``save`` wrote, within this table's own budget; the old rows are removed once
-        the new ones are in place.
+        """Replace the contents by those that ``save`` wrote, within the budget of this table.
 
-        Optimizer settings given to this table are kept; otherwise those of the saved table apply.
+        The old rows are removed when the new rows are in place. If this table was created with optimizer settings, it keeps
+        them; otherwise it takes those of the saved table.
         """
         self._check_usable()
         if self._native is not None:
@@ -240,7 +245,7 @@ class SparseTable(WithCheckpoint, Table):
         self._row = row
 
     def check_source(self, path: str | os.PathLike[str]) -> None:
-        """Refuse what ``restore`` would refuse, changing nothing."""
+        """Raise the errors that ``restore`` would raise, without changing anything."""
         source, row = self._source(path)
         with self._calling():
             self._check_whole(source, row)
@@ -282,8 +287,8 @@ class SparseTable(WithCheckpoint, Table):
     ) -> Self:
         """Open the table in a folder, with its shape and seed.
 
-        ``optimizer``, ``linear``: other settings than the folder's, such as another learning rate, for optimizers of the same
-        kind.
+        ``optimizer``, ``linear``: other settings than those of the folder, such as another learning rate, for optimizers of
+        the same kind.
         """
         found = described(absolute(path))
         how: dict[str, Any] = {
@@ -307,14 +312,18 @@ class SparseTable(WithCheckpoint, Table):
     # ---- beyond the contract ----
 
     def read(self, keys: Keys) -> Floats:
-        """Return whole rows (n, floats): values, then states. Missing keys are created. No row is pinned in memory."""
+        """Return complete rows (n, floats): values, then optimizer states. Missing keys are created. No row is pinned in
+        memory.
+        """
         wanted = checked_keys(keys)
         with self._calling(len(wanted)):
             rows: Floats = self._changing.read(wanted)  # type: ignore[assignment]
         return rows
 
     def write(self, keys: Keys, rows: Floats, *, known: bool = False) -> None:
-        """Replace whole rows. ``known``: whether the keys were read before; their old rows on disk are then not read."""
+        """Replace complete rows. ``known``: whether the keys were read before; if so, their old rows are not read from the
+        disk.
+        """
         changed = checked_keys(keys)
         given = np.asarray(rows)
         if given.dtype != np.float32 or given.shape != (len(changed), self.floats):
@@ -335,13 +344,14 @@ class SparseTable(WithCheckpoint, Table):
 
     @property
     def floats(self) -> int:
-        """Number of floats in a whole row: its values and the states of its optimizers."""
+        """Number of floats in a complete row: its values and the states of its optimizers."""
         return self._reading.floats
 
     def checkpoint(self) -> int:
-        """Make what the table holds durable; returns its version. Only what changed since the last one is written.
+        """Write a checkpoint to the disk and return its version. It writes only what changed since the last checkpoint.
 
-        Raises `CompactionError` where the background compaction failed since the last checkpoint; this one is written first.
+        Raises a `CompactionError` if the background compaction has failed since the last checkpoint; the new checkpoint is
+        written first.
         """
         with self._calling():
             number = int(self._changing.checkpoint())
@@ -350,7 +360,7 @@ class SparseTable(WithCheckpoint, Table):
 
     @property
     def last_compaction_error(self) -> str:
-        """Text of the last error of the background compaction; empty if there was none since the last ``compact()``."""
+        """Text of the last error of the background compaction; empty if there was no error since the last ``compact()``."""
         return self._reading.last_compaction_error
 
     @property
@@ -359,7 +369,7 @@ class SparseTable(WithCheckpoint, Table):
         return 0 if self._native is None else int(self._native.version)
 
     def flush(self) -> None:
-        """Write all rows that no batch in progress needs to disk, and remove them from memory."""
+        """Write all rows to the disk and remove them from memory, except rows that batches in progress need."""
         with self._calling():
             self._changing.flush()
 
@@ -369,34 +379,39 @@ class SparseTable(WithCheckpoint, Table):
             self._changing.compact()
 
     def verify(self) -> list[str]:
-        """Read everything on disk and return one line about each damaged part."""
+        """Read the whole table from the disk, and return one line about each damaged part."""
         with self._calling():
             return [str(line) for line in self._reading.verify()]
 
     def stats(self) -> dict[str, int]:
-        """Return counters since the table was opened, and what it holds now, by name.
+        """Return a dict of counts since the table was opened, and of what the table holds now.
 
-        Keys: ``asked`` for, of which ``hits`` were in memory, ``misses`` on disk and ``new`` in neither. Pages: ``reads``,
-        ``bytes_read``, ``false_positives`` of the filters. Rows: ``keys`` in all, ``resident`` in memory, of which ``dirty`` ones
-        are newer than on disk, and the ``capacity`` of the memory. Bytes: ``memory``, ``disk_bytes``. The page on Sparse Tables
-        in the documentation explains every name.
+        - Keys: ``asked`` keys were looked up, of which ``hits`` were in memory, ``misses`` on disk, and ``new`` in neither.
+        - Pages: ``reads``, ``bytes_read``, and ``false_positives`` of the filters.
+        - Rows: the table holds ``keys`` rows; ``resident`` rows are in memory, of which ``dirty`` rows are newer than on
+          disk; the memory has room for ``capacity`` rows.
+        - Bytes: ``memory`` and ``disk_bytes``.
+
+        The page on Sparse Tables in the documentation explains every name.
         """
         return {**self._reading.stats(), "rss": resident_bytes()}
 
     def memory_plan(self) -> dict[str, int]:
-        """Return how ``ram`` is divided when the table is opened. Takes no memory: a table takes it page by page as rows come.
+        """Return how ``ram`` is divided when the table is opened. The call itself allocates no memory.
 
-        ``rows`` that fit in memory in all, ``rows_a_shard``, ``shards``, ``row_bytes``, ``index_bytes`` for filters, and the bits
-        of a slot of the hash index: ``place_bits`` for the place of a row, ``tag_bits`` for a part of its key.
+        The dict has the number of ``rows`` that fit in memory, ``rows_a_shard``, ``shards``, ``row_bytes``, and
+        ``index_bytes`` for the filters. In a slot of the hash index, ``place_bits`` bits hold the place of a row, and
+        ``tag_bits`` bits a part of its key.
         """
         return dict(_native.SparseTable.plan_memory(self._shape(self._row), self.policy, self.ram))
 
     def export(self, since: int = 0) -> tuple[Keys, Floats, Floats]:
-        """Return the keys in ascending order, their rows (n, width) and states (n, states).
+        """Return the keys in ascending order, their rows (n, width) and their optimizer states (n, states).
 
-        ``since``: only rows that changed after that version.
+        ``since``: return only rows that changed after this version.
 
-        States of a table that counts end with shows, clicks and the period of the last push. Rows that expired are left out.
+        If the table counts keys, the last states are shows, clicks and the period of the last push. Rows that have expired
+        are left out.
         """
         width = self._row.width
         keys: list[np.ndarray] = [np.empty(0, np.int64)]
@@ -410,9 +425,9 @@ class SparseTable(WithCheckpoint, Table):
         return joined(keys, order), joined(values, order), joined(states, order)
 
     def scan(self, since: int = 0) -> Iterator[tuple[Keys, Any, Floats]]:
-        """Yield keys, versions and whole rows (values, then states), at most 65,536 rows and about 8 MB at a time.
+        """Yield keys, versions and complete rows (values, then states), at most 65,536 rows and about 8 MB at a time.
 
-        Each key that is in the table during the whole scan comes once, with its row as it is at that moment.
+        Each key that is in the table during the whole scan is returned once, with its row as it is at that moment.
         """
         whole("since=", since, 0, 2**63)
         for shard in range(SHARDS):
@@ -425,7 +440,7 @@ class SparseTable(WithCheckpoint, Table):
                 yield part
 
     def close(self, checkpoint: bool = True) -> None:
-        """Close the table; with ``checkpoint`` write a checkpoint first. A closed table refuses every call."""
+        """Close the table. With ``checkpoint=True``, write a checkpoint first. A closed table refuses every call."""
         if self._closed:
             return
         mine = os.getpid() == self._process  # a forked child lets go of what its parent has, and changes nothing
@@ -458,8 +473,10 @@ class SparseTable(WithCheckpoint, Table):
         return f"SparseTable({str(self.path)!r}, {self._row}, {self.optimizer}, {len(self):,} keys, ram {self.ram:,})"
 
     def clear(self) -> None:
-        """Remove all rows, on disk too; keep the shape, optimizers and seed. Saved copies, for example in run folders, are not
-        affected."""
+        """Remove all rows, also on the disk. The table keeps its shape, optimizers and seed.
+
+        Saved copies, for example in run folders, do not change.
+        """
         if self._native is None:
             return
         _ = self._changing

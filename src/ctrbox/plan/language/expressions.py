@@ -416,7 +416,7 @@ def column(value: Any) -> Expr:
 
 
 def col(name: str) -> Expr:
-    """Return a column of the log, of a joined view, or one that ``with_columns`` made."""
+    """Return a column of the log or of a joined view, or a column that ``with_columns`` made."""
     if not isinstance(name, str) or not name:
         raise PlanError(f"col needs the name of a column, got {name!r}")
     return Expr("column", (), (("name", name),))
@@ -454,16 +454,16 @@ class When:
 
 
 def when(condition: Expr) -> When:
-    """Begin a choice: ``when(condition).then(a).otherwise(b)``. A null condition takes the second branch."""
+    """Begin a choice: ``when(condition).then(a).otherwise(b)``. Where the condition is null, the result is ``b``."""
     return When(expression(condition))
 
 
 def cross(*members: Any, limit: int = 1024) -> Expr:
-    """Return one key for each combination of the members' values.
+    """Return one key for each combination of the values of the members.
 
-    Members are column names or expressions. Lists give one key for every combination of their elements.
+    Members are names of columns or expressions. If members are lists, each combination of their elements gets a key.
 
-    A row gives at most ``limit`` keys; rows that had more are counted in ``plan.warnings``.
+    A row gets at most ``limit`` keys; ``plan.warnings`` counts the rows that have more combinations.
     """
     if len(members) < 2:
         raise PlanError("cross needs two or more members")
@@ -472,14 +472,18 @@ def cross(*members: Any, limit: int = 1024) -> Expr:
 
 
 def overlap(a: Any, b: Any, measure: str = "count") -> Expr:
-    """Count the distinct values that two lists share ("count"), or divide that by the number in either ("jaccard")."""
+    """Compare two lists by their distinct values.
+
+    "count" returns the number of values that occur in both lists. "jaccard" divides this number by the number of values that
+    occur in at least one of them.
+    """
     if measure not in ("count", "jaccard"):
         raise PlanError(f"the measure of overlap must be 'count' or 'jaccard', got {measure!r}")
     return Expr(f"overlap_{measure}", (column(a), column(b)))
 
 
 def concat(*parts: Any, sep: str = "") -> Expr:
-    """Join strings with ``sep`` between them."""
+    """Join strings, with ``sep`` between them."""
     if not parts:
         raise PlanError("concat needs at least one part")
     found = [column(part) for part in parts]

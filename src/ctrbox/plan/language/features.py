@@ -23,14 +23,18 @@ LEAST_AGE, MOST_AGE = 1e-30, 1e30  # of an attribution window; ages are float32 
 class Label:
     """One of several labels: an expression and its kind, "binary" (0 or 1), "regression" (a number) or "count" (0, 1, 2, …).
 
-    ``cb.FeatureSet(labels={"click": col("clicked"), "value": cb.Label(col("revenue"), "regression")})``. A null means
-    that the label was not observed: it is left out of the loss and of the metrics of this label.
+    Example: ``cb.FeatureSet(labels={"click": col("clicked"), "value": cb.Label(col("revenue"), "regression")})``. A null
+    means that the label was not observed in this row. The row then adds nothing to the loss and the metrics of this label.
 
-    ``delay``, ``elapsed`` and ``window`` are given together, for a binary label whose ones arrive late, such as conversions:
-    ``cb.Label("converted", delay="days_to_convert", elapsed="days_since_click", window=30)``. ``elapsed``: the time from the
-    click until the row was recorded. ``delay``: the time from the click to the conversion; it is read where the label is 1 and
-    may be null elsewhere. ``window``: a conversion counts if its delay is at most so long. All three have the same unit, which
-    may be any. The model then predicts the conversion within the window, also if most rows are younger than it
+    ``delay``, ``elapsed`` and ``window`` are for a binary label that may turn from 0 to 1 later, such as a conversion:
+    ``cb.Label("converted", delay="days_to_convert", elapsed="days_since_click", window=30)``. Give all three together, in the
+    same unit, which may be any unit:
+
+    ``elapsed``  the time from the click until the row was recorded
+    ``delay``    the time from the click to the conversion; it is read in rows whose label is 1, and may be null in other rows
+    ``window``   a conversion counts if its delay is at most this long
+
+    The model then predicts whether there is a conversion within the window, even if most rows are younger than the window
     (docs/training/several_labels.md).
     """
 
@@ -77,17 +81,18 @@ class Label:
 
     @property
     def expressions(self) -> tuple[Expr, ...]:
-        """The expressions that a label reads."""
+        """The expressions that the label reads."""
         return tuple(e for e in (self.expression, self.delay, self.elapsed) if e is not None)
 
 
 @dataclass(frozen=True, init=False)
 class FeatureSet:
-    """The features of a plan: sparse features are keys (one or many per row), dense features are numbers.
+    """The label and the features of a plan: a sparse feature is one or many keys per row, a dense feature is a number or a
+    vector.
 
     ``label`` is what a model predicts: 0 or 1. ``labels`` is a dict of several labels, for a model that predicts all of them
-    (docs/training/several_labels.md): a value is an expression of a binary label, or a `cb.Label`, which can have another kind.
-    ``group`` is kept as a hash, for GAUC.
+    (docs/training/several_labels.md). A value of this dict is the expression of a binary label, or a `cb.Label`, which can
+    have another kind. ``group`` is one value per row, such as the user, for the metric GAUC; a batch has its hash.
     """
 
     label: Expr | None
@@ -187,12 +192,14 @@ def _history(
 
 
 def shows(*by: Any, time: Any, label: Any, every: str = "1d", window: str | None = None) -> Expr:
-    """Count how often the value was shown before. The counts are fitted on the log; see ``rate``."""
+    """Count the earlier rows with the same value. The counts are fitted on the log. ``rate`` describes the arguments."""
     return _history("shows", by, time, label, every, window)
 
 
 def clicks(*by: Any, time: Any, label: Any, every: str = "1d", window: str | None = None) -> Expr:
-    """Count how often the value was clicked before. The counts are fitted on the log; see ``rate``."""
+    """Count the earlier rows with the same value that were clicked. The counts are fitted on the log. ``rate`` describes the
+    arguments.
+    """
     return _history("clicks", by, time, label, every, window)
 
 
@@ -205,9 +212,10 @@ def rate(
     prior: float = 0.05,
     weight: float = 20.0,
 ) -> Expr:
-    """Return the past click rate of a value or combination, smoothed by ``weight`` shows of click rate ``prior``.
+    """Return the past click rate of a value, or of a combination of values, as a smoothed rate.
 
-    Time is cut into buckets of ``every``. A row counts the buckets that ended before its own began, the last ``window`` of
-    them (default: all): it can see neither its own click nor any later one.
+    The rate is ``(clicks + prior · weight) / (shows + weight)``. ``label`` says whether a row was clicked, and ``time`` is
+    the time of the row. Time is divided into buckets of length ``every``. A row counts the buckets before the bucket of the
+    row itself, at most as far back as ``window`` (default: all). It therefore sees neither its own click nor any later click.
     """
     return _history("rate", by, time, label, every, window, prior=prior, weight=weight)

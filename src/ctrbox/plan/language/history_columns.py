@@ -137,15 +137,19 @@ def past(
     budget: str | int = BUDGET,
     spill: bool | str | os.PathLike[str] = False,
 ) -> Past:
-    """Describe which earlier events of the log a row looks back at, for windowed counts and histories.
+    """Describe which earlier events of the log a row sees, for counts in time windows and for histories.
 
-    ``by``: a column or expression, or a list of them, whose equal values share a past. ``time``: the time of a row, of type
-    time. ``where``: the condition that makes a row an event (default: every row). ``gap``: a row sees only events that are older
-    than this by more than zero, such as "10m" where clicks arrive in the log up to ten minutes late; default "0s". ``lateness``:
-    how much earlier than the newest time before it a row may be; with the default "0s" a log that is not in order of time is an
-    error that names the row. ``budget``: memory that the events of this past may take, default "4GB"; more is an error, unless
-    ``spill`` stores events of keys that were not met lately on a local disk: ``spill=True`` in the system's folder for temporary
-    files, ``spill="/mnt/ssd"`` in that folder. The features are the same.
+    ``by``        the key: a column, an expression, or a list of them. A row sees only events with the same key
+    ``time``      the time of a row; it must have the type time
+    ``where``     the condition that makes a row an event; default: every row is an event
+    ``gap``       the row sees only events that are older than this span of time, such as "10m" if clicks arrive in the log up
+                  to ten minutes late; default: "0s"
+    ``lateness``  how much older a row may be than the newest row before it. With the default, "0s", a log that is not in
+                  order of time is an error that names the row
+    ``budget``    memory that the events of this past may use; default: "4GB". If they need more, reading ends with an error,
+                  unless ``spill`` is set
+    ``spill``     where to store the events of keys that have not occurred recently: True for the system's folder for
+                  temporary files, or a path such as "/mnt/ssd". The features are the same
     """
     members = tuple(by) if isinstance(by, Sequence) and not isinstance(by, str) else (by,)
     if not members:
@@ -184,13 +188,17 @@ def history(
     budget: str | int = BUDGET,
     spill: bool | str | os.PathLike[str] = False,
 ) -> PastFeature:
-    """Return the values of earlier events of the same key as a list, newest last, for ``View.with_history``.
+    """Return the values of earlier events of the same key as a list, the newest last, for ``View.with_history``.
 
-    ``values``: one or several columns. A feature named ``clicks`` of one column is the column ``clicks``; of several columns
-    it is one column each, such as ``clicks_ad_id``. ``clicks_age`` holds the seconds from each event to the row. ``last``: most
-    events, from 1 to 100,000, default 100. ``within``: greatest age, such as "14d"; default: any. Events with a null among their
-    values are left out. For ``by``, ``time``, ``where``, ``gap``, ``lateness``, ``budget`` and ``spill`` see
-    ``cb.past``.
+    ``values`` are one or several columns. If a feature with the name ``clicks`` has one column, the new column is ``clicks``.
+    If it has several, there is one new column for each, such as ``clicks_ad_id``. The column ``clicks_age`` contains the
+    seconds from each event to the row.
+
+    ``last``    maximum number of events, from 1 to 100,000; default: 100
+    ``within``  maximum age of an event, such as "14d"; default: no maximum
+
+    Events with a null among their values are left out. ``cb.past`` describes ``by``, ``time``, ``where``, ``gap``,
+    ``lateness``, ``budget`` and ``spill``.
     """
     described = past(by=by, time=time, where=where, gap=gap, lateness=lateness, budget=budget, spill=spill)
     return described.history(*values, last=last, within=within)

@@ -67,10 +67,11 @@ def misfit(how: str, state: Any) -> str:
 
 
 class Dictionary:
-    """A large table from words to ids or to vectors.
+    """A large table that maps words to ids or to vectors.
 
-    ``words``: strings or whole numbers (a list, an Arrow array, a column). ``values``: whole numbers, one per word (default: the
-    word's position), or a matrix of numbers, one row per word. The first of equal words counts.
+    ``words``   strings or whole numbers, as a list, an Arrow array or a column. If a word occurs several times, its first
+                value counts
+    ``values``  whole numbers, one per word, or a matrix of numbers with one row per word; default: the position of each word
     """
 
     def __init__(self, words: Any, values: Any = None) -> None:
@@ -110,7 +111,9 @@ class Dictionary:
 
     @staticmethod
     def read(path: str | Path, word: str, value: str) -> Dictionary:
-        """Read a dictionary from two columns of a Parquet file; ``value`` holds whole numbers or lists of equal length."""
+        """Read a dictionary from two columns of a Parquet file. The column ``value`` has whole numbers or lists of equal
+        length.
+        """
         import pyarrow.parquet as pq
 
         try:
@@ -140,7 +143,7 @@ class Dictionary:
 
     @property
     def bytes(self) -> int:
-        """Memory of the native table in bytes: an index of 16-byte slots, at most half full, and the values."""
+        """Memory of the table in bytes: an index with 16-byte slots, of which at most half are used, and the values."""
         slots = 16
         while slots < 2 * len(self):
             slots *= 2

@@ -90,12 +90,13 @@ def operator(
 ) -> Callable[[Callable[..., Any]], UserOperator]:
     """Declare a function as an operator: ``@cb.operator(args=["str", "int"], result="float")``.
 
-    Kinds are "int", "float", "str", "bool", "time" and lists of them, "list[str]". ``nullable=True`` says the result may hold
-    nulls, which a feature then has to fill.
+    ``args`` and ``result`` are kinds: "int", "float", "str", "bool", "time", or lists of them, such as "list[str]". With
+    ``nullable=True``, the result may contain nulls, and a feature must fill them.
 
-    ``cuda``: what a GPU runs instead, the body of a C++ function of one row with the names of the Python function's
-    parameters: ``cuda="return clicks / (shows + 1.0);"``. ``scalar=True``: the function itself is of one row, arithmetic
-    on plain numbers, and numba compiles it for the CPU and for the GPU.
+    ``cuda`` is the C++ code that a GPU runs instead of the Python function, such as ``cuda="return clicks / (shows +
+    1.0);"``. It is the body of a C++ function that computes one row, whose arguments have the names of the Python function's
+    parameters. With ``scalar=True``, the Python function itself computes one row from plain numbers, and numba compiles it
+    for the CPU and for the GPU.
     """
     kinds = []
     for name in (*check_parameters.listed("operator", args), result):
