@@ -23,21 +23,21 @@ class CtrboxError(Exception):
 
 
 class PlanError(CtrboxError):
-    """A plan or an argument is wrong: an unknown column, a wrong type, a value out of range, a null without a fill value."""
+    """A plan or an argument is wrong: an unknown column, a wrong type, a value out of range, or a null without a fill value."""
 
     written_at: tuple[str, int] | None = None  # file and line of the expression that is wrong, where that is known
 
 
 class DataError(CtrboxError):
-    """The data can be read, but a value is not what was expected; the message names the file and the row."""
+    """The data can be read, but a value is not what was expected. The message names the file and the row."""
 
 
 class SignatureError(DataError):
-    """A published model is not signed by a trusted key, or was changed after it was signed; the message says which."""
+    """A published model is not signed by a trusted key, or was changed after it was signed. The message says which."""
 
 
 class SourceError(CtrboxError):
-    """A source cannot be opened or read; the message names the file."""
+    """A source cannot be opened or read. The message names the file."""
 
 
 class CompactionError(SourceError):
@@ -45,16 +45,16 @@ class CompactionError(SourceError):
 
 
 class WriteError(CtrboxError, OSError):
-    """A file cannot be written; the message names the file and, if the disk is full, the number of bytes."""
+    """A file cannot be written. The message names the file and, if the disk is full, the number of bytes."""
 
 
 class BudgetError(CtrboxError):
-    """A table, a view or another part would need more memory than its budget; the message names both sizes."""
+    """A table, a view or another part needs more memory than its budget. The message names both sizes."""
 
 
 class DeviceError(CtrboxError):
-    """A GPU, or a cluster, cannot be used: it does not exist, a package is missing, its memory is used up, or a kernel failed."""
+    """A GPU or a cluster cannot be used: it does not exist, a package is missing, its memory is used up, or a kernel failed."""
 
 
 class TrainError(CtrboxError):
-    """Training cannot begin or continue: the label is constant, a split is empty, or a value is not a number."""
+    """A training cannot begin or continue: all labels are equal, no rows are left, or a value is not a number."""

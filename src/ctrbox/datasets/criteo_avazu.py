@@ -122,10 +122,10 @@ def _moments(hours: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def criteo(path: Paths, *, label: bool = True, on_error: OnError = "raise") -> TextLog:
-    """Read a Criteo log (Kaggle or 1TB), plain, gz or zstd: tab-separated label, 13 counts, 26 hashed categories.
+    """Read a Criteo log (Kaggle or 1TB), uncompressed, gz or zstd: tab-separated label, 13 counts and 26 hashed categories.
 
-    Columns: row int64, label int8, I1…I13 int64, C1…C26 string; a missing value is null. `label=False` reads
-    the test files of the Kaggle set, which have no label.
+    The columns are `row` (int64), `label` (int8), `I1` to `I13` (int64) and `C1` to `C26` (string). A missing value is null.
+    `label=False` reads the test files of the Kaggle data, which have no label.
     """
     fields = [("label", pa.int8())] if label else []
     fields += [(name, pa.int64()) for name in CRITEO_INTS]
@@ -136,8 +136,9 @@ def criteo(path: Paths, *, label: bool = True, on_error: OnError = "raise") -> T
 def avazu(path: Paths, *, on_error: OnError = "raise") -> TextLog:
     """Read an Avazu log: CSV files with the same header.
 
-    Columns: row int64, the header's columns (click int8; hour, C1, C14…C21, banner_pos, device_type,
-    device_conn_type int64; the rest, also id, string), and ts, the timestamp that `hour` means.
+    The columns are `row` (int64), the columns of the header, and `ts`, the timestamp that `hour` denotes. Of the header,
+    `click` is int8; `hour`, `C1`, `C14` to `C21`, `banner_pos`, `device_type` and `device_conn_type` are int64; all others,
+    including `id`, are strings.
     """
     paths = find(path)
     first = head(paths[:1], 1)

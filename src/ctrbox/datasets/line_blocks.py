@@ -62,11 +62,12 @@ class Block:
 
 
 class TextLog:
-    """A text log that speaks Arrow: ``cb.View(cb.datasets.criteo("day_0.gz"), key="row")``.
+    """A text log that provides Arrow data: ``cb.View(cb.datasets.criteo("day_0.gz"), key="row")``.
 
-    Each call of `__arrow_c_stream__` or `batches` reads the files anew. `row` counts the rows kept, from 0,
-    over all files. `skipped` is the number of bad lines that the latest complete or partial reading left out. A file that
-    changed after the log was opened is an error (`files.version` says what is compared).
+    Each call of `__arrow_c_stream__` or `batches` reads the files again from the beginning. The column `row` counts the rows
+    of all files from 0, without lines that are left out. `skipped` is the number of bad lines that the latest reading,
+    complete or not, left out. If a file changes after the log was opened, reading raises an error (`files.version` says what
+    is compared).
     """
 
     streaming: ClassVar[bool] = True
@@ -94,7 +95,7 @@ class TextLog:
         return reader.__arrow_c_stream__(requested_schema)
 
     def fingerprint(self) -> str:
-        """Return a digest that changes with a file's name, length, modification time or content (`files.checksum`)."""
+        """Return a hash that changes if the name, length, modification time or content of a file changes (`files.checksum`)."""
         seen = hashlib.blake2b(str(self.schema).encode(), digest_size=16)
         contents = content_checksums(self._versions, _named)
         for path, version, content in zip(self.paths, self._versions, contents, strict=True):
@@ -103,7 +104,7 @@ class TextLog:
         return seen.hexdigest()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the log from its beginning, one record batch per block. Raises `DataError` and `SourceError`."""
+        """Yield the log from its beginning, one record batch per block of lines. Raises `DataError` and `SourceError`."""
         self.skipped = 0
         row = 0
         for path, version in zip(self.paths, self._versions, strict=True):

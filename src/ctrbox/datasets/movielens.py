@@ -93,7 +93,7 @@ class MovieLens:
 
 
 def movielens(path: str | os.PathLike[str], *, vectors: str | os.PathLike[str] | None = None) -> MovieLens:
-    """Read a folder of MovieLens, ``.dat`` or Parquet, with the vectors of its movies, if any."""
+    """Read a folder with the MovieLens data, as ``.dat`` or Parquet files, and the vectors of its movies if there are any."""
     folder = local_path(path, "a MovieLens dataset")
     if not folder.is_dir():
         raise SourceError(

@@ -23,10 +23,10 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ClickSet:
-    """A click log of known label and split, and its dimension tables.
+    """A public click log with a known label, a recommended split into parts, and its dimension tables.
 
-    `parts` are the names of the recommended split, in the order in which a model may see them; `key` is a
-    unique ascending column of every table that `table` returns.
+    `parts` are the names of the parts, in the order in which a model may see them. `key` is a column with unique, ascending
+    values in every table that `table` returns.
     """
 
     name: str
@@ -41,10 +41,13 @@ class ClickSet:
 
     @property
     def rows(self) -> int:
+        """Number of rows of the log."""
         return pq.read_metadata(self.path).num_rows
 
     def table(self, part: str | None = None) -> pa.Table:
-        """Return the log, or one part of it, in its order, with the int64 column `row`: the position in the whole log."""
+        """Return the log, or one part of it, in its order, with an int64 column `row`: the position of each row in the whole
+        log.
+        """
         if part is not None and part not in self.parts:
             raise DataError(f"{self.name} has no part {part!r}; it has {', '.join(self.parts)}")
         table = _keyed(pq.read_table(self.path, use_threads=False))
@@ -56,6 +59,7 @@ class ClickSet:
         return table.filter(chosen)
 
     def dimension(self, name: str) -> pa.Table:
+        """Return a dimension table by its name."""
         if name not in self.dimensions:
             raise DataError(f"{self.name} has no table {name!r}; it has {', '.join(self.dimensions) or 'none'}")
         return _keyed(pq.read_table(self.dimensions[name], use_threads=False))
@@ -87,7 +91,7 @@ def _find(folder: Folder, name: str, columns: tuple[str, ...]) -> Path:
 
 
 def frappe(folder: Folder) -> ClickSet:
-    """Read Frappe_x1 of the BARS benchmark: 288,609 rows, 10 id fields, the published random split."""
+    """Read Frappe_x1 of the BARS benchmark: 288,609 rows with 10 id fields, in the published random split."""
     categories = (
         "user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city"
     )  # fmt: skip
@@ -103,7 +107,9 @@ def frappe(folder: Folder) -> ClickSet:
 
 
 def criteo_sample(folder: Folder) -> ClickSet:
-    """Read 80,000 rows of the Criteo 1TB logs: counts i1…i13, categories c1…c26; the last fifth is the test set."""
+    """Read 80,000 rows of the Criteo 1TB logs, with counts i1 to i13 and categories c1 to c26. The last fifth is the test
+    part.
+    """
     numbers = tuple(f"i{k}" for k in range(1, 14))
     categories = tuple(f"c{k}" for k in range(1, 27))
     return ClickSet(
@@ -117,7 +123,7 @@ def criteo_sample(folder: Folder) -> ClickSet:
 
 
 def criteo_attribution(folder: Folder) -> ClickSet:
-    """Read 165,152 rows of the Criteo attribution set in their original order; the last fifth is the test set."""
+    """Read 165,152 rows of the Criteo attribution data in their original order. The last fifth is the test part."""
     categories = ("cat1", "cat4", "cat6", "cat8", "cat9")
     path = _find(folder, "criteo_attribution_165k.parquet", ("orig_row", "click", *categories))
     rows = pq.read_metadata(path).num_rows
@@ -132,10 +138,10 @@ def criteo_attribution(folder: Folder) -> ClickSet:
 
 
 def open_bandit(folder: Folder) -> ClickSet:
-    """Read 60,000 impressions of the Open Bandit Dataset by time, and its items; the test set is 29 and 30 November.
+    """Read 60,000 impressions of the Open Bandit Dataset in order of time, and its items. The test part is 29 and 30 November.
 
-    Both tables get the column `item`, campaign/item_id, by which they join: an item_id alone means another
-    item in another campaign.
+    Both tables get a column `item` with the value campaign/item_id, by which they are joined. An item_id alone is not enough,
+    because it means another item in another campaign.
     """
     features = tuple(f"user_feature_{k}" for k in range(4))
     columns = (

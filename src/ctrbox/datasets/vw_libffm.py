@@ -275,11 +275,14 @@ def vw(
 ) -> TextLog:
     """Read a Vowpal Wabbit text log.
 
-    Columns: row int64, label float64 (null where a line has none), weight float64 (the importance, 1 if not
-    given), tag string, and for every namespace ``<ns>`` list<string> (feature names) and ``<ns>.weights``
-    list<float64> (value × the namespace's scale), of equal lengths; the namespace without a name is
-    "default". Namespaces are those of the first thousand lines unless given; one that comes later is a
-    `DataError`. `prefix` is put before their column names. `binary=True` makes labels 0 and 1 of -1 and 1.
+    The columns are `row` (int64), `label` (float64, null if a line has none), `weight` (float64, the importance, or 1 if a
+    line has none), `tag` (string), and two columns for every namespace, which are lists of equal length: ``<ns>``
+    list<string> with the names of the features, and ``<ns>.weights`` list<float64> with their values times the scale of the
+    namespace. The namespace without a name is called "default".
+
+    `namespaces` names the namespaces; by default, they are those of the first thousand lines. A namespace that first occurs
+    later raises a `DataError`. `prefix` is put before the column names of namespaces. `binary=True` converts the labels -1
+    and 1 to 0 and 1.
     """
     paths = find(path)
     if namespaces is None:
@@ -300,10 +303,10 @@ def vw(
 def libffm(path: Paths, *, fields: int | None = None, binary: bool = False, on_error: OnError = "raise") -> TextLog:
     """Read a libffm text log.
 
-    Columns: row int64, label float64, and for every field k ``f<k>`` list<string> (the indices, as text) and
-    ``f<k>.weights`` list<float64> (the values), of equal lengths. `fields` is their number, by default that
-    of the first thousand lines; a field that comes later is a `DataError`. `binary=True` makes labels 0 and
-    1 of -1 and 1.
+    The columns are `row` (int64), `label` (float64) and two columns for every field k, which are lists of equal length:
+    ``f<k>`` list<string> with the indices as text, and ``f<k>.weights`` list<float64> with the values. `fields` is the number
+    of fields; by default, it is the number in the first thousand lines, and a field that first occurs later raises a
+    `DataError`. `binary=True` converts the labels -1 and 1 to 0 and 1.
     """
     paths = find(path)
     if fields is None:

@@ -174,15 +174,21 @@ def adlog(
     overwrite: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> AdLog:
-    """Write an ad log of `rows` impressions to the folder `out`, or reuse the one that is there.
+    """Write a generated ad log of `rows` impressions to the folder `out`, or use the log that the folder already contains.
 
-    The same arguments give the same values. `users` defaults to a tenth of the rows (at most 2 million),
-    `ads` to a fortieth (at most 200,000). `progress(done, rows)` is called as blocks are written, from the
-    calling thread. With `images`, the numbers of an image (4,096 as in the paper), ads have images and users
-    a visual taste that decides clicks; `images` and `behaviors` are views besides, and users has `behavior`
-    and `all_clicks`. With `conversions`, clicks may lead to a conversion of known probability, some hours later:
-    `conversions`, `conversion_truth` and `conversion_delays` are views besides, and all others have the same values as
-    without. A folder that holds another ad log is replaced, unless `overwrite=False`; one that holds anything else is refused.
+    The same arguments give the same values. The log consists of several views.
+
+    `users`        number of users; default: a tenth of the rows, at most 2 million
+    `ads`          number of ads; default: a fortieth of the rows, at most 200,000
+    `progress`     called as `progress(done, rows)` as blocks are written, from the calling thread
+    `images`       number of values per image (4,096 in the paper). Ads then have images, and users have a visual taste that
+                   influences their clicks. There are two more views, `images` and `behaviors`, and the view of users has the
+                   additional columns `behavior` and `all_clicks`
+    `conversions`  whether clicks may lead to a conversion of known probability, some hours later. There are three more views,
+                   `conversions`, `conversion_truth` and `conversion_delays`; all other views have the same values as without
+                   conversions
+
+    A folder that holds another ad log is replaced, unless `overwrite=False`. A folder that holds anything else is refused.
     """
     for name, given in (
         ("rows", rows),

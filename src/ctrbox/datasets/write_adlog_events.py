@@ -39,8 +39,10 @@ def adlog_events(
 ) -> int:
     """Write the events of an ad log (`adlog`) as chunks of ``chunk_rows`` events, and return the number of events.
 
-    ``rows``: of the log's impressions, all unless told. ``click_delay_s``: a click's mean delay. ``disorder_s``: an event may lie
-    so much behind one with a later time. ``events_per_s``: as fast as that; otherwise at once.
+    ``rows``           number of impressions of the log to use; default: all
+    ``click_delay_s``  mean time from an impression to its click, in seconds
+    ``disorder_s``     longest time, in seconds, by which an event may come after an event with a later time
+    ``events_per_s``   number of events to write per second; default: as fast as possible
     """
     if format not in FORMATS:
         raise DataError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")

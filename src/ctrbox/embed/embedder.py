@@ -66,49 +66,55 @@ class FixedShape(Shaped):
 
 @runtime_checkable
 class Embedder(Protocol):
-    """Keys → trainable rows of ``row.width`` floats. Key 0 is the null slot: zero, and never changed.
+    """The protocol of embedders, which turn keys into trainable rows of ``row.width`` floats.
 
-    ``prefetch`` may run in one thread while another pulls and pushes. Keys given to one call differ from each other.
+    Key 0 means "no value": its row is zero and never changes. ``prefetch`` may run in one thread while another thread pulls
+    and pushes. All keys in one call are different.
     """
 
     @property
     def dim(self) -> int:
-        """Number of floats in a key's vector."""
+        """Number of floats in the vector of a key."""
 
     @property
     def row(self) -> Row:
-        """The shape of a row that ``open`` was given; ``Row(dim)`` for an embedder without a model."""
+        """The shape of a row, as ``open`` has set it; ``Row(dim)`` for an embedder without a model."""
 
     def open(self, row: Row) -> None:
-        """Set the shape of the rows that a model reads; call it first. Refused if the embedder holds rows of another shape."""
+        """Set the shape of the rows that a model reads, before all other calls. Refused if the embedder holds rows of another
+        shape.
+        """
 
     def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
         """Announce keys that will be pulled soon. The embedder may create their rows now.
 
-        ``next_use``: for each key, in how many prefetched batches it comes again, 1 to 127, or 0 where that is unknown. The
-        trainer gives it to an embedder with the trait ``look_ahead``; others may ignore it or leave the argument out.
+        ``next_use``: for each key, after how many prefetched batches it occurs again, 1 to 127, or 0 if that is unknown. The
+        trainer passes it to an embedder with the trait ``look_ahead``; other embedders may ignore it or leave the argument
+        out.
         """
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
         """Return the rows (n, width) of keys.
 
-        A key that was never pushed has the initial value that seed and key decide, whether its row was created or not.
+        A key that was never pushed has its initial value, which depends only on the seed and the key, whether its row has
+        been created or not.
         """
 
     def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
-        """Apply the row-wise optimizer to the gradients (n, width), one row for each key.
+        """Update the rows with their gradients (n, width), one gradient for each key, by the embedder's own optimizer.
 
-        ``shows``, ``clicks``: how often each key occurs in the batch, and in rows with a click. The trainer gives them to an
-        embedder with the trait ``shows``; others may ignore them or leave the arguments out.
+        ``shows``, ``clicks``: how often each key occurs in the batch, and how often it occurs in rows with a click. The
+        trainer passes them to an embedder with the trait ``shows``; other embedders may ignore them or leave the arguments
+        out.
         """
 
     def save(self, path: Path) -> None:
         """Write all rows and optimizer states to one file with a checksum."""
 
     def restore(self, path: Path) -> None:
-        """Replace the contents with those that ``save`` wrote.
+        """Replace the contents by those that ``save`` wrote.
 
-        A damaged file, or one of another shape, is refused and changes nothing.
+        A damaged file, or a file with rows of another shape, is refused and changes nothing.
         """
 
     def __len__(self) -> int:
@@ -116,7 +122,7 @@ class Embedder(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
+        """Memory that the embedder uses, in bytes."""
 
 
 @runtime_checkable

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Initial:
-    """The rule for rows that were never learned: they are those of ``cb.MemoryTable(init=init, seed=seed)``."""
+    """The rule for the rows of keys that were never learned: they are those of ``cb.MemoryTable(init=init, seed=seed)``."""
 
     init: float
     seed: int
@@ -45,24 +45,27 @@ class Objects:
 
 @dataclass(frozen=True)
 class Traits:
-    """What an embedder can do beyond `cb.tables.Embedder`, and what it expects. The defaults are for one that can do no more.
+    """What an embedder can do beyond the protocol `cb.tables.Embedder`, and what it expects. By default, it can do nothing more.
 
-    ``gradients``  gradients that ``push`` expects: of the "sum" of the losses of a batch, or of their "mean"
-    ``scales_lr``  ``scale_lr(factor)`` makes later pushes multiply the learning rate by ``factor``; schedules need it
-    ``sets_lr``    ``set_lr(lr)`` changes the learning rate; ``cb.Trainer(…, lr=)`` needs it
-    ``shows``      ``push`` uses ``shows=`` and ``clicks=``, the counts of each key in the batch
-    ``counts``     ``counts(keys)`` returns the shows of keys so far first; ``adaptive_l2=`` needs it
-    ``look_ahead`` ``prefetch`` uses ``next_use=``, and batches that wait are kept in ``folder``; ``look_ahead=`` needs it
-    ``folder``     the folder in which the rows lie on disk
-    ``device``     the GPU on which the embedder itself looks up, pools and steps, as `cb.tables.GpuTable` does
-    ``clears``     ``clear()`` removes all rows; ``tables="empty"`` needs it
-    ``copies``     ``like(row, seed=, budget=)`` returns an empty embedder with the same settings; trials need it
-    ``statistics`` ``stats()`` returns counts of what was asked, as `cb.SparseTable` does; reports show them
-    ``publishes``  ``export()`` returns all keys and rows, so that a run can be published
-    ``initial``    rule for the rows of keys that were never learned; predictions then report unknown keys
-    ``objects``    data from which a sub-model computes the vectors, as in `cb.tables.ModelServer`
-    ``saved_as``   name of the class whose files ``save`` writes, where it is another class: a run resumes with either of them
-    ``settings``   names of attributes that decide the vectors, such as "seed"; a run resumes only with the same values
+    ``gradients``   gradients that ``push`` expects: those of the "sum" of the losses of a batch, or of their "mean"
+    ``scales_lr``   ``scale_lr(factor)`` makes later pushes multiply the learning rate by ``factor``; schedules need it
+    ``sets_lr``     ``set_lr(lr)`` changes the learning rate; ``cb.Trainer(…, lr=)`` needs it
+    ``shows``       ``push`` uses ``shows=`` and ``clicks=``, the counts of each key in the batch
+    ``counts``      ``counts(keys)`` returns how often keys have occurred so far, as its first result; ``adaptive_l2=`` needs
+                    it
+    ``look_ahead``  ``prefetch`` uses ``next_use=``, and batches that wait are stored in ``folder``; ``look_ahead=`` needs it
+    ``folder``      the folder on disk that contains the rows
+    ``device``      the GPU on which the embedder itself looks up, pools and updates rows, as `cb.tables.GpuTable` does
+    ``clears``      ``clear()`` removes all rows; ``tables="empty"`` needs it
+    ``copies``      ``like(row, seed=, budget=)`` returns an empty embedder with the same settings; trials need it
+    ``statistics``  ``stats()`` returns counts of look-ups, as `cb.SparseTable` does; reports show them
+    ``publishes``   ``export()`` returns all keys and rows, so that a run can be published
+    ``initial``     rule for the rows of keys that were never learned; with it, predictions report unknown keys
+    ``objects``     data from which a sub-model computes the vectors, as in `cb.tables.ModelServer`
+    ``saved_as``    name of the class whose files ``save`` writes, if that is another class; a run can resume with either
+                    class
+    ``settings``    names of attributes on which the vectors depend, such as "seed"; a run resumes only if they have the same
+                    values
     """
 
     gradients: Literal["sum", "mean"] = "sum"

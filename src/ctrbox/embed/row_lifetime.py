@@ -39,13 +39,14 @@ class Counters:
 
 @dataclass(frozen=True)
 class Admission:
-    """The rule by which a key gets a row. Until then the key has its initial value, and its gradients are dropped.
+    """The rule that decides when a key gets a row. Before that, the key has its initial value, and its gradients are dropped.
 
-    ``count``        number of occurrences after which a key gets a row: references if shows are pushed, as
-                     trainers do, else pushes
-    ``probability``  probability with which a push of the key gives it a row; decided by seed, key and the number of the push
-    ``sketch``       memory for the counts of keys without a row, two bytes each; if it is too small, keys
-                     are admitted early, never late
+    ``count``        number of occurrences after which a key gets a row. If shows are pushed, as trainers do, they are the
+                     occurrences; otherwise, each push is one
+    ``probability``  probability with which a push of a key gives it a row. The seed, the key and the number of the push
+                     decide
+    ``sketch``       memory for the counts of keys without a row, with two bytes per count; if it is too small, keys get rows
+                     too early, but never too late
     """
 
     count: int = 1

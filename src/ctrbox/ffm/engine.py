@@ -147,7 +147,8 @@ class DeepFFM:
         sparse_updates: bool = True,
         show: bool | Callable[[str], object] = False,
     ) -> Progress:
-        """Learn from a batch, several batches, a plan, an `ExampleCache` or an `ExampleText`, in order, from each example once.
+        """Learn from a batch, several batches, a plan, an `ExampleCache` or an `ExampleText`, in order. Each example is
+        learned once.
 
         ``threads``  number of threads, 1 to 256, of which at most 32 are used; None: all cores that this process may use. For
                      a given ``block``, the number of threads does not change the weights

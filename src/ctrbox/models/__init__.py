@@ -101,7 +101,7 @@ RECORDED = {"behaviour": "behavior"}  # arguments whose spelling has changed sin
 
 
 def build(name: str, schema: Schema, config: Mapping[str, Any] | None = None) -> nn.Module:
-    """Return a new model by its name, with the arguments in ``config``."""
+    """Return a new model of ``cb.models`` by its name, with the arguments in ``config``."""
     if name not in EVERY_MODEL:
         near = nearest(str(name), EVERY_MODEL)
         raise PlanError(f"there is no model {name!r}{near}; expected one of {', '.join(EVERY_MODEL)}")

@@ -28,6 +28,8 @@ AGGREGATORS = ("concatenation", "max", "sum", "attentive", "multi_query")
 
 
 class Concatenation(nn.Module):
+    """The vectors of the last ``longest`` items of a list, one after the other. Places without an item are zeros."""
+
     def __init__(self, dim: int, longest: int = 20) -> None:
         super().__init__()
         self.longest = whole("longest", longest, 1, MOST_WIDTH)
@@ -49,6 +51,8 @@ class Concatenation(nn.Module):
 
 
 class SumPooling(nn.Module):
+    """The sum of the vectors of a list."""
+
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.width = dim
@@ -60,6 +64,8 @@ class SumPooling(nn.Module):
 
 
 class MaxPooling(nn.Module):
+    """The largest value of each element over the vectors of a list. An empty list gives zeros."""
+
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.width = dim
@@ -77,7 +83,10 @@ class MaxPooling(nn.Module):
 
 
 class AttentivePooling(nn.Module):
-    """A query of another length than the items is mapped to theirs."""
+    """A weighted sum of the items of a list. An attention unit computes the weights from the items and a query.
+
+    If the query has another length than the items, a linear layer maps it to their length.
+    """
 
     def __init__(self, dim: int, query: int, hidden: Sequence[int] = (16,), *, kind: str = "prelu") -> None:
         super().__init__()
@@ -99,6 +108,8 @@ class AttentivePooling(nn.Module):
 
 
 class MultiQueryAttentivePooling(nn.Module):
+    """The results of one `AttentivePooling` for each query, one after the other."""
+
     def __init__(self, dim: int, queries: Sequence[int], hidden: Sequence[int] = (16,), *, kind: str = "prelu") -> None:
         super().__init__()
         if not queries:

@@ -26,7 +26,10 @@ MOST_NUMBERS = (
 
 
 class LocalActivation(nn.Module):
-    """target (rows, dim), history (rows, longest, dim) padded, lengths (rows,) → (rows, dim)."""
+    """DIN's attention unit: a weighted sum of a history (rows, longest, dim) for a target (rows, dim). The result is (rows, dim).
+
+    The histories are padded; ``lengths`` (rows,) says how many items each row has.
+    """
 
     def __init__(self, dim: int, hidden: Sequence[int] = (36,), *, kind: str = "dice", softmax: bool = False) -> None:
         super().__init__()
@@ -71,9 +74,9 @@ class LocalActivation(nn.Module):
         return (weights.unsqueeze(2) * history).sum(1)
 
     def padded(self, target: torch.Tensor, history: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Compute the same for every place, padding included, because an exported graph cannot choose the real items.
+        """Compute the same for all places, including padding, because an exported graph cannot select the real items.
 
-        Only for predictions: in training, padding would shift Dice's statistics.
+        Use it only for predictions: in training, padding would shift Dice's statistics.
         """
         longest = history.shape[1]
         real = torch.arange(longest, device=history.device) < lengths.unsqueeze(1)
@@ -85,9 +88,10 @@ class LocalActivation(nn.Module):
         return ((scores * real).unsqueeze(2) * history).sum(1)
 
     def over_one(self, target: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """The same where all rows share one history, items (n, dim): no row repeats it.
+        """Compute the same for rows that all share one history, with the items (n, dim), without repeating it for each row.
 
-        q T + k I + (q ∘ k) P is linear in q: q (T + diag(k) P) + k I, so the items make one map of the target.
+        q T + k I + (q ∘ k) P is linear in q: it equals q (T + diag(k) P) + k I. The items therefore make one map of the
+        target.
         """
         n, width = len(items), self.of_item.weight.shape[1]
         maps = self.of_target.weight.unsqueeze(1) + items.t().contiguous().unsqueeze(

@@ -23,10 +23,10 @@ from ctrbox.models.self_attention import SelfAttention
 
 @named_arguments
 class AutoInt(ClickModel):
-    """y = b + first order + w · attention(vectors) + tower(vectors, dense).
+    """The AutoInt model. Its logit is y = b + first order + w · attention(vectors) + tower(vectors, dense).
 
-    ``layers`` layers of self-attention, each of ``heads`` heads of ``width`` numbers (default: ``dim``), with a residual map and
-    a ReLU. A dense column takes part as its value times a learned vector.
+    The attention has ``layers`` layers of self-attention. Each layer has ``heads`` heads of ``width`` numbers (default:
+    ``dim``), a residual map and a ReLU. A dense column is an input of the attention as its value times a learned vector.
     """
 
     def __init__(

@@ -45,10 +45,10 @@ class TransformerLayer(nn.Module):
 
 @named_arguments
 class BST(HistoryModel):
-    """y = b + tower(vectors, transformer(target, history), dense).
+    """The BST model. Its logit is y = b + tower(vectors, transformer(target, history), dense).
 
-    ``layers`` transformer layers of ``heads`` heads each. ``age`` names a list field of the same length as the history, whose
-    vectors are added to the items. Items beyond position ``longest`` share one position. The memory of a step
+    The transformer has ``layers`` layers of ``heads`` heads each. ``age`` names a list field of the same length as the
+    history; its vectors are added to the items. Items beyond position ``longest`` share one position. The memory of a step
     grows with the square of the length of a history, so keep at most a few hundred items: ``.last(200)``.
     """
 

@@ -49,7 +49,9 @@ class _InPieces(torch.autograd.Function):
 
 
 class CIN(nn.Module):
-    """(rows, fields, dim) → (rows, Σ maps): the pooled maps of every layer."""
+    """The compressed interaction network of xDeepFM: (rows, fields, dim) → (rows, Σ maps), the pooled feature maps of every
+    layer.
+    """
 
     first: torch.Tensor
     second: torch.Tensor

@@ -17,9 +17,10 @@ from ctrbox.models.products import CrossMixture, CrossNetwork
 
 @named_arguments
 class DCNv2(CrossedModel):
-    """y = b + w · cross(x) + tower(x) (``structure="parallel"``) or b + tower(cross(x)) (``"stacked"``).
+    """The DCN-V2 model. With ``structure="parallel"``, its logit is y = b + w · cross(x) + tower(x).
 
-    ``rank=None`` gives cross layers a full matrix; a number makes each a mixture of ``experts`` of that rank.
+    With ``structure="stacked"``, the logit is b + tower(cross(x)). With ``rank=None``, cross layers have a full matrix; with
+    a number, each cross layer is a mixture of ``experts`` matrices of this rank.
     """
 
     def __init__(

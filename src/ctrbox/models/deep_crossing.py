@@ -30,7 +30,9 @@ class Residual(nn.Module):
 
 @named_arguments
 class DeepCrossing(TowerModel):
-    """y = b + w · units(vectors, dense); ``hidden`` gives the inner width of each residual unit."""
+    """The Deep Crossing model. Its logit is y = b + w · units(vectors, dense). ``hidden`` has the inner width of each
+    residual unit.
+    """
 
     def make(self, hidden: Sequence[int], *, dropout: float, batch_norm: bool) -> None:
         needs_inputs("DeepCrossing", self.reads)

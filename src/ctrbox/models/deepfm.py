@@ -20,7 +20,7 @@ from ctrbox.models.products import PairSum
 
 @named_arguments
 class DeepFM(TowerModel):
-    """y = b + first order + Σ_{i<j} <v_i, v_j> + tower(vectors, dense)."""
+    """The DeepFM model. Its logit is y = b + first order + Σ_{i<j} <v_i, v_j> + tower(vectors, dense)."""
 
     reads_linear = True
     reads_bf16 = True

@@ -27,7 +27,10 @@ CONSTANT = 1e-6
 
 
 class DenseInput(nn.Module):
-    """(rows, columns) of any scale → (rows, columns) around zero. Its buffers are part of the model's state."""
+    """A layer that standardizes dense columns of any scale. Its statistics are part of the model's state.
+
+    Input and output have the shape (rows, columns).
+    """
 
     seen: torch.Tensor  # rows, and per column the mean and the sum of squared distances from it
     mean: torch.Tensor
@@ -41,7 +44,7 @@ class DenseInput(nn.Module):
         self.register_buffer("spread", torch.zeros(columns, dtype=torch.float64))
 
     def forward(self, dense: torch.Tensor, logs: torch.Tensor | None = None) -> torch.Tensor:
-        """``logs``: s(dense), where it is known already."""
+        """Return the standardized columns. ``logs``: s(dense), if it is already known."""
         if dense.numel() == 0:
             return dense
         logs = logs_of(dense) if logs is None else logs
@@ -52,11 +55,11 @@ class DenseInput(nn.Module):
         return ((logs - self.mean.to(logs.dtype)) * scale.to(logs.dtype)).clamp(-REACH, REACH)
 
     def learn_none(self) -> None:
-        """Take part in the exchange of statistics as a worker that has no rows of this batch."""
+        """Take part in the exchange of statistics between workers, as a worker that has no rows of this batch."""
         self.learn_logs(None)
 
     def learn_logs(self, logs: torch.Tensor | None) -> None:
-        """Update the running moments from s(dense) of a batch, as ``forward`` does in training."""
+        """Update the running mean and deviation from s(dense) of a batch, as ``forward`` does in training."""
         if len(self.mean):
             self._learn(logs)
 
@@ -103,7 +106,7 @@ def checked_logs(dense: Floats, threads: int = 1) -> tuple[Floats, bool]:
 
 
 class FirstOrder(nn.Module):
-    """The linear part of a model: first-order weights of its keys added up, and a weight for each dense column."""
+    """The linear part of a model: the sum of the first-order weights of its keys, plus a weight times each dense column."""
 
     def __init__(self, columns: int) -> None:
         super().__init__()

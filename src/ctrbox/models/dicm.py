@@ -30,13 +30,17 @@ BASES = ("lr", "mlp", "din")
 
 @named_arguments
 class DICM(nn.Module):
-    """y = b + base(ids, dense, image of the ad, aggregated images of the behavior).
+    """The DICM model of "Image Matters". Its logit is y = b + base(ids, dense, image of the ad, aggregated images of the
+    behavior).
 
-    ``base``         "mlp": Embedding&MLP; "din": with DIN's attention of ``target`` over ``history``, both of ids; "lr": a weight
-                     a key and a linear map of the image vectors
-    ``ad_image``     field with the key of the ad's image; ``behavior``: with those of the images the user clicked
-    ``aggregator``   of the behavior; ``query``: the id field that "multi_query" asks with besides the image of the ad
-    ``fields``       the ids to read; all but the image fields unless given. ``image_dim``: of the Model Server
+    ``base``         "mlp" is Embedding&MLP; "din" adds DIN's attention of ``target`` over ``history``, which are fields of
+                     ids; "lr" has one weight for each key and a linear map of the image vectors
+    ``ad_image``     field with the key of the image of the ad
+    ``behavior``     field with the keys of the images that the user clicked
+    ``aggregator``   how the vectors of ``behavior`` become one vector
+    ``query``        id field that the aggregator "multi_query" uses as a query, in addition to the image of the ad
+    ``fields``       fields of ids that the model reads; default: all fields except the image fields
+    ``image_dim``    number of floats in a vector of the Model Server
     """
 
     def __init__(

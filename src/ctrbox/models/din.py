@@ -24,9 +24,10 @@ from ctrbox.models.model_arguments import asked, sizes
 
 @named_arguments
 class DIN(nn.Module):
-    """y = b + tower(vectors, attention of each target over its history, dense).
+    """The DIN model. Its logit is y = b + tower(vectors, attention of each target over its history, dense).
 
-    ``target`` and ``history`` name one field each, or several in pairs. ``activation`` is "dice" or "prelu" in the paper.
+    ``target`` and ``history`` name one field each, or the same number of fields in the same order. ``activation`` is "dice"
+    or "prelu" in the paper.
     """
 
     def __init__(

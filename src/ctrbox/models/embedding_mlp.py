@@ -20,7 +20,7 @@ from ctrbox.models.model_arguments import needs_inputs
 
 @named_arguments
 class EmbeddingMLP(ClickModel):
-    """y = b + tower(vectors, dense)."""
+    """The Embedding&MLP model. Its logit is y = b + tower(vectors, dense)."""
 
     def __init__(
         self,

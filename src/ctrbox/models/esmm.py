@@ -29,11 +29,15 @@ from ctrbox.models.task_model import TaskModel, towers
 
 @named_arguments
 class ESMM(TaskModel):
-    """y_task = b_task + tower_task(vectors, dense): a tower for each label, over vectors that all towers share.
+    """The ESMM model, which predicts clicks, and conversions given a click. It has a tower for each label, over shared vectors.
 
-    ``click`` and ``convert``: names of the two labels. Their predictions are p(click) and p(convert | click). Other labels have
-    a tower and the usual loss of their kind. ``hidden``: widths of the layers of each tower. ``weights``: the weights of the
-    labels in the loss, either a dict with a number of 0 or more for each label (default: 1) or "learned".
+    The output for a label is y_task = b_task + tower_task(vectors, dense).
+
+    ``click``, ``convert``  names of the two labels; their predictions are p(click) and p(convert | click). Other labels have
+                            a tower and the usual loss of their kind
+    ``hidden``   widths of the layers of each tower
+    ``weights``  weights of the labels in the loss: a dict with a number of 0 or more for each label (default: 1), or
+                 "learned"
     """
 
     def __init__(

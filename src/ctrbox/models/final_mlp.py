@@ -54,12 +54,14 @@ class Fusion(nn.Module):
 
 @named_arguments
 class FinalMLP(ClickModel):
-    """y = b + fusion(tower₁(gate₁(x)), tower₂(gate₂(x))).
+    """The FinalMLP model. Its logit is y = b + fusion(tower₁(gate₁(x)), tower₂(gate₂(x))).
 
-    ``first_context`` and ``second_context`` name the fields that steer the gates, such as those of the user and those of the
-    ad; without them a gate is learned once for all rows. ``gates=False`` leaves the gates out. ``gate_hidden``: widths of the
-    layers of a gate. ``hidden`` and ``second_hidden`` (default: the same) are the widths of the two towers. ``heads``: number of
-    heads of the fusion, which must divide the last width of both.
+    ``first_context``, ``second_context``  names of the fields from which the gates are computed, such as the fields of the
+                                           user and those of the ad. Without them, a gate is learned once for all rows
+    ``gates``        False leaves the gates out
+    ``gate_hidden``  widths of the layers of a gate
+    ``hidden``, ``second_hidden``  widths of the layers of the two towers; ``second_hidden`` is equal to ``hidden`` by default
+    ``heads``        number of heads of the fusion, which must divide the last width of both towers
     """
 
     def __init__(

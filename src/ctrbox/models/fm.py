@@ -21,7 +21,9 @@ from ctrbox.models.products import PairSum
 
 @named_arguments
 class FM(ClickModel):
-    """y = b + Σ w_i x_i + Σ_{i<j} <v_i, v_j> x_i x_j. Dense columns are features like the others."""
+    """A factorization machine. Its logit is y = b + Σ w_i x_i + Σ_{i<j} <v_i, v_j> x_i x_j. Dense columns are features like
+    keys.
+    """
 
     def __init__(
         self,

@@ -17,7 +17,10 @@ from ctrbox.models.products import GatedCrossNetwork
 
 @named_arguments
 class GDCN(CrossedModel):
-    """y = b + w · cross(x) + tower(x) (``structure="parallel"``) or b + tower(cross(x)) (``"stacked"``), with gated crosses."""
+    """The GDCN model, which is DCN-V2 with gated cross layers. With ``structure="parallel"``, y = b + w · cross(x) + tower(x).
+
+    With ``structure="stacked"``, the logit is y = b + tower(cross(x)).
+    """
 
     def __init__(
         self,

@@ -73,12 +73,12 @@ class TransducerLayer(nn.Module):
 
 @named_arguments
 class HSTU(HistoryModel):
-    """y = b + tower(vectors, transducer(history, target), mean of the history, dense).
+    """The HSTU model. Its logit is y = b + tower(vectors, transducer(history, target), mean of the history, dense).
 
-    ``layers`` layers of ``heads`` heads of ``width`` numbers each (default: ``dim``). ``age`` names a list field of the same
-    length as the history, whose vectors are added to the items. Items beyond position ``longest`` share one position,
-    and all larger distances share one bias. The memory of a step grows with the square of the length of a history, so keep at
-    most a few hundred items: ``.last(200)``.
+    The transducer has ``layers`` layers of ``heads`` heads of ``width`` numbers each (default: ``dim``). ``age`` names a list
+    field of the same length as the history; its vectors are added to the items. Items beyond position ``longest`` share one
+    position, and all larger distances share one bias. The memory of a step grows with the square of the length of a history,
+    so keep at most a few hundred items: ``.last(200)``.
     """
 
     def __init__(

@@ -29,11 +29,11 @@ POOLINGS = ("sum", "mean", "max", "none")
 
 @dataclass(frozen=True, init=False)
 class Reads:
-    """The fields that a model reads, and how each is pooled.
+    """The fields that a model reads, and how the vectors of each field are pooled.
 
-    A field pooled by ``"none"`` is read as a sequence: ``x.sequence(name)``. ``bf16=True``: where the trainer has ``bf16=True``
-    and the table is on a GPU, the vectors of pooled fields come in bfloat16, and so do their gradients; the model must not add
-    up many of them in that type.
+    A field with the pooling ``"none"`` is read as a sequence: ``x.sequence(name)``. ``bf16=True`` declares that the model
+    accepts vectors in bfloat16. If the trainer has ``bf16=True`` and the table is on a GPU, the vectors of pooled fields and
+    their gradients then have this type; the model must not add up many of them in it.
     """
 
     fields: tuple[str, ...]  # pooled ones, in the order of ``x.vectors``
@@ -108,7 +108,7 @@ class Reads:
 
 @dataclass(frozen=True)
 class Pooled:
-    """Fields read from one embedder: first-order weights (rows, fields) and vectors (rows, fields, dim)."""
+    """What a model reads from one embedder: first-order weights (rows, fields) and vectors (rows, fields, dim)."""
 
     fields: tuple[str, ...]
     linear: torch.Tensor | None
@@ -117,7 +117,7 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Inputs:
-    """One batch as a model sees it."""
+    """The inputs that a model reads from one batch."""
 
     reads: Reads
     rows: int
@@ -131,7 +131,7 @@ class Inputs:
 
     @property
     def vectors(self) -> torch.Tensor:
-        """Vectors (rows, fields, dim), in the order of ``reads.fields``."""
+        """Pooled vectors (rows, fields, dim), in the order of ``reads.fields``."""
         if len(self.pooled) == 1 and self.pooled[0].fields == self.reads.fields:
             return self.pooled[0].vectors
         _ = self.reads.dim
@@ -139,7 +139,7 @@ class Inputs:
 
     @property
     def flat(self) -> torch.Tensor:
-        """Vectors side by side: (rows, reads.width)."""
+        """The pooled vectors of all fields, concatenated for each row: (rows, reads.width)."""
         if len(self.pooled) == 1 and self.pooled[0].fields == self.reads.fields:
             return self.pooled[0].vectors.flatten(1)
         if not self.reads.fields:
@@ -148,7 +148,9 @@ class Inputs:
 
     @property
     def linear(self) -> torch.Tensor:
-        """(rows, fields), in the order of ``reads.fields``: first-order weights, added up or averaged as the field is pooled."""
+        """First-order weights (rows, fields), in the order of ``reads.fields``. They are added up or averaged as the field is
+        pooled.
+        """
         if not self.reads.linear:
             raise PlanError("this model reads x.linear; build its Reads with linear=True")
         parts = {p.fields: p.linear for p in self.pooled if p.linear is not None}
@@ -160,7 +162,7 @@ class Inputs:
         return torch.stack([found[name] for name in self.reads.fields], 1)
 
     def field(self, name: str) -> torch.Tensor:
-        """Return the vectors (rows, dim) of one pooled field."""
+        """Return the pooled vectors (rows, dim) of one field."""
         for part in self.pooled:
             if name in part.fields:
                 return part.vectors[:, part.fields.index(name)]
@@ -169,7 +171,9 @@ class Inputs:
         raise PlanError(f"this model does not read {name!r}{nearest(name, self.reads.fields)}")
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return what ``make`` computes from rows that stand for all (repeated_row.py), once for the requests of one context."""
+        """Return the result of ``make``, which depends only on the context of a request. It is computed once for requests of
+        one context.
+        """
         if self.kept is None:
             return make()
         if name not in self.kept:

@@ -57,11 +57,16 @@ class Tower(nn.Module):
 
 @named_arguments
 class JointTowers(ClickModel):
-    """y = b + w · (last₁, …, last_K), tower k over (e, dense_k, first and last hidden layer of tower k - 1).
+    """The network of the AIBox paper. Its logit is y = b + w · (last₁, …, last_K), where last_k is the last hidden layer of
+    tower k.
 
-    ``towers`` names the dense features of each tower, every feature in one at least: ``[["age", "user_ctr"], ["bid"]]``. By
-    default each dense vector has a tower of its own and all single columns share one. ``hidden``: the layers of each tower.
-    ``embedding="fields"`` gives the towers the fields' vectors side by side, ``"layer"`` the paper's ``EmbeddingLayer``.
+    Tower k reads the embeddings, the dense features k, and the first and last hidden layer of tower k - 1.
+
+    ``towers``     lists the dense features of each tower, such as ``[["age", "user_ctr"], ["bid"]]``; each dense feature must
+                   be in at least one tower. By default, each dense vector has a tower of its own, and all single columns
+                   share one
+    ``hidden``     widths of the layers of each tower
+    ``embedding``  "fields" concatenates the vectors of the fields; "layer" uses the ``EmbeddingLayer`` of the paper
     """
 
     def __init__(

@@ -54,9 +54,9 @@ def tasks_of(schema: Schema, model: str) -> tuple[Task, ...]:
 
 
 class Objective(nn.Module):
-    """The loss of all tasks of a schema. A model of your own may have one as its attribute ``objective``.
+    """The loss of a model with several labels. A model of your own may have one as its attribute ``objective``.
 
-    ``weights``: a dict with a number of 0 or more for each task (default: 1), or "learned".
+    ``weights``: a dict with a number of 0 or more for each label (default: 1), or "learned".
     """
 
     given: torch.Tensor
@@ -95,10 +95,12 @@ class Objective(nn.Module):
         observed: torch.Tensor,
         arrived: Mapping[str, torch.Tensor] = NOTHING_LATE,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return l (rows, tasks), and which of its values count (rows, tasks); values that do not count are finite.
+        """Return the loss of each row and label, and whether it counts, both of shape (rows, tasks). Losses that do not count
+        are finite.
 
-        ``labels`` and ``observed``: (rows, tasks), with the values of a batch: a label is NaN where it was not observed.
-        ``arrived``: for each task whose ones arrive late, the share of ones that has arrived by the age of each row.
+        ``labels`` and ``observed`` have the shape (rows, tasks) and contain the values of a batch: a label is NaN where it
+        was not observed. ``arrived``: for each label that may turn from 0 to 1 later, the share of ones that has arrived by
+        the age of each row.
         """
         known = torch.where(observed, labels, 0.0)
         columns, counts = [], observed
@@ -131,7 +133,7 @@ class Objective(nn.Module):
         return each.sum() / len(outputs)
 
     def weights(self) -> dict[str, float]:
-        """Return the weight of each task in the loss, as it was given or as it is learned so far."""
+        """Return the weight of each label in the loss, as it was given or as it has been learned so far."""
         factors = self.given if self.log_variances is None else torch.exp(-self.log_variances.detach())
         return {task.name: float(factor) for task, factor in zip(self.tasks, factors, strict=True)}
 

@@ -20,9 +20,9 @@ from ctrbox.models.model_arguments import asked, pooled_only
 
 @named_arguments
 class LR(nn.Module):
-    """Logistic regression, which reads no vectors and so has no dim.
+    """Logistic regression. It reads no vectors, so it has no argument ``dim``.
 
-    With ``pooling="sum"`` a field of many keys counts for more.
+    With ``pooling="sum"``, a field with many keys in a row has a larger influence than a field with few keys.
     """
 
     def __init__(

@@ -39,11 +39,14 @@ class MaskBlock(nn.Module):
 
 @named_arguments
 class MaskNet(ClickModel):
-    """Blocks one after the other (``structure="serial"``) or side by side under a tower (``"parallel"``).
+    """The MaskNet model: mask blocks one after the other (``structure="serial"``), or side by side under a tower
+    (``"parallel"``).
 
-    ``blocks`` gives the width of each block, ``hidden`` the widths of the tower of the parallel structure (the serial one has no
-    tower). ``reduction``: width of the hidden layer of a mask, as a multiple of the number of inputs, from 0.01 to 16. The vector
-    of each field is normalized over its elements; dense columns are not.
+    ``blocks``     width of each block
+    ``hidden``     widths of the tower of the parallel structure; the serial structure has no tower
+    ``reduction``  width of the hidden layer of a mask, as a multiple of the number of inputs, from 0.01 to 16
+
+    The model normalizes the vector of each field over its elements, but it does not normalize dense columns in this way.
     """
 
     def __init__(

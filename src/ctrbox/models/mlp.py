@@ -37,7 +37,7 @@ class Norm(nn.BatchNorm1d):
 
 
 class Dice(nn.Module):
-    """DIN's activation: between x and alpha·x, by where x lies in its own distribution."""
+    """DIN's activation. It returns a value between x and alpha·x, depending on where x lies in its own distribution."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -163,7 +163,9 @@ class Body(nn.Module):
 
 
 class MLP(nn.Module):
-    """``MLP(480, (128, 64, 1))``: (rows, 480) → (rows, 1). ``bias=False`` leaves the last bias out."""
+    """A stack of dense layers: ``MLP(480, (128, 64, 1))`` maps (rows, 480) to (rows, 1). With ``bias=False``, the last layer
+    has no bias.
+    """
 
     def __init__(
         self,

@@ -21,11 +21,14 @@ from ctrbox.models.task_model import MOST_EXPERTS, Gate, TaskModel, towers
 
 @named_arguments
 class MMoE(TaskModel):
-    """y_task = b_task + tower_task(Σ_e gate_task,e · expert_e(vectors, dense)).
+    """The MMoE model for several labels. The output for a label is y_task = b_task + tower_task(Σ_e gate_task,e ·
+    expert_e(vectors, dense)).
 
-    ``experts``: number of experts, from 1 to 64. ``expert``: widths of the layers of each expert. ``hidden``: widths of the
-    layers of each task's tower. ``weights``: the weights of the tasks in the loss, either a dict with a number of 0 or more for
-    each task (default: 1) or "learned".
+    ``experts``  number of experts, from 1 to 64
+    ``expert``   widths of the layers of each expert
+    ``hidden``   widths of the layers of each tower
+    ``weights``  weights of the labels in the loss: a dict with a number of 0 or more for each label (default: 1), or
+                 "learned"
     """
 
     def __init__(

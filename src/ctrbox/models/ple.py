@@ -23,12 +23,18 @@ from ctrbox.models.task_model import MOST_EXPERTS, Gate, TaskModel, towers
 
 @named_arguments
 class PLE(TaskModel):
-    """y_task = b_task + tower_task(last level's mixture of the experts of the task and the shared ones).
+    """The PLE model for several labels.
 
-    ``levels``: number of levels, from 1 to 8. ``own``: number of experts of each task in a level; ``shared``: number of shared
-    experts in a level; both from 1 to 64. ``expert``: widths of the layers of each expert. ``hidden``: widths of the layers of
-    each task's tower. ``weights``: the weights of the tasks in the loss, either a dict with a number of 0 or more for each task
-    (default: 1) or "learned".
+    The output for a label is y_task = b_task + tower_task(mixture), where the mixture of the last level combines the experts
+    of the label and the shared experts.
+
+    ``levels``   number of levels, from 1 to 8
+    ``own``      number of experts of each label in a level, from 1 to 64
+    ``shared``   number of shared experts in a level, from 1 to 64
+    ``expert``   widths of the layers of each expert
+    ``hidden``   widths of the layers of each tower
+    ``weights``  weights of the labels in the loss: a dict with a number of 0 or more for each label (default: 1), or
+                 "learned"
     """
 
     def __init__(

@@ -21,7 +21,11 @@ from ctrbox.models.products import InnerProducts, OuterProducts
 
 @named_arguments
 class PNN(ClickModel):
-    """y = b + tower(vectors, products, dense). ``product``: "inner" (pairs of fields), "outer" (of their sum) or "both"."""
+    """The PNN model. Its logit is y = b + tower(vectors, products, dense).
+
+    ``product``: "inner" (inner products of all pairs of fields), "outer" (the outer product of the sum of the fields) or
+    "both".
+    """
 
     def __init__(
         self,

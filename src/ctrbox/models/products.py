@@ -52,10 +52,10 @@ class _Sums(torch.autograd.Function):
 
 
 class PairSum(nn.Module):
-    """FM's second-order term: Σ <v_i, v_j> over pairs of features i < j, as (|Σ v|² - Σ |v|²) / 2.
+    """FM's second-order term: Σ <v_i, v_j> over all pairs of features i < j, computed as (|Σ v|² - Σ |v|²) / 2.
 
-    A dense column x is a feature whose vector is x times a weight vector, as in FM: it needs no (rows, columns, dim), because
-    both sums are matrix products.
+    As in FM, a dense column x is a feature whose vector is x times a weight vector. No array (rows, columns, dim) is needed
+    for this, because both sums are matrix products.
     """
 
     def __init__(self, columns: int, dim: int) -> None:
@@ -71,7 +71,10 @@ class PairSum(nn.Module):
 
 
 class InnerProducts(nn.Module):
-    """(rows, fields, dim) → (rows, pairs): <f_i, f_j> for i < j, row by row of the triangle."""
+    """The inner products of all pairs of fields: (rows, fields, dim) → (rows, pairs).
+
+    The products <f_i, f_j> with i < j are in the order of i, and for each i in the order of j.
+    """
 
     at: torch.Tensor
 
@@ -86,7 +89,10 @@ class InnerProducts(nn.Module):
 
 
 class OuterProducts(nn.Module):
-    """(rows, fields, dim) → (rows, dim²): Σ_i Σ_j f_i f_jᵀ, which is f fᵀ of the sum f, as in the paper."""
+    """The sum of the outer products of all fields: (rows, fields, dim) → (rows, dim²), Σ_i Σ_j f_i f_jᵀ.
+
+    As in the paper, it is computed as f fᵀ, where f is the sum of the fields.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -144,7 +150,7 @@ class _LowRank(torch.autograd.Function):
 
 
 class LowRankCross(nn.Module):
-    """DCNv2's cross layers of low rank: x ← x₀ ∘ (U Vᵀ x + b) + x, as the DLRM-DCNv2 of MLPerf has them."""
+    """DCNv2's cross layers of low rank: x ← x₀ ∘ (U Vᵀ x + b) + x, as in the DLRM-DCNv2 of MLPerf."""
 
     def __init__(self, width: int, layers: int, rank: int) -> None:
         super().__init__()
@@ -167,7 +173,7 @@ class LowRankCross(nn.Module):
 
 
 class GatedCrossNetwork(nn.Module):
-    """GDCN's cross layers: x ← x₀ ∘ (W x + b) ∘ σ(G x) + x. The gate decides for each element how much of its cross passes."""
+    """GDCN's cross layers: x ← x₀ ∘ (W x + b) ∘ σ(G x) + x. The gate decides for each element how much of its cross is added."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -182,7 +188,7 @@ class GatedCrossNetwork(nn.Module):
 
 
 class CrossMixture(nn.Module):
-    """DCNv2's low-rank mixture: x ← x₀ ∘ (Σ_e G_e(x) U_e tanh(C_e tanh(V_eᵀ x)) + b) + x, the gates G a softmax."""
+    """DCNv2's low-rank mixture: x ← x₀ ∘ (Σ_e G_e(x) U_e tanh(C_e tanh(V_eᵀ x)) + b) + x. A softmax computes the gates G."""
 
     def __init__(self, width: int, layers: int, rank: int, experts: int) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from ctrbox.models.mlp import linear
 
 
 class SelfAttention(nn.Module):
-    """(rows, places, dim) → (rows, places, heads · width)."""
+    """A layer of self-attention: (rows, places, dim) → (rows, places, heads · width)."""
 
     def __init__(self, dim: int, heads: int, width: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class SelfAttention(nn.Module):
         self.value = linear(dim, heads * width, bias=False)
 
     def forward(self, x: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
-        """``real`` (rows, places) is True where a place is not padding; each row needs one such place."""
+        """Apply the layer. ``real`` (rows, places) is True where a place is not padding; each row must have such a place."""
         if not torch.compiler.is_exporting() and len(x) == 0:  # a graph is made for any number of rows
             return x.new_zeros(0, x.shape[1], self.value.weight.shape[1])
         q, k, v = (

@@ -19,11 +19,12 @@ from ctrbox.models.task_model import TaskModel, towers
 
 @named_arguments
 class SharedBottom(TaskModel):
-    """y_task = b_task + tower_task(bottom(vectors, dense)).
+    """The shared-bottom model for several labels. The output for a label is y_task = b_task + tower_task(bottom(vectors, dense)).
 
-    ``bottom``: widths of the layers that all tasks share. ``hidden``: widths of the layers of each task's own
-    tower; may be empty. ``weights``: the weights of the tasks in the loss, either a dict with a number of 0 or more for each task
-    (default: 1) or "learned".
+    ``bottom``   widths of the layers that all labels share
+    ``hidden``   widths of the layers of each tower; it may be empty
+    ``weights``  weights of the labels in the loss: a dict with a number of 0 or more for each label (default: 1), or
+                 "learned"
     """
 
     def __init__(

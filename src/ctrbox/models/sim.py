@@ -34,12 +34,13 @@ SEARCHES = ("inner", "hash", "category")
 
 @named_arguments
 class SIM(HistoryModel):
-    """y = b + tower(vectors, attention of the target over the items found, mean of all items, dense).
+    """The SIM model. Its logit is y = b + tower(vectors, attention of the target over the items found, mean of all items, dense).
 
-    ``search`` and ``keep`` say how items are found and how many. ``category`` and ``categories`` are for
-    ``search="category"``: the field of the target's category, and the list of the items' categories, in one key space. ``age``
-    names a list field of the same length as the history, whose vectors are added to the items. Items beyond position
-    ``longest`` share one position.
+    ``search``, ``keep``  how the items are found, and how many
+    ``category``, ``categories``  for ``search="category"``: the field of the target's category, and the list of the items'
+                                  categories, in one key space
+    ``age``      names a list field of the same length as the history; its vectors are added to the items
+    ``longest``  items beyond this position share one position
     """
 
     planes: torch.Tensor
@@ -105,7 +106,9 @@ class SIM(HistoryModel):
         return self.tower(x.flat, interest, means, self.dense(x.dense, x.logs)).squeeze(1) + self.bias
 
     def found(self, x: Inputs, past: History, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places of the items found (rows, keep), the nearest first, and how many each row has."""
+        """Return the places (rows, keep) of the items that were found, the nearest first, and the number of items found in
+        each row.
+        """
         rows, longest = target.shape[0], past.vectors.shape[1]
         near = self.nearness(x, past, target).masked_fill(~past.real, -torch.inf)
         # Newest first, so that a stable sort prefers the newer one of two equals.
@@ -115,7 +118,7 @@ class SIM(HistoryModel):
         return at.expand(rows, -1), found.expand(rows)
 
     def nearness(self, x: Inputs, past: History, target: torch.Tensor) -> torch.Tensor:
-        """Return how near each item is to the target, (rows, longest); -inf for an item that must not be taken."""
+        """Return how near each item is to the target, (rows, longest). It is -inf for an item that must not be selected."""
         if self.search == "category":
             assert self.category is not None
             assert self.categories is not None

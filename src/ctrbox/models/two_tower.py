@@ -23,10 +23,13 @@ from ctrbox.models.model_arguments import MOST_WIDTH, asked, pooled_only, sizes
 
 @named_arguments
 class TwoTower(nn.Module):
-    """y = b + user vector · ad vector.
+    """The two-tower model for pre-rank. Its logit is y = b + user vector · ad vector.
 
-    ``user``, ``ad``: the fields of either side, those of images among them; a field of many keys is pooled. Dense columns are of
-    neither side and are not read. ``vector``: floats of a vector; ``image_dim``: of the Model Server.
+    ``user``, ``ad``  the fields of the user and of the ad, including their image fields; a field with many keys is pooled.
+                      The model does not read dense columns
+    ``images``     those of these fields whose vectors come from a Model Server
+    ``vector``     number of floats in a user vector and in an ad vector
+    ``image_dim``  number of floats in a vector of the Model Server
     """
 
     def __init__(
@@ -96,11 +99,11 @@ class TwoTower(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def user_vectors(self, x: Inputs) -> torch.Tensor:
-        """Return the vectors (rows, vector)."""
+        """Return the vectors of the users, (rows, vector)."""
         return self._vectors("user", x)
 
     def ad_vectors(self, x: Inputs) -> torch.Tensor:
-        """Return the vectors (rows, vector)."""
+        """Return the vectors of the ads, (rows, vector)."""
         return self._vectors("ad", x)
 
     def _vectors(self, side: str, x: Inputs) -> torch.Tensor:

@@ -22,9 +22,10 @@ from ctrbox.models.model_arguments import needs_inputs
 
 @named_arguments
 class WideDeep(ClickModel):
-    """y = b + wide(first-order weights, dense) + tower(vectors, dense).
+    """The Wide & Deep model. Its logit is y = b + wide(first-order weights, dense) + tower(vectors, dense).
 
-    ``wide`` names the fields of the wide part, the paper's crosses; all by default. A field of dim 0 in ``dims`` is wide only.
+    ``wide`` names the fields of the wide part, which are crosses in the paper; default: all fields. A field whose dim in
+    ``dims`` is 0 is only in the wide part.
     """
 
     def __init__(

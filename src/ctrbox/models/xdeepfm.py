@@ -22,7 +22,10 @@ from ctrbox.models.model_arguments import needs_vectors
 
 @named_arguments
 class XDeepFM(ClickModel):
-    """y = b + first order + w · cin(vectors) + tower(vectors, dense); ``cin`` gives the maps of each layer."""
+    """The xDeepFM model. Its logit is y = b + first order + w · cin(vectors) + tower(vectors, dense).
+
+    ``cin`` has the number of feature maps of each layer of the compressed interaction network.
+    """
 
     def __init__(
         self,

@@ -19,9 +19,10 @@ from ctrbox.models.model_arguments import needs_inputs
 
 @named_arguments
 class YouTubeDNN(TowerModel):
-    """y = b + tower(vectors, u, u², √u), u a dense column's place in its distribution, from 0 to 1.
+    """The YouTube DNN model. Its logit is y = b + tower(vectors, u, u², √u).
 
-    The paper takes quantiles; here u is the normal distribution function of the standardized column.
+    For each dense column, u is the place of the value in the distribution of the column, from 0 to 1. The paper uses
+    quantiles; here, u is the normal distribution function of the standardized column.
     """
 
     def make(self, hidden: Sequence[int], *, dropout: float, batch_norm: bool) -> None:

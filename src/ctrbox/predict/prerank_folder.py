@@ -111,13 +111,15 @@ def export_prerank(
     index: str = "exact",
     recall_at: int = 400,
 ) -> PrerankFolder:
-    """Write the folder from which `ctrbox serve --prerank` answers: a vector for every ad of ``view``.
+    """Write the folder that `ctrbox serve --prerank` needs to answer requests: a vector for every ad of ``view``.
 
-    ``run``: of a ``TwoTower`` model. ``view``: one that its plan joins, by name, or any view with the columns that the ads'
-    fields read. ``key``: the field whose key names an ad, by default the first. ``columns``: more columns of the view to
-    keep, such as those that a ranking model needs of a candidate. ``index``: "exact" searches all vectors; "hnsw" also makes
-    a graph (``pip install 'ctrbox[prerank]'``), measures how many of the exact best ``recall_at`` ads it finds for users of
-    the run's log, and stores that share.
+    ``run``      run of a ``TwoTower`` model
+    ``view``     the name of a view that the plan of the run joins, or any view with the columns that the ads' fields read
+    ``key``      field whose key identifies an ad; default: the first field of the ads
+    ``columns``  additional columns of the view to store, such as those that a ranking model needs of a candidate
+    ``index``    "exact" searches all vectors. "hnsw" also makes a graph (``pip install 'ctrbox[prerank]'``). It then
+                 measures, for users of the run's log, which share of the exact best ``recall_at`` ads the graph finds, and
+                 stores this share
     """
     if index not in INDEXES:
         raise PlanError(f"index must be exact or hnsw, got {index!r}{nearest(str(index), INDEXES)}")

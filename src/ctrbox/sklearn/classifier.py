@@ -153,9 +153,11 @@ class Classifier:
         return [n for n in inspect.signature(cls.__init__).parameters if n != "self"]
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters of the classifier by name, as scikit-learn expects."""
         return {name: getattr(self, name) for name in self._names()}
 
     def set_params(self, **params: Any) -> Classifier:
+        """Change parameters by name and return the classifier, as scikit-learn expects."""
         known = self._names()
         for name in params:
             if name not in known:

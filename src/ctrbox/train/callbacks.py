@@ -27,15 +27,15 @@ EVENTS = ("on_step", "on_evaluate", "on_checkpoint", "on_end")
 
 
 class StopTraining(Exception):
-    """Raised by a callback to end the training after this step; the training is then evaluated and saved like any other.
+    """Raised by a callback to end the training after this step. The training is then evaluated and saved like any other.
 
-    The text of the exception is kept as ``run.summary["stopped"]``.
+    ``run.summary["stopped"]`` contains the text of the exception.
     """
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step has been learned."""
+    """The event of a training step."""
 
     step: int  # number of steps learned so far, from 1
     epoch: int  # number of epochs completed, from 0
@@ -46,7 +46,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The validation rows have been scored."""
+    """The event of an evaluation of the validation rows."""
 
     step: int
     epoch: int
@@ -57,7 +57,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint has been written, from which the training would resume."""
+    """The event of a checkpoint that was written, from which the training can resume."""
 
     step: int
     epoch: int
@@ -66,7 +66,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class End:
-    """The training has ended and its run folder, where it has one, is complete."""
+    """The event at the end of a training. The run folder, if there is one, is complete."""
 
     step: int
     epoch: int
@@ -77,7 +77,7 @@ class End:
 
 
 class Callback:
-    """A callback that does nothing: override what you need."""
+    """A callback whose methods do nothing. Derive a class from it and override the methods that you need."""
 
     def on_step(self, event: Step) -> None: ...
 

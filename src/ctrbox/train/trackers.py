@@ -36,10 +36,11 @@ def _steps(every: int) -> int:
 
 
 class MLflow(Callback):
-    """Log losses and metrics to the active MLflow run, or to a new one, which ends with the training.
+    """A callback that logs losses and metrics to the active MLflow run, or to a new run that ends with the training.
 
-    ``every``: number of steps between two logged training losses; default 100. ``params``: parameters that are logged once, such
-    as the settings of the job. A run that was active before stays active: the code that started it must end it.
+    ``every``: number of steps between two logged training losses; default: 100. ``params``: parameters that are logged once,
+    such as the settings of the job. A run that was active before the training stays active: the code that started it must end
+    it.
     """
 
     def __init__(self, *, every: int = 100, params: Mapping[str, Any] | None = None) -> None:
@@ -78,10 +79,11 @@ class MLflow(Callback):
 
 
 class WeightsAndBiases(Callback):
-    """Log losses and metrics to a Weights & Biases run: the one given, the active one, or a new one.
+    """A callback that logs losses and metrics to a Weights & Biases run: the given run, the active run, or a new run.
 
-    ``run``: the run that ``wandb.init`` returned; default: the active run, otherwise a new one, which is created with ``options``
-    (project, mode, …) and ends with the training. ``every``: number of steps between two logged training losses; default 100.
+    ``run``: the run that ``wandb.init`` returned; default: the active run, or else a new run, which is created with
+    ``options`` (project, mode, …) and ends with the training. ``every``: number of steps between two logged training losses;
+    default: 100.
     """
 
     def __init__(self, run: Any = None, *, every: int = 100, **options: Any) -> None:
@@ -116,10 +118,10 @@ class WeightsAndBiases(Callback):
 
 
 class OptunaPruning(Callback):
-    """Report every evaluation to an Optuna trial, and stop the training where the trial's pruner says so.
+    """A callback that reports every evaluation to an Optuna trial, and stops the training if the pruner of the trial asks for it.
 
-    In your own objective, raise ``optuna.TrialPruned`` after ``fit`` returns if ``pruned`` is True; `ctrbox tune` records the
-    state itself. ``metric``: name of the metric to report; default "logloss".
+    If you write your own objective, raise ``optuna.TrialPruned`` after ``fit`` has returned if ``pruned`` is True. `ctrbox
+    tune` does this itself. ``metric``: name of the metric that is reported; default: "logloss".
     """
 
     def __init__(self, trial: Any, metric: str = "logloss") -> None:

@@ -34,11 +34,12 @@ def export_vectors(
     view: View | str | None = None,
     batch_size: int = ROWS,
 ) -> VectorFile:
-    """Write the vector of every user or ad (``side``) of a log to ``path``; where one comes several times, of its last row.
+    """Write the vector of every user or ad (``side``) of a log to ``path``. If one occurs in several rows, its last row counts.
 
-    ``key``: the field whose key names it, by default the first of the side's fields. ``plan``: over another log of the same
-    features. ``view``: write a vector for every row of this view instead, whether the log has it or not: a view that the
-    plan joins, by its name, or any view with the columns of the log that the side's fields read.
+    ``key``   field whose key identifies the user or ad; default: the first field of the side
+    ``plan``  plan of the same features over another log
+    ``view``  writes a vector for every row of this view instead, whether it occurs in the log or not: the name of a view that
+              the plan joins, or any view with the columns of the log that the fields of the side read
     """
     model = two_tower_of(run)
     name = key_field(model, side, key)

@@ -64,12 +64,14 @@ MOST_ROWS = 1 << 29
 class GpuTable(ReadsBatches, Shaped):
     """A table of trainable rows in GPU memory.
 
-    ``dim``        number of floats in a key's vector; ``open`` can change it while the table is empty
-    ``optimizer``  optimizer of the vectors; default: Adagrad(lr=0.02, initial=1).
-    ``linear``     optimizer of the first-order weights; default: ``optimizer`` if that is given, else Adagrad(lr=0.05, initial=1)
-    ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
+    ``dim``        number of floats in the vector of a key; ``open`` can change it while the table is empty
+    ``optimizer``  optimizer of the vectors; default: Adagrad(lr=0.02, initial=1)
+    ``linear``     optimizer of the first-order weights; default: ``optimizer`` if that is given, otherwise Adagrad(lr=0.05,
+                   initial=1)
+    ``init``       standard deviation of new vectors, which are drawn from a uniform distribution; new first-order weights are
+                   0
     ``memory``     maximum GPU memory for rows and index, in bytes or as text ("32GB")
-    ``rows``       number of keys for which room is reserved at once; the table grows when more keys occur
+    ``rows``       number of keys for which the table reserves memory at the beginning; it grows when more keys occur
     ``runtime``    object that runs the kernels; default: the GPU of this machine
     """
 
@@ -108,7 +110,7 @@ class GpuTable(ReadsBatches, Shaped):
 
     @property
     def traits(self) -> Traits:
-        """Return what the trainer may ask of this table beyond `cb.tables.Embedder`."""
+        """Return what this table can do beyond the protocol `cb.tables.Embedder`."""
         initial = Initial(self.init, self.seed)
         return Traits(
             scales_lr=True,
@@ -121,7 +123,7 @@ class GpuTable(ReadsBatches, Shaped):
         )
 
     def open(self, row: Row) -> None:
-        """Take the shape that a model reads; a table that has rows of another shape refuses."""
+        """Set the shape of the rows that a model reads. A table that holds rows of another shape refuses."""
         if check_opens(self, row):
             self._made = None
             self._row = row
@@ -135,7 +137,7 @@ class GpuTable(ReadsBatches, Shaped):
             self.store.find(wanted, create=True)
 
     def pull(self, keys: Any, *, create: bool = True) -> Any:
-        """Return the rows (n, width): a tensor for a tensor of keys, otherwise an array."""
+        """Return the rows (n, width): as a tensor if the keys are a tensor, otherwise as an array."""
         wanted, plain = self._keys(keys)
         width, linear = self._row.width, int(self._row.linear)
         out = torch.empty(len(wanted), width, device=self.device)
@@ -147,9 +149,9 @@ class GpuTable(ReadsBatches, Shaped):
         return out.cpu().numpy() if plain else out
 
     def push(self, keys: Any, gradients: Any, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
-        """Apply one optimizer step to these rows. A gradient that is not finite raises an error before anything changes.
+        """Apply one step of the optimizer to these rows. A gradient that is not finite raises an error before anything changes.
 
-        ``shows`` and ``clicks`` are ignored, because the table counts nothing.
+        ``shows`` and ``clicks`` are ignored, because the table has no counters.
         """
         moved, _ = self._keys(keys)
         self._push(moved, self._gradients(len(moved), gradients))
@@ -168,7 +170,9 @@ class GpuTable(ReadsBatches, Shaped):
         store.step(rows, order, given, self.factor, 1.0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all rows and optimizer states to one file with a checksum; the file appears whole or not at all."""
+        """Write all rows and optimizer states to one file with a checksum. The file appears under its name only when it is
+        complete.
+        """
         with self.ordered():
             held = len(self)
             floats = self.store.kernels.file_floats
@@ -181,7 +185,7 @@ class GpuTable(ReadsBatches, Shaped):
             _native.save_rows(str(aside), shape, keys, rows)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Replace the contents with those that ``save`` wrote. For a moment both the old and the new rows are in memory."""
+        """Replace the contents by those that ``save`` wrote. For a short time, both the old and the new rows are in memory."""
         found = describe(path)
         same_dim(path, found[0], self.dim)
         if not self._told:
@@ -208,7 +212,7 @@ class GpuTable(ReadsBatches, Shaped):
     def load(
         cls, path: str | os.PathLike[str], *, memory: int | str = "8GB", runtime: Runtime | None = None
     ) -> GpuTable:
-        """Load a table that ``save`` of either kind wrote, with the shape, optimizers and seed of the file."""
+        """Load a table that ``save`` of a GpuTable or a MemoryTable wrote, with the shape, optimizers and seed of the file."""
         dim, linear, weight, vector, init, seed, _ = describe(path)
         made = (optimizer_of(vector), optimizer_of(weight))
         table = cls(dim, optimizer=made[0], linear=made[1], init=init, seed=seed, memory=memory, runtime=runtime)
@@ -222,23 +226,28 @@ class GpuTable(ReadsBatches, Shaped):
 
     @property
     def nbytes(self) -> int:
+        """GPU memory that the table uses, in bytes."""
         return 0 if self._made is None else self._made.nbytes
 
     # ---- beyond the contract
 
     def scale_lr(self, factor: float) -> None:
-        """Multiply ``lr`` (`FTRL`: ``alpha``) by ``factor`` in all steps from now on, for schedules. The factor is not saved."""
+        """Multiply the learning rate (``alpha`` of `FTRL`) by ``factor`` in all later steps, for schedules. The factor is not
+        saved.
+        """
         self.factor = check_factor(factor, self.optimizer, self.linear)
 
     def set_lr(self, lr: float) -> None:
-        """Change the learning rate (`FTRL`: ``alpha``) of an empty table, for vectors and first-order weights."""
+        """Change the learning rate (``alpha`` of `FTRL`) of vectors and first-order weights. The table must be empty."""
         optimizer, linear = with_rate(self.optimizer, lr), with_rate(self.linear, lr)
         if (optimizer, linear) != (self.optimizer, self.linear):
             self.set_optimizer(optimizer, linear)
 
     def set_optimizer(self, optimizer: Optimizer, linear: Optimizer | None = None) -> None:
-        """Change the optimizers of an empty table. To change them for a table with rows, save it and restore it into a new
-        GpuTable."""
+        """Change the optimizers of the table, which must be empty.
+
+        To change the optimizers of a table with rows, save it and restore it into a new GpuTable.
+        """
         if len(self):
             raise PlanError(
                 f"this table holds {len(self):,} rows on {self.device}; save it, and restore it into a new "
@@ -251,14 +260,14 @@ class GpuTable(ReadsBatches, Shaped):
         self._made = None
 
     def clear(self) -> None:
-        """Remove all rows and give their memory back; the settings and the shape of rows stay."""
+        """Remove all rows and free their memory. The table keeps its settings and the shape of its rows."""
         with self.ordered():
             if self._made is not None and self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)  # a step may still use the memory
             self._made = None
 
     def like(self, row: Row) -> GpuTable:
-        """Return an empty table with the settings of this one, opened for another row shape, with a budget of its own."""
+        """Return an empty table with the settings of this table, opened for another shape of rows, with a budget of its own."""
         kept = {name: getattr(self, name) for name in (*TABLE_SETTINGS, "memory", "rows", "runtime")}
         table = GpuTable(row.dim, **kept)
         table.open(row)
@@ -283,7 +292,11 @@ class GpuTable(ReadsBatches, Shaped):
     # ---- for trainers
 
     def told(self) -> int:
-        """The first reference in the last step whose gradient was not finite; -1 if none is known yet. Does not wait."""
+        """Return the number of the first key reference in the last step whose gradient was not finite, or -1 if none is known
+        yet.
+
+        The call does not wait for the GPU.
+        """
         return -1 if self._made is None else self._made.bad()
 
     def wait(self) -> None:
@@ -303,12 +316,12 @@ class GpuTable(ReadsBatches, Shaped):
         return torch.cuda.Stream(self.device)
 
     def expect(self, references: References, ready: Any = None) -> None:
-        """Announce a batch that will be learned soon. This table ignores it: the step itself creates the rows."""
+        """Announce a batch that will be learned soon. This table ignores the call, because the step itself creates the rows."""
 
     # ---- for pooling.py
 
     def reach(self, references: References, train: bool) -> tuple[Store, torch.Tensor]:
-        """Return the store, and where in it the rows of a batch are. With ``train``, new keys get rows."""
+        """Return the store, and the places of the rows of a batch in it. With ``train``, new keys get rows."""
         with self.ordered():
             if train:
                 self.make_room(references.keys)
@@ -319,7 +332,7 @@ class GpuTable(ReadsBatches, Shaped):
 
     @contextlib.contextmanager
     def ordered(self) -> Iterator[None]:
-        """Let one caller in at a time; on a GPU, each call runs after the one before, even on different streams."""
+        """Let only one caller in at a time. On a GPU, each call runs after the previous call, even on different streams."""
         with self._lock:
             if self.device.type == "cuda":
                 stream = torch.cuda.current_stream(self.device)
@@ -344,7 +357,7 @@ class GpuTable(ReadsBatches, Shaped):
         return self._made
 
     def make_room(self, keys: torch.Tensor) -> None:
-        """Make room for these keys, of which any number may be new. Raises BudgetError if the memory is used up."""
+        """Make room for these keys, any number of which may be new. Raises `BudgetError` if the memory is used up."""
         try:
             self.store.make_room(keys)
         except NoRoom as error:

@@ -57,12 +57,12 @@ class Expected:
 
 @named_arguments
 class LevelTable(WithCheckpoint, GpuTable):
-    """A table over a `SparseTable` that holds the rows of the batches in progress in GPU memory.
+    """A table that keeps all rows in a `SparseTable` and the rows of the batches in progress in GPU memory.
 
-    ``below``      Sparse Table that holds all rows and decides shape, optimizers, initial values and seed; nothing else may
-                   change it in the meantime
-    ``memory``     GPU memory for rows and index, in bytes or as text ("4GB"), allocated at once; it must hold the keys of at
-                   least five batches
+    ``below``      Sparse Table that holds all rows and decides shape, optimizers, initial values and seed; while the
+                   LevelTable is in use, nothing else may change it
+    ``memory``     GPU memory for rows and index, in bytes or as text ("4GB"), allocated at once; it must have room for the
+                   keys of at least five batches
     ``runtime``    object that runs the kernels; default: the GPU of this machine
     """
 
@@ -104,7 +104,7 @@ class LevelTable(WithCheckpoint, GpuTable):
     # ---- the contract
 
     def open(self, row: Row) -> None:
-        """Take the shape that a model reads; a table that has rows of another shape refuses."""
+        """Set the shape of the rows that a model reads. A table that holds rows of another shape refuses."""
         with self._moving:
             self.below.open(row)
             self._forget(row)
@@ -112,7 +112,7 @@ class LevelTable(WithCheckpoint, GpuTable):
 
     @property
     def traits(self) -> Traits:
-        """Return what the trainer may ask of this table beyond `cb.tables.Embedder`."""
+        """Return what this table can do beyond the protocol `cb.tables.Embedder`."""
         return replace(super().traits, statistics=True, saved_as="SparseTable")
 
     def set_optimizer(self, optimizer: Optimizer, linear: Optimizer | None = None) -> None:
@@ -122,7 +122,7 @@ class LevelTable(WithCheckpoint, GpuTable):
         )
 
     def prefetch(self, keys: Any, *, next_use: NextUse | None = None) -> None:
-        """Bring the rows of these keys to the GPU, where there is room beside the batches under way; else only create them.
+        """Bring the rows of these keys to the GPU if there is room beside the batches in progress; otherwise only create them.
 
         ``next_use`` is ignored.
         """
@@ -137,7 +137,7 @@ class LevelTable(WithCheckpoint, GpuTable):
                     self.below.read(home(some))
 
     def pull(self, keys: Any, *, create: bool = True) -> Any:
-        """Return the rows (n, width): a tensor for a tensor of keys, otherwise an array."""
+        """Return the rows (n, width): as a tensor if the keys are a tensor, otherwise as an array."""
         wanted, plain = self._keys(keys)
         width, linear = self._row.width, int(self._row.linear)
         with self._at_move() as store:
@@ -185,13 +185,13 @@ class LevelTable(WithCheckpoint, GpuTable):
             self.below.save(path)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Replace the contents with those that ``save`` of this table or of a Sparse Table wrote."""
+        """Replace the contents by those that ``save`` of this table or of a Sparse Table wrote."""
         with self.replaced():
             self.below.restore(path)
 
     @contextlib.contextmanager
     def replaced(self) -> Iterator[None]:
-        """Return a context in which the caller may replace the contents of the Sparse Table; no row stays on the GPU."""
+        """Return a context in which the caller may replace the contents of the Sparse Table. No row stays on the GPU."""
         with self._moving:
             try:
                 yield
@@ -199,7 +199,7 @@ class LevelTable(WithCheckpoint, GpuTable):
                 self._forget(self.below.row, always=True)
 
     def clear(self) -> None:
-        """Remove all rows from all levels; the settings and the shape of rows stay."""
+        """Remove all rows from the GPU, the memory and the disk. The table keeps its settings and the shape of its rows."""
         with self.replaced():
             self.below.clear()
 
@@ -225,12 +225,12 @@ class LevelTable(WithCheckpoint, GpuTable):
     # ---- beyond the contract
 
     def write_back(self) -> None:
-        """Write the rows that changed on the GPU to the Sparse Table; they stay on the GPU too."""
+        """Write the rows that changed on the GPU to the Sparse Table. They also stay on the GPU."""
         with self._written():
             pass
 
     def checkpoint(self) -> int:
-        """Make what the table holds durable in the folder of the Sparse Table; returns its version."""
+        """Write a checkpoint to the folder of the Sparse Table and return its version."""
         with self._written():
             return self.below.checkpoint()
 
@@ -240,15 +240,19 @@ class LevelTable(WithCheckpoint, GpuTable):
             return self.below.export()
 
     def scale_lr(self, factor: float) -> None:
-        """Multiply ``lr`` (`FTRL`: ``alpha``) by ``factor`` in all steps from now on, for schedules. The factor is not saved."""
+        """Multiply the learning rate (``alpha`` of `FTRL`) by ``factor`` in all later steps, for schedules. The factor is not
+        saved.
+        """
         super().scale_lr(factor)
         self.below.scale_lr(factor)
 
     def stats(self) -> dict[str, int]:
-        """Return row counts of the GPU's level since the table was made; ``below.stats()`` has those of the lower levels.
+        """Return counts of rows on the GPU since the table was made. ``below.stats()`` has the counts of the Sparse Table.
 
-        *asked* by batches (their unique keys), of which *brought* were not there; *left* and *written* below; *late*: batches
-        whose rows the learning thread had to bring, since the batches before held the memory; *capacity*, *held*.
+        Batches looked up ``asked`` unique keys, of which ``brought`` rows were not on the GPU. ``left`` rows left the GPU,
+        and ``written`` rows were written to the Sparse Table. ``late`` is the number of batches whose rows the learning
+        thread had to bring, because earlier batches still used the memory. The GPU has room for ``capacity`` rows, and
+        ``held`` rows are there now.
         """
         if self._made is None:
             return {"asked": 0, **self._counts, "capacity": 0, "held": 0}
@@ -256,7 +260,7 @@ class LevelTable(WithCheckpoint, GpuTable):
             return {"asked": int(self._asked), **self._counts, "capacity": store.capacity, "held": store.held}
 
     def close(self, checkpoint: bool = True) -> None:
-        """Write back, and close the Sparse Table."""
+        """Write the changed rows back, and close the Sparse Table."""
         with self._moving:
             if checkpoint:
                 self.write_back()
@@ -273,7 +277,7 @@ class LevelTable(WithCheckpoint, GpuTable):
     # ---- batches under way
 
     def expect(self, references: References, ready: Any = None) -> None:
-        """Bring the rows of a batch that will be learned soon to the GPU and keep them there, if there is room for them."""
+        """Bring the rows of a batch that will be learned soon to the GPU, and keep them there, if there is room for them."""
         with self._moving:
             number, oldest = self._next()
             with self._lock:
@@ -284,7 +288,7 @@ class LevelTable(WithCheckpoint, GpuTable):
                     self._reserve(references, number, oldest, ready)
 
     def reach(self, references: References, train: bool) -> tuple[Store, torch.Tensor]:
-        """Return the rows of a batch: with ``train`` the rows in the store itself, otherwise copies of their values."""
+        """Return the rows of a batch: with ``train``, the rows in the store itself; otherwise copies of their values."""
         if not train:
             return self._read(references)
         with self._lock:
@@ -299,7 +303,7 @@ class LevelTable(WithCheckpoint, GpuTable):
         return self.store, expected.rows
 
     def learned(self, references: References) -> None:
-        """Allow the rows of this batch and of all earlier ones to leave the GPU from now on."""
+        """Allow the rows of this batch and of all earlier batches to leave the GPU from now on."""
         with self._lock:
             expected = self._ahead.get(references)
             self._stepped(0 if expected is None else expected.number)

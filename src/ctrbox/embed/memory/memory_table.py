@@ -160,6 +160,7 @@ class MemoryTable(Table):
 
     @property
     def nbytes(self) -> int:
+        """Memory that the table uses, in bytes."""
         return 0 if self._native is None else self._native.bytes
 
     # ---- beyond the contract ----

@@ -20,7 +20,7 @@ PAGE = 4096
 
 
 def repair(path: str | os.PathLike[str], source: str | os.PathLike[str]) -> list[Path]:
-    """Replace damaged files of the table at ``path`` by those of the copy saved at ``source``; return the replaced files."""
+    """Replace damaged files of the table at ``path`` by those of its copy at ``source``, and return the replaced files."""
     mine, theirs = absolute(path), absolute(source)
     for place in (mine, theirs):
         described(place)

@@ -60,12 +60,12 @@ OWN = re.compile(r"LOCK|TABLES|\.TABLES\..*|dim-\d+|\.?dim-\d+\..*|checkpoint-\d
 class SparseTables(WithCheckpoint):
     """A `SparseTable` for each of ``dims``, all with the same settings.
 
-    ``ram``      memory of all tables together; each table gets memory for the same number of rows, unless ``shares`` gives the
-                 share of each dim
-    ``optimizer`` optimizer of every table; default: the one in the folder, as for `SparseTable`. It may have other settings than
-                 the one in the folder
-    ``options``  other settings of every table: linear, init, seed, threads, policy, counters, admission,
-                 nonfinite, segment_bytes, compaction_mb_per_s
+    ``ram``        memory of all tables together. Each table gets memory for the same number of rows, unless ``shares`` gives
+                   the share of each dim
+    ``optimizer``  optimizer of every table; default: the optimizer in the folder, as for `SparseTable`. It may have other
+                   settings than the one in the folder
+    ``options``    other settings of every table: linear, init, seed, threads, policy, counters, admission, nonfinite,
+                   segment_bytes, compaction_mb_per_s
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class SparseTables(WithCheckpoint):
         return self._parts[dim]
 
     def of_dim(self, dim: int) -> SparseTable:
-        """Return the part for vectors of ``dim`` floats, as ``tables[dim]`` does."""
+        """Return the table for vectors of ``dim`` floats, as ``tables[dim]`` does."""
         return self[dim]
 
     def __iter__(self) -> Iterator[SparseTable]:
@@ -142,7 +142,7 @@ class SparseTables(WithCheckpoint):
         return sum(part.nbytes for part in self)
 
     def checkpoint(self) -> int:
-        """Make durable what all parts hold, together; returns the number of the checkpoint."""
+        """Write one checkpoint of all tables together, and return its number."""
         with self._alone:
             self._check_usable()
             number = self.version + 1
@@ -155,7 +155,9 @@ class SparseTables(WithCheckpoint):
             return number
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save all parts to another folder, as `SparseTable.save` does; the folder appears whole or not at all."""
+        """Save all tables to another folder, as `SparseTable.save` does. The folder appears under its name only when it is
+        complete.
+        """
         self._check_usable()
         place = absolute(path)
         if place.is_symlink() or self.path.resolve() in (place.resolve(), *place.resolve().parents):
@@ -172,7 +174,10 @@ class SparseTables(WithCheckpoint):
             raise failed
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Replace each part with what was saved for its dim, by tables of any dims or by one table; then write a checkpoint."""
+        """Replace the contents of each table by what was saved for its dim, and then write a checkpoint.
+
+        The saved tables may be `SparseTables` with any dims, or one table.
+        """
         with self._alone:
             self._check_usable()
             found = saved_in(absolute(path))
@@ -200,7 +205,7 @@ class SparseTables(WithCheckpoint):
             part.compact()
 
     def close(self, checkpoint: bool = True) -> None:
-        """Close all parts; with ``checkpoint`` write a checkpoint first. Closed tables refuse every call."""
+        """Close all tables. With ``checkpoint=True``, write a checkpoint first. Closed tables refuse every call."""
         if self._lock < 0:
             return
         with self._alone:

@@ -307,6 +307,7 @@ class SparseTable(WithCheckpoint, Table):
 
     @property
     def nbytes(self) -> int:
+        """Memory that the table uses, in bytes."""
         return 0 if self._native is None else self._native.bytes
 
     # ---- beyond the contract ----

@@ -109,14 +109,19 @@ def encode(
 ) -> Encoded:
     """Write the vectors of all items of ``data`` to the vector file ``path``.
 
-    ``data``: a folder of images, or a view with a ``column`` of image bytes or of texts. ``key``: an expression that computes
-    the key of an item from the columns of the view, as the plan does. A folder has the columns ``name``, the file's name without
-    its ending, and ``path``, the file's path below the folder. ``width``: expected width of the vectors; an encoder that returns
-    another width is refused. ``batch_size``: number of items per batch (1 to 65,536). ``threads``: number of threads that decode
-    and, on the CPU, of those that run the encoder (1 to 256); on a GPU, number of processes that decode, or of threads if the
-    encoder has a ``prepare`` of its own (default: the number of usable cores). ``most_bytes`` and ``most_pixels``: largest image
-    that is decoded.
-    The report, ``path`` followed by ``.skipped.jsonl``, has one line of JSON for each item that has no vector.
+    ``data``        a folder of images, or a view with a ``column`` of image bytes or of texts
+    ``key``         expression that computes the key of an item from the columns of the view, as the plan does. A folder has
+                    the columns ``name``, the name of a file without its extension, and ``path``, the path of the file below
+                    the folder
+    ``width``       expected width of the vectors; an encoder that returns another width is refused
+    ``batch_size``  number of items per batch, 1 to 65,536
+    ``threads``     on the CPU, number of threads that decode and number of threads that run the encoder, 1 to 256; on a GPU,
+                    number of processes that decode, or of threads if the encoder has a ``prepare`` of its own. Default: the
+                    number of usable cores
+    ``most_bytes``, ``most_pixels``  largest image that is decoded
+
+    The report, a file with the name ``path`` followed by ``.skipped.jsonl``, has one line of JSON for each item without a
+    vector.
     """
     if not isinstance(encoder, Encoder):
         raise PlanError(f"encoder must be a cb.tables.Encoder, got a {type(encoder).__name__}")

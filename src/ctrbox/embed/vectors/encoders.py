@@ -68,16 +68,19 @@ def _normalizing(device: torch.device) -> tuple[torch.Tensor, ...]:
 
 
 class Encoder:
-    """A torch module together with the function that prepares its inputs. The module is put into evaluation mode and is not
-    trained.
+    """A torch module that computes vectors of images or texts, together with the function that prepares its inputs.
 
-    ``prepare`` turns a Pillow image in RGB into a tensor, the same shape for every image; by default it resizes the image to
-    256 pixels on its shorter side, crops the middle 224 x 224 and normalizes it as for ImageNet. ``kind="text"``: the module
-    takes a list of strings, and nothing is prepared. ``weights``: a local file that the module's weights are loaded from, as for
-    `load_weights`; by default the module keeps the weights that it has. ``name`` stands for everything that the weights do not
-    show, such as the version of ``prepare``: an encoding can only be resumed with the same name, and a server encodes further
-    items only with the same name. On the CPU several threads call the module at the same time, so it must not change itself in a
-    call, as modules in evaluation mode do not.
+    The module is put into evaluation mode and is not trained. On the CPU, several threads call it at the same time, so a call
+    must not change the module. Modules in evaluation mode usually meet this condition.
+
+    ``prepare``  function that turns a Pillow image in RGB into a tensor, which must have the same shape for every image. By
+                 default, the shorter side is resized to 256 pixels, the middle 224 x 224 pixels are cropped, and they are
+                 normalized as for ImageNet
+    ``kind``     "text" if the module takes a list of strings; then nothing is prepared
+    ``weights``  local file from which the weights of the module are loaded, as for `load_weights`; by default, the module
+                 keeps its weights
+    ``name``     name for everything that the weights do not show, such as the version of ``prepare``. An encoding can only be
+                 resumed with the same name, and a server encodes further items only with the same name
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class Encoder:
 
     @staticmethod
     def named(name: str, weights: str | os.PathLike[str], *, device: str = "cpu") -> Encoder:
-        """Return a known network with weights from a local file: safetensors, or a torch file that holds tensors alone."""
+        """Return a known network with weights from a local file: safetensors, or a torch file that contains only tensors."""
         if name not in NAMED:
             raise PlanError(f"encoder {name!r} is not known; expected {', '.join(NAMED)}{nearest(name, NAMED)}")
         full, cut = NAMED[name]()
@@ -118,7 +121,7 @@ class Encoder:
 
     @property
     def facts(self) -> EncodedBy:
-        """Return the facts about this encoder that a vector file holds."""
+        """Return the description of this encoder that a vector file contains."""
         state = hashlib.sha256()
         with _beside_the_network(self.device):
             for name, value in self.module.state_dict().items():
@@ -147,9 +150,9 @@ class Encoder:
         return EncodeOperator(items.column, ("s",), "*f", False, "arrow", width=self.width, facts=self.facts.same)
 
     def prepared(self, data: bytes, most_bytes: int = MOST_BYTES, most_pixels: int = MOST_PIXELS) -> Any:
-        """Return the input of the module for the bytes of an image, or of a text in UTF-8; raise `Refused` if they are none.
+        """Return the input of the module for the bytes of an image, or of a text in UTF-8. Raise `Refused` for any other bytes.
 
-        Bytes and pixels are compared with their bounds before an image is decoded.
+        Before an image is decoded, its numbers of bytes and pixels are checked.
         """
         bounded(data, most_bytes)
         if self.kind == TEXT:
@@ -185,7 +188,7 @@ class Encoder:
         return self.checked(found, len(inputs)).to("cpu").contiguous().numpy()
 
     def checked(self, found: Any, rows: int) -> torch.Tensor:
-        """Return what the module returned as float32, if it is one vector for each of ``rows`` inputs."""
+        """Return the output of the module as float32. It must have one vector for each of the ``rows`` inputs."""
         if not isinstance(found, torch.Tensor) or found.ndim != 2 or len(found) != rows:
             met = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
             raise DataError(

@@ -69,19 +69,20 @@ class ModelServer(Shaped):
     """An embedder that computes the vectors of objects, such as images, with a trainable sub-model.
 
     ``data``       inputs of the sub-model by key: a `VectorFile` or its path
-    ``submodel``   torch module that turns a block of rows into vectors (n, dim) float32; default:
-                   `ImageEmbedding` with ``dim`` floats
-    ``optimizer``  optimizer of the sub-model: cb.optim.Adam, cb.Adagrad, cb.optim.SGD or a function from
-                   parameters to a torch optimizer
-    ``missing``    what to do with keys without data: "zero" gives and counts zero vectors, "error" raises an error. Training is
-                   refused if no key has data
+    ``submodel``   torch module that turns a block of rows into vectors (n, dim) float32; default: an `ImageEmbedding` with
+                   ``dim`` floats
+    ``optimizer``  optimizer of the sub-model: cb.optim.Adam, cb.Adagrad, cb.optim.SGD, or a function that makes a torch
+                   optimizer from parameters
+    ``missing``    what to do with keys without data: "zero" returns and counts zero vectors, "error" raises an error. If no
+                   key has data, the training is refused
     ``block``      number of keys per forward pass; it changes the order of sums, and so the last bits of results
     ``budget``     maximum memory for rows and activations, in bytes or as text ("512MB")
     ``recompute``  whether a push runs the forward pass again instead of keeping its activations
-    ``nonfinite``  gradients that are not finite, or whose step would leave weights that are not: "refuse" the push, or "skip"
-                   their keys (the whole push, where only the step shows it) and count them
-    ``synchronize`` function called with the sub-model's weights between backward and step of every push, to
-                    add up the gradients of several servers that hold shards of the data
+    ``nonfinite``  what to do with gradients that are not finite, or whose step would make weights that are not finite:
+                   "refuse" refuses the push; "skip" skips and counts their keys, or the whole push if only the step shows the
+                   problem
+    ``synchronize``  function that is called in every push between the backward pass and the step, with the weights of the
+                     sub-model, so that several servers with shards of the data can add up their gradients
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class ModelServer(Shaped):
 
     @property
     def traits(self) -> Traits:
-        """Return what the trainer may ask of this Model Server beyond `cb.tables.Embedder`."""
+        """Return what this Model Server can do beyond the protocol `cb.tables.Embedder`."""
         return Traits(
             gradients="mean",  # all keys share the weights of the sub-model, as they share those of the click model
             scales_lr=True,
@@ -147,7 +148,7 @@ class ModelServer(Shaped):
             )
 
     def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
-        """Find, read and check the rows of these keys, ahead of their pull; within half of the budget they are kept.
+        """Find, read and check the rows of these keys before they are pulled. Up to half of the budget is used to keep them.
 
         ``next_use`` is ignored.
         """
@@ -164,7 +165,7 @@ class ModelServer(Shaped):
                 self._ahead.popitem(last=False)
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
-        """Return the vectors (n, dim); with ``create`` the next push trains them. A key given twice is computed once."""
+        """Return the vectors (n, dim). With ``create``, the next push trains them. A key that is given twice is computed once."""
         wanted = checked_keys(keys)
         first, inverse = _distinct(wanted)
         mine = wanted if first is None else wanted[first]
@@ -213,9 +214,10 @@ class ModelServer(Shaped):
         return vectors if first is None else vectors[inverse]
 
     def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
-        """Propagate gradients through the sub-model and apply a step of its optimizer.
+        """Propagate gradients through the sub-model, and apply a step of its optimizer.
 
-        The gradients of a key that is given twice are summed. ``shows`` and ``clicks`` are ignored: nothing is counted by key.
+        The gradients of a key that is given twice are summed. ``shows`` and ``clicks`` are ignored, because a Model Server
+        has no counters.
         """
         moved = checked_keys(keys)
         g = np.asarray(gradients)
@@ -268,7 +270,7 @@ class ModelServer(Shaped):
             self._counts["pushes"] += 1
 
     def scale_lr(self, factor: float) -> None:
-        """Multiply the optimizer's rate by ``factor`` in all pushes from now on, for schedules. The factor is not
+        """Multiply the learning rate of the optimizer by ``factor`` in all later pushes, for schedules. The factor is not
         saved.
         """
         self._factor = check_factor(factor)
@@ -283,7 +285,7 @@ class ModelServer(Shaped):
             write_server(local_path(path, "a saved Model Server"), tensors, about)
 
     def restore(self, path: str | os.PathLike[str], *, optimizer: bool = True) -> None:
-        """Replace the contents with those that ``save`` wrote; ``optimizer=False`` restores the sub-model alone."""
+        """Replace the contents by those that ``save`` wrote. With ``optimizer=False``, restore only the sub-model."""
         tensors, about = read_server(local_path(path, "a saved Model Server"))
         for name, mine in (("width", self.data.width), ("dim", self.dim)):
             if about.get(name) != mine:
@@ -318,7 +320,9 @@ class ModelServer(Shaped):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights, optimizer and rows kept ahead; the file is mapped, not held."""
+        """Memory in bytes of the weights, of the optimizer and of the rows that were read in advance. The file is mapped and
+        not counted.
+        """
         states, _ = optimizer_state(self._step)
         held = sum(t.numel() * t.element_size() for t in [*self.submodel.state_dict().values(), *states.values()])
         return held + self._ahead_bytes()
@@ -339,13 +343,13 @@ class ModelServer(Shaped):
         return np.concatenate(parts) if parts else np.zeros((0, self.dim), np.float32)
 
     def vectors(self) -> Iterator[tuple[Keys, Floats]]:
-        """Yield the keys and vectors of all objects, one block at a time; they are published with a model."""
+        """Yield the keys and vectors of all objects, one block at a time. They are published together with a model."""
         keys = self.data.keys
         for begin, end in self._spans(len(keys)):
             yield keys[begin:end], self.pull(keys[begin:end], create=False)
 
     def export(self) -> tuple[Keys, Floats, Floats]:
-        """Return the keys in ascending order, their vectors, and no states, in the form of a table's ``export``."""
+        """Return the keys in ascending order, their vectors, and empty states, in the form of a table's ``export``."""
         found = list(self.vectors())
         keys = np.concatenate([np.empty(0, np.int64), *(k for k, _ in found)])
         vectors = np.concatenate([np.empty((0, self.dim), np.float32), *(v for _, v in found)])
@@ -353,15 +357,14 @@ class ModelServer(Shaped):
         return keys[order], vectors[order], np.empty((len(keys), 0), np.float32)
 
     def stats(self) -> dict[str, int]:
-        """Return counts since the server was made.
-
-        They are pulls, pushes, keys pulled, keys without data, vectors computed, rows read and keys skipped.
+        """Return counts since the server was made: pulls, pushes, keys pulled, keys without data, vectors, rows read, and
+        keys skipped.
         """
         return dict(self._counts)
 
     @property
     def identity(self) -> str:
-        """Return what decides the vectors besides the weights."""
+        """Return a text with everything on which the vectors depend, except the weights."""
         text = " ".join(str(self.submodel).split())
         return f"{text} over {self.data.fingerprint}, block {self.block}, missing {self.missing}"
 

@@ -28,7 +28,7 @@ FIRST = 1000  # candidates, none of which has a vector, until a warning says so
 
 
 class PreRank:
-    """The vectors of all candidates, from which `top` selects those with the largest product with a user's vector."""
+    """The vectors of all candidates. `top` selects the candidates with the largest inner products with a user's vector."""
 
     def __init__(self, vectors: VectorFile | str | os.PathLike[str]) -> None:
         self.file = vectors if isinstance(vectors, VectorFile) else VectorFile(vectors)
@@ -49,7 +49,8 @@ class PreRank:
     def top(
         self, user: npt.ArrayLike, candidates: Keys, k: int = 400, *, threads: int = 1
     ) -> tuple[npt.NDArray[np.int64], Floats]:
-        """Return the positions in ``candidates`` of the best ``k``, best first, and their products with ``user``.
+        """Return the positions in ``candidates`` of the best ``k`` candidates, the best first, and their inner products with
+        ``user``.
 
         ``threads``: number of threads that compute the products; it never changes the result.
         """
@@ -77,7 +78,7 @@ class PreRank:
     def top_of(
         self, user: npt.ArrayLike, places: npt.NDArray[np.int64], k: int, *, threads: int = 1
     ) -> tuple[npt.NDArray[np.int64], Floats]:
-        """Do the same as `top` for candidates whose rows in the file are known (-1: none), but do not count candidates."""
+        """Do the same as `top` for candidates whose rows in the file are known (-1 for none), but do not count candidates."""
         there = np.flatnonzero(places >= 0)
         best, scores = self._best(self.checked(user), places[there], k, threads)
         return there[best], scores
@@ -85,7 +86,7 @@ class PreRank:
     def best(
         self, user: npt.ArrayLike, k: int = 400, *, threads: int = 1, among: npt.NDArray[np.int64] | None = None
     ) -> tuple[npt.NDArray[np.int64], Floats]:
-        """Return the rows of the file with the ``k`` largest products with ``user``, best first, and these products.
+        """Return the rows of the file with the ``k`` largest inner products with ``user``, the best first, and these products.
 
         ``among``: consider only these rows, each once and in ascending order. ``threads``: as for `top`.
         """
@@ -94,7 +95,9 @@ class PreRank:
         return (found if among is None else among[found]), scores
 
     def checked(self, user: npt.ArrayLike) -> Floats:
-        """Return the vector of a user as it is multiplied; DataError unless it has the right width and is finite."""
+        """Return the vector of a user in the form in which it is multiplied. Raise a DataError if its width is wrong or it is
+        not finite.
+        """
         vector = np.ascontiguousarray(user, np.float32)
         if vector.shape != (self.dim,) or not np.isfinite(vector).all():
             raise DataError(f"expected a user vector of {self.dim} finite floats, got {vector.shape} {vector.dtype}")

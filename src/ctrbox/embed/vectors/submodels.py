@@ -17,7 +17,7 @@ from ctrbox.errors import DataError, PlanError
 
 
 class ImageEmbedding(nn.Sequential):
-    """(n, width) → (n, dim), with a PReLU, one slope per neuron, after each hidden layer."""
+    """A sub-model of dense layers, (n, width) → (n, dim). After each hidden layer, a PReLU has one slope per neuron."""
 
     def __init__(self, width: int = 4096, hidden: Sequence[int] = (256, 64), dim: int = 12) -> None:
         sizes = [whole("width=", width, 1, 1 << 20), *(whole("hidden=", h, 1, 1 << 16) for h in hidden)]
@@ -33,7 +33,7 @@ class ImageEmbedding(nn.Sequential):
 
 
 class TextEmbedding(nn.Module):
-    """Tokens (n, longest), 0 where a list has ended → (n, dim). Tokens are 1 … ``vocabulary``."""
+    """A sub-model for lists of tokens, (n, longest) → (n, dim). Tokens are 1 to ``vocabulary``; 0 marks the end of a list."""
 
     def __init__(self, vocabulary: int, hidden: int = 32, dim: int = 12) -> None:
         super().__init__()

@@ -65,7 +65,7 @@ def shard_name(shard: int, of: int) -> str:
 
 
 class VectorFile:
-    """Rows by key, from one file or from the shards in a folder; ``shard`` opens one of the shards."""
+    """Vectors by key, from one file or from the shards in a folder. ``shard`` opens one of the shards."""
 
     def __init__(self, path: str | os.PathLike[str], *, shard: int | None = None) -> None:
         self.path = local_path(path, "a vector file")
@@ -93,7 +93,7 @@ class VectorFile:
 
     @property
     def tokens(self) -> bool:
-        """Whether a row is a list of tokens, ended by zeros."""
+        """Whether a row is a list of tokens, which ends with zeros."""
         return bool(self.dtype.kind == "i")
 
     @property
@@ -103,7 +103,7 @@ class VectorFile:
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same keys and rows in the same shards: the index of each holds the checksum of every row."""
+        """A hash of the checksums of all rows. It is the same for the same keys and rows in the same shards."""
         sums = "-".join(f"{one.crc:08x}" for one in self._shards)
         if len(self._shards) > 8:
             sums = hashlib.blake2b(sums.encode(), digest_size=16).hexdigest()
@@ -111,7 +111,7 @@ class VectorFile:
 
     @property
     def keys(self) -> Keys:
-        """Return all keys, ascending within a shard."""
+        """Return all keys, in ascending order within each shard."""
         for one in self._shards:
             one.check_unchanged()
         found = np.concatenate([one.keys for one in self._shards])
@@ -120,7 +120,7 @@ class VectorFile:
         return found
 
     def find(self, keys: Keys) -> Places:
-        """Return the position of each key's row, -1 for a key without a row."""
+        """Return the place of the row of each key, or -1 for a key without a row."""
         wanted = checked_keys(keys)
         if len(self._shards) == 1 and self.of == 1:
             return self._shards[0].find(wanted)
@@ -145,13 +145,13 @@ class VectorFile:
         return out
 
     def touch(self, places: Places) -> None:
-        """Ask for the pages of these rows; reads nothing into the process."""
+        """Ask the operating system to read the pages of these rows. The call does not wait for them."""
         home = np.searchsorted(self._starts, places, side="right") - 1
         for number, one in enumerate(self._shards):
             one.touch(places[home == number] - self._starts[number])
 
     def verify(self) -> int:
-        """Check every row; returns how many there are."""
+        """Check every row, and return the number of rows."""
         step = max(1, (16 << 20) // (self.width * self.dtype.itemsize))
         for one in self._shards:
             for begin in range(0, one.rows, step):

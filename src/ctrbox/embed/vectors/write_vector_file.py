@@ -73,8 +73,10 @@ def write_vectors(
     width: int | None = None,
     shards: int | None = None,
 ) -> VectorFile:
-    """Write vectors to the file ``path``, or with ``shards`` to a folder. ``width``: numbers per row; default: those of the
-    first row."""
+    """Write vectors to the file ``path`` or, with ``shards``, to a folder.
+
+    ``width``: number of values per row; default: the number in the first row.
+    """
     if dtype not in FLOATS:
         raise PlanError(f"dtype must be float32 or float16, got {dtype!r}{nearest(str(dtype), FLOATS)}")
     if width is not None:
@@ -92,7 +94,10 @@ def write_tokens(
     cut: bool = False,
     shards: int | None = None,
 ) -> VectorFile:
-    """Write lists of tokens, whole numbers above 0; shorter ones than ``width`` end with zeros, longer ones only with ``cut``."""
+    """Write lists of tokens, which are whole numbers above 0.
+
+    Lists that are shorter than ``width`` are filled up with zeros. Longer lists are an error, unless ``cut`` is set.
+    """
     whole("width=", width, 1, MOST_WIDTH)
     return _write(path, _Chunks(data, key, tokens, cut), TOKENS, width, shards)
 
