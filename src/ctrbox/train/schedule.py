@@ -98,12 +98,12 @@ class ReduceOnPlateau:
     steps.
 
     ``factor``     number by which the rates are multiplied each time, above 0 and below 1
-    ``patience``   number of consecutive evaluations without improvement after which the rates are not lowered yet, 0 or more;
-                   with 0, the first such evaluation lowers the rates
+    ``patience``   number of consecutive evaluations without improvement that are accepted before the rates are lowered, 0 or
+                   more; with 0, the first such evaluation lowers the rates
     ``threshold``  smallest change that counts as an improvement, as a share of the best value so far, 0 or more and below 1
     ``cooldown``   number of evaluations that are ignored after the rates were lowered, 0 or more
-    ``floor``      smallest factor that repeated lowering may reach, 0 to 1; it corresponds to torch's ``min_lr`` divided by
-                   the learning rate
+    ``floor``      lowest value to which the rates may fall, as a share of their initial values, 0 to 1; it corresponds to
+                   torch's ``min_lr`` divided by the learning rate
     """
 
     factor: float = 0.1
