@@ -79,6 +79,7 @@ class Cluster:
     # ---- what the trainer asks
 
     def check(self, fit: Fit) -> None:
+        """Refuse a training that a cluster cannot run, such as one with several labels or on a GPU."""
         from ctrbox.embed.shards import Spec, check_splits
 
         if fit.learner.tasks:

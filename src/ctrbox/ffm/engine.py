@@ -82,8 +82,8 @@ class DeepFFM:
                   network
     ``bits``      base-2 logarithm of the number of weights of lr and of ffm, 4 to 36; if there are more features than
                   weights, some features share their weights
-    ``lr``, ``ffm``, ``nn``   learning rates of the three parts, as a number or a `Rate`; default: 0.05, 0.12 and 0.1; with
-                              None, the model has no part lr or ffm
+    ``lr``, ``ffm``, ``nn``   learning rates of the three parts, as a number or a `Rate`; default: 0.05, 0.12 and 0.1. If
+                              lr or ffm is None, the model does not have this part
     ``norm``      whether the inputs of the network pass through a layer norm
     ``residual``  whether the outputs of lr and ffm are added to the output of the network
     ``ffm_init``  range of the initial latent weights, 0 to 10: they are uniform within ± ffm_init / sqrt(k)

@@ -103,6 +103,7 @@ class Reads:
         return found.pop()
 
     def row(self, field: str) -> Row:
+        """Return the shape of the rows that ``field`` reads."""
         return Row(self.dims[field], self.linear)
 
 

@@ -40,8 +40,8 @@ class Step:
     step: int  # number of steps learned so far, from 1
     epoch: int  # number of epochs completed, from 0
     rows: int  # rows learned so far
-    loss: float  # mean loss of this step's batch; on a GPU that of one or two steps before
-    seconds: float  # since the training began, resumed ones included
+    loss: float  # mean loss of the batch of this step; on a GPU, of the batch of one or two steps before
+    seconds: float  # seconds since the training began, including the time before it was resumed
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Evaluation:
     epoch: int
     rows: int  # rows learned so far
     metrics: Mapping[str, float]  # as in run.metrics: auc, gauc, logloss, rig, calibration, …
-    best: bool  # whether ``monitor`` is better than in all evaluations before
+    best: bool  # whether the metric ``monitor`` is better than in all earlier evaluations
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Checkpoint:
 
     step: int
     epoch: int
-    path: Path  # of the folder of the checkpoint; the two newest are kept until the end of the run
+    path: Path  # folder of the checkpoint; the two newest checkpoints are kept until the end of the run
 
 
 @dataclass(frozen=True)
@@ -71,21 +71,25 @@ class End:
     step: int
     epoch: int
     rows: int
-    metrics: Mapping[str, float]  # of the validation rows with the final weights; empty without validation rows
-    stopped: str | None  # why a callback or patience= stopped the training; None where it ran to its end
-    folder: Path | None  # of the run
+    metrics: Mapping[str, float]  # metrics of the validation rows with the final weights; empty without validation rows
+    stopped: str | None  # why a callback or patience= stopped the training; None if it ran to its end
+    folder: Path | None  # the run folder
 
 
 class Callback:
     """A callback whose methods do nothing. Derive a class from it and override the methods that you need."""
 
-    def on_step(self, event: Step) -> None: ...
+    def on_step(self, event: Step) -> None:
+        """Do nothing. A training calls this method after every step."""
 
-    def on_evaluate(self, event: Evaluation) -> None: ...
+    def on_evaluate(self, event: Evaluation) -> None:
+        """Do nothing. A training calls this method after every evaluation of the validation rows."""
 
-    def on_checkpoint(self, event: Checkpoint) -> None: ...
+    def on_checkpoint(self, event: Checkpoint) -> None:
+        """Do nothing. A training calls this method after it has written a checkpoint."""
 
-    def on_end(self, event: End) -> None: ...
+    def on_end(self, event: End) -> None:
+        """Do nothing. A training calls this method once, when the training and its run folder are complete."""
 
 
 class Callbacks:

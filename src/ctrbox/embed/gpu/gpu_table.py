@@ -123,7 +123,7 @@ class GpuTable(ReadsBatches, Shaped):
         )
 
     def open(self, row: Row) -> None:
-        """Set the shape of the rows that a model reads. A table that holds rows of another shape refuses."""
+        """Set the shape of the rows that a model reads. A table that holds rows of another shape raises an error."""
         if check_opens(self, row):
             self._made = None
             self._row = row

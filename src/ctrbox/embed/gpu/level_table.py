@@ -104,7 +104,7 @@ class LevelTable(WithCheckpoint, GpuTable):
     # ---- the contract
 
     def open(self, row: Row) -> None:
-        """Set the shape of the rows that a model reads. A table that holds rows of another shape refuses."""
+        """Set the shape of the rows that a model reads. A table that holds rows of another shape raises an error."""
         with self._moving:
             self.below.open(row)
             self._forget(row)
@@ -116,6 +116,7 @@ class LevelTable(WithCheckpoint, GpuTable):
         return replace(super().traits, statistics=True, saved_as="SparseTable")
 
     def set_optimizer(self, optimizer: Optimizer, linear: Optimizer | None = None) -> None:
+        """Refuse to change the optimizers, which the Sparse Table decides."""
         raise PlanError(
             "the optimizer cannot be changed after the cb.tables.LevelTable was created; set the optimizer of the "
             "Sparse Table first: below.set_optimizer(…)"
@@ -220,6 +221,7 @@ class LevelTable(WithCheckpoint, GpuTable):
 
     @property
     def nbytes(self) -> int:
+        """GPU memory and main memory that the table uses, in bytes."""
         return (0 if self._made is None else self._made.nbytes) + self.below.nbytes
 
     # ---- beyond the contract
@@ -267,6 +269,7 @@ class LevelTable(WithCheckpoint, GpuTable):
             self.below.close(checkpoint)
 
     def like(self, row: Row) -> GpuTable:
+        """Refuse to make a second table with these settings, because it would need a folder of its own."""
         raise PlanError(
             f"a second table with the settings of {self!r} needs a folder of its own: cb.tables.LevelTable(cb.SparseTable(…))"
         )

@@ -83,7 +83,7 @@ class MemoryTable(Table):
     # ---- the contract ----
 
     def open(self, row: Row) -> None:
-        """Set the shape of the rows that a model reads. A table that holds rows of another shape refuses."""
+        """Set the shape of the rows that a model reads. A table that holds rows of another shape raises an error."""
         if check_opens(self, row):
             self._native = self._empty(row)
             self._row = row

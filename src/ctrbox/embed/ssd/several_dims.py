@@ -139,6 +139,7 @@ class SparseTables(WithCheckpoint):
 
     @property
     def nbytes(self) -> int:
+        """Memory that all tables use, in bytes."""
         return sum(part.nbytes for part in self)
 
     def checkpoint(self) -> int:
@@ -195,12 +196,15 @@ class SparseTables(WithCheckpoint):
                 raise
 
     def stats(self) -> dict[int, dict[str, int]]:
+        """Return the counts of each table, by its dim, as `SparseTable.stats` does."""
         return {part.dim: part.stats() for part in self}
 
     def verify(self) -> list[str]:
+        """Read all tables from the disk, and return one line about each damaged part."""
         return [line for part in self for line in part.verify()]
 
     def compact(self) -> None:
+        """Merge the files of each table on the disk, so that each row is stored only once."""
         for part in self:
             part.compact()
 

@@ -144,7 +144,7 @@ class SparseTable(WithCheckpoint, Table):
     # ---- the contract ----
 
     def open(self, row: Row) -> None:
-        """Set the shape of the rows that a model reads. A table that holds rows of another shape refuses."""
+        """Set the shape of the rows that a model reads. A table that holds rows of another shape raises an error."""
         check_row(row)
         self._check_usable()
         if row != self._row or self._native is None:

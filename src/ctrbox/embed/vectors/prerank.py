@@ -40,6 +40,7 @@ class PreRank:
 
     @property
     def dim(self) -> int:
+        """Number of floats in a vector."""
         return self.file.width
 
     def __len__(self) -> int:
