@@ -178,12 +178,14 @@ def adlog(
 
     The same arguments give the same values. The log consists of several views.
 
+    `seed`         seed of all random values; default: 0
     `users`        number of users; default: a tenth of the rows, at most 2 million
     `ads`          number of ads; default: a fortieth of the rows, at most 200,000
+    `days`         number of days that the log covers; default: 7
     `progress`     called as `progress(done, rows)` as blocks are written, from the calling thread
-    `images`       number of values per image (4,096 in the paper). Ads then have images, and users have a visual taste that
-                   influences their clicks. There are two more views, `images` and `behaviors`, and the view of users has the
-                   additional columns `behavior` and `all_clicks`
+    `images`       number of values per image (4,096 in the paper); default: 0, no images. With images, users have a visual
+                   taste that influences their clicks. There are two more views, `images` and `behaviors`, and the view of
+                   users has the additional columns `behavior` and `all_clicks`
     `conversions`  whether clicks may lead to a conversion of known probability, some hours later. There are three more views,
                    `conversions`, `conversion_truth` and `conversion_delays`; all other views have the same values as without
                    conversions
