@@ -2,17 +2,21 @@
 
     model/online/
       LOCK                     held by the one loop that learns into this folder
-      checkpoint-0000000012/   the last two
+      checkpoint-0000000012/   one of the last two checkpoints
         state.json             sealed: positions, counts, progress; size and SHA-256 of the other files
-        engine.ffm             of a Deep FFM: weights and accumulators, with checksums of its own
-        model/                 of a click model of torch: weights, tables and optimizer states (predict/weights_folder.py), with
-                               checksums of its own
-        histories.past         the state of histories and counters, of a plan that has some; with checksums of its own
-        held.arrow clicks.arrow ready.arrow window.arrow
-        batch.arrow            of a click model of torch: examples that wait until their batch is full
+        engine.ffm             only for a Deep FFM: weights and accumulators, with checksums of its own
+        model/                 only for a click model of torch: weights, tables and optimizer states, with checksums of their own
+                               (predict/weights_folder.py)
+        histories.past         only if the plan has histories or counters: their state, with checksums of its own
+        held.arrow             impressions whose click window has not passed
+        clicks.arrow           clicks whose impression has not arrived
+        ready.arrow            examples that the model has not learned from yet
+        window.arrow           predictions in the newest window of the progressive validation
+        batch.arrow            only for a click model of torch: examples that wait until their batch is full
 
-A folder is written aside, every file synced, and renamed. So at any moment, and after a crash at any moment, what was learned
-from and what is still to come belong together: an event is in the engine's weights, or waits, or lies behind the position.
+A checkpoint is first written into a temporary folder, every file is synced, and then the folder is renamed. Therefore the parts
+of a checkpoint always belong together, even after a crash: each event is either in the weights, or waits in a file, or comes
+after the position in the stream.
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ class Checkpoints:
         self.folder = folder
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
-        """While inside, no other process learns into this folder."""
+        """Hold a lock on the folder, so that no other process learns into it at the same time."""
         return locked(self.folder, f"learn into {self.folder.parent}")
 
     def write(
@@ -68,7 +72,7 @@ class Checkpoints:
         engine: OnlineModel,
         histories: Histories | None = None,
     ) -> None:
-        """Whole or not at all; then the oldest goes."""
+        """Write a checkpoint, which is complete or not there at all, and then remove the oldest one."""
         place = self.folder / f"checkpoint-{number:010}"
         with written_aside(place, folder=True) as aside:
             aside.mkdir()
@@ -86,7 +90,7 @@ class Checkpoints:
             remove(old)
 
     def found(self) -> list[Path]:
-        """Those that are there, oldest first."""
+        """Return the checkpoints in the folder, oldest first."""
         if not self.folder.is_dir():
             return []
         return sorted(p for p in self.folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir())
@@ -99,11 +103,12 @@ class Checkpoints:
         check: Callable[[Mapping[str, Any]], None] = lambda state: None,
         read: Read = OnlineFfm.read,
     ) -> Checkpoint | None:
-        """Return the newest whole checkpoint; SourceError if there is none. Newer ones that are damaged are removed, and ``tell``
-        gets the reason.
+        """Return the newest complete checkpoint. Newer ones that are damaged are removed, and ``tell`` gets the reason.
 
-        ``histories``: gets the state that the checkpoint holds. ``check``: raises a PlanError for the state of a sound checkpoint
-        that does not fit this loop. ``read``: reads the model.
+        Raises `SourceError` if there is no complete checkpoint.
+
+        ``histories`` takes the state that the checkpoint contains. ``check`` raises a `PlanError` if the checkpoint is sound but
+        does not belong to this loop. ``read`` reads the model.
         """
         wrong: dict[Path, str] = {}
         for place in reversed(self.found()):
@@ -159,7 +164,9 @@ def _write(path: Path, table: pa.Table) -> None:
 
 
 def _facts(path: Path) -> list[Any]:
-    """Return size and checksum; files of the engine and of histories check themselves, and state.json checks its folder."""
+    """Return the size and checksum of a file. Files of the engine and of histories check themselves; state.json checks the
+    others.
+    """
     if path.is_dir():
         path /= STATE
     if path.name in CHECKED:

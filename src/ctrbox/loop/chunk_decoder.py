@@ -1,8 +1,8 @@
 """Decodes the bytes of a chunk, which are JSON lines, Parquet or Arrow, recognized by their first bytes.
 
-Text may be compressed (gzip, zstd). A line that does not parse is left out with its number and the reason; a chunk that cannot be
-read further ends in a piece that says why. Nothing is held but the chunk's bytes and the piece under way, so a compressed chunk
-that unpacks to terabytes costs time and no memory; a line has a limit.
+Text may be compressed with gzip or zstd. A line that cannot be parsed is left out, and its number and the reason are reported. If
+the rest of a chunk cannot be read, the last piece says why. The decoder keeps only the bytes of the chunk and the current piece
+in memory, and a line has a largest length. A compressed chunk that expands to terabytes therefore takes time, but not memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 def pieces(name: str, payload: bytes, layout: Layout, start: int = 0) -> Iterator[Piece]:
-    """The chunk's rows from ``start`` on. The last piece says so, also where the chunk has no rows or cannot be read."""
+    """Yield the rows of a chunk from ``start`` on. The last piece is marked, also if the chunk has no rows or cannot be read."""
     at = start
     waiting: Piece | None = None
     try:
@@ -151,7 +151,9 @@ def _of_lines(name: str, lines: list[bytes], first: int, schemas: Schemas, layou
 
 
 def _not_json(rows: pa.Table) -> dict[int, str]:
-    """Rows that Arrow's reader takes and a request may not have: NaN and Infinity, which are not JSON, and nulls in lists."""
+    """Return the rows that Arrow accepts but a request may not contain: NaN and Infinity, which are not JSON, and nulls in
+    lists.
+    """
     found: dict[int, str] = {}
     for name in rows.schema.names:
         column = rows.column(name).combine_chunks()
@@ -178,7 +180,7 @@ def _parsed(
     places: list[int],
     bad: list[tuple[int, str]],
 ) -> Iterator[pa.RecordBatch]:
-    """Lines as rows; where they do not parse together, each half for itself."""
+    """Parse lines to rows. If they cannot be parsed together, each half is parsed by itself, down to single lines."""
     if not at:
         return
     text = b"\n".join(lines[n] for n in at)
@@ -211,7 +213,7 @@ def _parsed(
 
 
 def row_of_line(line: bytes, layout: Layout) -> pa.RecordBatch:
-    """Read one line by the rules of requests: a row, or a DataError that names the field, its value and what was expected."""
+    """Parse one line by the rules of requests. Raises a `DataError` that names the field, its value and what was expected."""
     given = strict_json(line)
     if not isinstance(given, dict):
         raise DataError(f"a line must be an object of fields, got {brief(given)}")

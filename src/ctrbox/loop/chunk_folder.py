@@ -1,16 +1,18 @@
 """Reads a folder of chunk files as a stream, in the order of their names.
 
-A chunk is taken whole: the file's bytes are fetched, then parsed, so a disk or a network that fails is told apart from a file
-that is broken; the first is tried again, the second refused by name. Chunks are read in natural order of their names (`part-9`
-before `part-10`), a few of them ahead. Hidden names (`.`, `_`) and those that end in `.tmp` or `.partial` are left alone.
+The bytes of a chunk are read completely and then parsed. A disk or a network that fails can therefore be told apart from a
+damaged file: the read is tried again, and a damaged file is refused by name. Chunks are read in the natural order of their names
+(`part-9` before `part-10`), and a few of them are read ahead. Files are ignored if their name begins with `.` or `_`, or ends in
+`.tmp` or `.partial`.
 
-The position is the chunk under way with the rows taken of it, and which chunks are done: all names up to ``floor``, and the
-last REMEMBERED of them by name. So a chunk that comes late, with a name before others that were read, is read when it comes;
-one that is behind a thousand others is told of and left out.
+The position consists of the current chunk, the number of its rows that were taken, and the chunks that are done. The last 1,000
+chunks that are done (REMEMBERED) are known by name; all names up to ``floor`` are done as well. If a chunk arrives late, with a
+name before chunks that were already read, it is read when it arrives. If more than a thousand later chunks were read before, it
+is reported and left out.
 
-A chunk must not change once it is in the folder. One that changes while it is read is read again from its beginning. The
-position holds a checksum of the chunk under way: where the chunk was changed while the learner was stopped, the rows behind
-the position are other rows, and the rest of the chunk is refused. A chunk that changes after it was read is told of, once.
+A chunk must not change once it is in the folder. If it changes while it is read, it is read again from its beginning. The
+position contains a checksum of the current chunk. If the chunk was changed while the loop was stopped, its remaining rows are
+refused, because they are other rows. If a chunk changes after it was read, this is reported once.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ UNFINISHED = (".tmp", ".partial", ".part", ".crdownload")
 
 
 class Unreachable(Exception):
-    """The bytes of a chunk cannot be had right now."""
+    """The bytes of a chunk cannot be read at the moment."""
 
 
 class ChunkFolder:
-    """A `Stream` over a folder, on local disk, S3 or HDFS."""
+    """A `Stream` over a folder on a local disk, S3 or HDFS."""
 
     def __init__(
         self,
@@ -185,7 +187,7 @@ class ChunkFolder:
         yield from pieces(name, payload, self.layout, start)
 
     def _new(self) -> list[File]:
-        """Chunks that are there and not done, in order."""
+        """Return the chunks in the folder that are not done, in order."""
         began = time.perf_counter()
         selector = pafs.FileSelector(self.path, allow_not_found=True)
         try:

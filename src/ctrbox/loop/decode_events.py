@@ -3,10 +3,10 @@
     {"event": "impression", "instance_id": 17, "ts": "2026-11-15T12:00:00", "user_id": 4, "ad_id": 9, …}
     {"event": "click",      "instance_id": 17, "ts": "2026-11-15T12:00:40"}
 
-A `Layout` says how the columns are called and which raw ones are kept, with their types: those of the log that the plan was built
-on. Rows without an id, without a time or of another kind are left out with a reason. A time is an Arrow timestamp, ISO 8601
-text, or a whole number of the unit that the log's view declares (`ctrbox.columns.times`), as it is in a request to a server;
-a number without a declared unit is refused.
+A `Layout` contains the names of these columns, and the names and types of the raw columns that are kept, which are those of the
+log that the plan was made for. Rows without an id, without a time or of another kind are left out, and the reason is reported. A
+time is an Arrow timestamp, ISO 8601 text, or a whole number of the unit that the view of the log declares
+(`ctrbox.columns.times`), as in a request to a server. A number without a declared unit is refused.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ TEXT = pa.utf8()
 
 @dataclass(frozen=True)
 class Layout:
-    """``columns``: the raw ones that an impression needs. ``event``, ``id``, ``time``: which columns say what a row is.
-    ``time_units``: what numbers count in columns of times, by column."""
+    """The names and types of the columns of events.
+
+    ``columns`` are the raw columns that an impression must have. ``event``, ``id`` and ``time`` name the columns that say what a
+    row is. ``time_units`` gives the unit of whole numbers in columns of times, by column.
+    """
 
     columns: pa.Schema
     id: str
@@ -69,7 +72,7 @@ class Layout:
         event: str = "event",
         time_units: Mapping[str, str] | None = None,
     ) -> Layout:
-        """The layout for a plan whose requests bring ``columns``, over a log with columns ``log``."""
+        """Return the layout for a plan whose requests contain ``columns``, over a log with the columns ``log``."""
         if not columns.names:
             raise PlanError("no feature of the plan reads a column of the log")
         if event in columns.names:
@@ -101,7 +104,7 @@ class Layout:
 
     @property
     def read(self) -> pa.Schema:
-        """Every column that is read of a chunk of text."""
+        """All columns that are read from a chunk of text."""
         found = {f.name: f for f in self.columns}
         found.setdefault(self.id, pa.field(self.id, self.id_type))
         found.setdefault(self.time, pa.field(self.time, self.time_type))
@@ -110,12 +113,12 @@ class Layout:
 
     @property
     def nested(self) -> pa.Schema:
-        """The same as JSON has it: a dotted name is a field of an object, a time is text."""
+        """The columns as they are in JSON: a name with dots is a field of an object, and a time is text."""
         return self._nested(frozenset())
 
     @property
     def numbered(self) -> pa.Schema:
-        """As ``nested``, with whole numbers for times whose unit is declared."""
+        """The same as ``nested``, with whole numbers for times whose unit is declared."""
         return self._nested(frozenset(self.time_units))
 
     def _nested(self, numbers: frozenset[str]) -> pa.Schema:
@@ -134,17 +137,17 @@ class Layout:
 
     @property
     def clock_unit(self) -> str:
-        """The unit of the event time where the log has it as a whole number, otherwise empty."""
+        """The unit of the event time if the log has this time as a whole number, otherwise ""."""
         return self.time_units[self.time] if pt.is_integer(self.time_type) else ""
 
     def column(self, name: str) -> RawColumn:
-        """How raw values of a column are checked and converted."""
+        """Return how raw values of a column are checked and converted."""
         return RawColumn(self.read.field(name), self.time_units.get(name))
 
 
 @dataclass(frozen=True)
 class Events:
-    """Events in order: what each is, when, its id, the raw columns (of clicks: nulls), and where it came from."""
+    """Events in order: their kind, time, id, raw columns (null for clicks), and the chunk and line that they came from."""
 
     click: npt.NDArray[np.bool_]
     time: npt.NDArray[np.int64]  # microseconds
@@ -162,7 +165,7 @@ class Events:
 
 
 def unlikely_clock(events: Events, layout: Layout) -> str:
-    """Say that all events lie in January 1970, where a wrong unit of the event time puts them; "" where that is not so."""
+    """Return a warning if all events are in January 1970, which is due to a wrong unit of the event time; otherwise ""."""
     unit = layout.time_units.get(layout.time)
     if unit is None or not len(events) or not ((events.time >= 0) & (events.time < FEBRUARY_1970)).all():
         return ""
@@ -179,7 +182,7 @@ def unlikely_clock(events: Events, layout: Layout) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of one chunk, in order. ``start`` and ``stop`` count rows, of text lines, of the chunk."""
+    """Consecutive rows of one chunk. ``start`` and ``stop`` count the rows of the chunk, or the lines of a text."""
 
     chunk: str
     start: int
@@ -191,8 +194,10 @@ class Piece:
 
 
 def typed_rows(table: pa.Table, layout: Layout) -> tuple[pa.Table, dict[int, str]]:
-    """Convert the rows of a chunk to the columns that are read, with the log's types, and say why of each row that cannot be.
-    DataError where a column is missing or of another type."""
+    """Convert the rows of a chunk to the columns that are read, with the types of the log, and say why a row cannot be converted.
+
+    Raises `DataError` if a column is missing or of another type.
+    """
     source = MemorySource(table, "chunk")
     met = source.schema.names
     for name in (layout.event, layout.id, layout.time):
@@ -214,7 +219,7 @@ def typed_rows(table: pa.Table, layout: Layout) -> tuple[pa.Table, dict[int, str
 
 
 def _column(array: pa.Array, column: RawColumn, bad: dict[int, str]) -> pa.Array:
-    """Convert one column; rows whose time cannot be read become null and are told in ``bad``."""
+    """Convert one column. Rows whose time cannot be read become null, and ``bad`` gets the reason."""
     if pt.is_null(array.type):
         return pa.nulls(len(array), column.type)
     if pt.is_fixed_size_list(column.type) and pt.is_list(array.type) and column.letter != "t":
@@ -243,7 +248,7 @@ def _listed(array: pa.Array, column: RawColumn) -> pa.Array:
 
 
 def _each(array: pa.Array, convert: Callable[[pa.Array], pa.Array], column: RawColumn, bad: dict[int, str]) -> pa.Array:
-    """Convert all rows together; where that fails, each half by itself, so that only rows that cannot be read are lost."""
+    """Convert all rows together. If that fails, convert each half by itself, so that only rows that cannot be read are lost."""
     parts: list[pa.Array] = []
 
     def half(first: int, last: int) -> None:
@@ -264,7 +269,7 @@ def _each(array: pa.Array, convert: Callable[[pa.Array], pa.Array], column: RawC
 
 
 def events_of(rows: pa.Table, bad: Mapping[int, str], layout: Layout) -> tuple[Events, list[tuple[int, str]]]:
-    """Rows of `typed_rows` as events, and the rows that are none, with the reason."""
+    """Return the rows of `typed_rows` as events, and the rows that are not events, with the reason."""
     wrong = dict(bad)
     kinds = _one(rows.column(layout.event))
     click, shown = _is(kinds, CLICK), _is(kinds, IMPRESSION)
@@ -307,7 +312,9 @@ def _reasons(
 
 
 def _plain(type: pa.DataType) -> pa.DataType:
-    """Chunks have dictionaries of their own; held rows of several chunks have none."""
+    """Replace dictionaries by their values, because chunks have different dictionaries and waiting rows come from several
+    chunks.
+    """
     return type.value_type if pt.is_dictionary(type) else type
 
 
@@ -320,7 +327,9 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _conformed(array: pa.Array, type: pa.DataType, name: str) -> pa.Array:
-    """Convert to the log's type where no value changes: whole numbers to whole numbers, text to text, numbers to fractions."""
+    """Convert to the type of the log if this changes no value: whole numbers to whole numbers, text to text, numbers to
+    fractions.
+    """
     if not castable(_plain(array.type), type, array.type) and not (pt.is_floating(array.type) and pt.is_floating(type)):
         raise DataError(f"column {name!r} is {array.type}, expected {type}")
     try:
@@ -332,7 +341,7 @@ def _conformed(array: pa.Array, type: pa.DataType, name: str) -> pa.Array:
 
 
 def _written(type: pa.DataType, time: pa.DataType) -> pa.DataType:
-    """The type that JSON has for a column: ``time`` where the log has a time."""
+    """Return the type that a column has in JSON; it is ``time`` if the log has a time."""
     if pt.is_timestamp(type):
         return time
     if pt.is_list(type) or pt.is_large_list(type) or pt.is_fixed_size_list(type):
@@ -358,7 +367,7 @@ def _is(kinds: pa.Array, word: bytes) -> npt.NDArray[np.bool_]:
 def _microseconds(
     array: pa.Array, clock: RawColumn, wrong: dict[int, str]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """The times of events, and which of them are known; others are told in ``wrong``."""
+    """Return the times of events, and which of them are known. ``wrong`` gets the reason for the others."""
     asked = RawColumn(pa.field(clock.name, TIME), clock.unit)
     times = array if pt.is_timestamp(array.type) else _column(array, asked, wrong)
     valid = np.asarray(times.is_valid().to_numpy(zero_copy_only=False), bool)
@@ -377,7 +386,7 @@ def _hashable(ids: pa.Array) -> list[Hashable]:
 
 
 def _nearest_time(name: str, log: pa.Schema) -> str:
-    """Return the column that is most likely meant as the time of an event, in words; nothing where none is likely."""
+    """Return the name of the column that is most likely the time of an event, as a part of a message; "" if there is none."""
     if found := nearest(name, log.names):
         return found
     times = [f.name for f in log if pt.is_timestamp(f.type)]

@@ -28,7 +28,7 @@ LATE = "it is older than the newest example by more than the lateness of the his
 
 
 def histories_of(plan: Plan) -> Histories | None:
-    """Return the empty state of a plan's histories; None for a plan without any. PlanError where the loop cannot feed them."""
+    """Return the empty state of a plan's histories; None if the plan has none. PlanError if the loop cannot feed them."""
     if not isinstance(plan.log.source, PastSource):
         return None
     made = plan.histories()
@@ -64,7 +64,7 @@ def _columns(e: Any) -> set[str]:
 
 
 class PastOfExamples:
-    """The histories of a loop. ``bad_row(place, why)`` is told of rows that cannot be taken, by their place in the call."""
+    """The histories of a loop. ``bad_row(place, why)`` is called for rows that cannot be used, with their place in the call."""
 
     def __init__(self, plan: Plan, histories: Histories) -> None:
         self.histories = histories
@@ -73,15 +73,15 @@ class PastOfExamples:
 
     @property
     def raw(self) -> list[str]:
-        """The columns that an impression must have for the histories, beside those of the features."""
+        """The columns that an impression must have for the histories, in addition to those of the features."""
         return [name for name in self.histories.columns if name != self.label]
 
     def add(
         self, rows: pa.RecordBatch, clicked: Labels | None, bad_row: Callable[[int, str], object], at: int = 0
     ) -> tuple[pa.RecordBatch, np.ndarray]:
-        """Return the rows that were taken, with their history columns, and their places in the call.
+        """Return the rows that were used, with their history columns, and their places in the call.
 
-        ``clicked``: None for rows that have the column of the label. ``at``: the place of the first row, for ``bad_row``.
+        ``clicked`` is None for rows that contain the column of the label. ``at`` is the place of the first row, for ``bad_row``.
         """
         whole = rows
         if clicked is not None and self.label is not None:

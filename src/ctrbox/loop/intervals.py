@@ -15,7 +15,7 @@ EXAMPLES = re.compile(r"(\d[\d_,]*)\s*(?:ex|examples)")
 
 
 def seconds(span: str | float, name: str = "a span of time", *, zero: bool = True) -> float:
-    """ "10m" → 600.0; a number is seconds. ``zero``: whether no time at all will do."""
+    """Return the seconds of a span of time: 600.0 for "10m". A number is seconds. ``zero``: whether 0 is allowed."""
     if is_number(span):
         value = float(span)
     else:
@@ -30,7 +30,7 @@ def seconds(span: str | float, name: str = "a span of time", *, zero: bool = Tru
 
 @dataclass(frozen=True)
 class Cadence:
-    """Every so many seconds, or every so many examples; the other is 0."""
+    """How often something happens: every ``seconds`` seconds, or every ``examples`` examples. The other number is 0."""
 
     seconds: float = 0.0
     examples: int = 0
@@ -46,9 +46,9 @@ class Cadence:
         return Cadence(examples=examples)
 
     def left(self, learned: int) -> int | None:
-        """Examples up to the next time; None where time decides."""
+        """Return the number of examples until it is due again; None if it depends on time."""
         return self.examples - learned % self.examples if self.examples else None
 
     def due(self, learned: int, before: int, since_s: float) -> bool:
-        """Whether it is time: the last time was ``since_s`` ago, after ``before`` examples."""
+        """Return whether it is due. The last time was ``since_s`` seconds ago, after ``before`` examples."""
         return learned // self.examples > before // self.examples if self.examples else since_s >= self.seconds

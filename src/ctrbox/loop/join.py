@@ -2,17 +2,17 @@
 
     watermark = newest time seen - lateness
 
-Events are handled one after the other, each against the watermark before it; then the watermark moves, and every impression whose
-window it has passed (time + window < watermark) becomes an example, in order of time, then of arrival. A click counts where
-time <= click <= time + window. So what is learned, and in which order, depends on the order of events alone, not on how they are
-cut into chunks nor on when they are read.
+Events are processed one after the other. Each event is compared with the watermark before it, and then the watermark moves. Every
+impression whose window the watermark has passed (time + window < watermark) becomes an example, in the order of time and then of
+arrival. A click counts if time <= click <= time + window. The examples and their order therefore depend only on the order of the
+events. They do not depend on where chunks end, nor on when the events are read.
 
-    a click before its impression     waits until no impression can take it
-    an impression behind its window   late: left out. So one that was learned from cannot be learned from again
-    a second one of an id that waits  a duplicate: the first stays
+    a click before its impression             waits until its impression can no longer arrive
+    an impression whose window has passed     is late and left out, because the loop may have learned from it before
+    a second impression of an id that waits   is a duplicate; the first one counts
 
-tests/twins/join.py is the slow twin. Waiting rows stay in the record batches they came in; small ones are put together, and where
-most rows wait no more the others are taken out.
+tests/twins/join.py is the slow twin. Waiting rows stay in the record batches in which they arrived. Small record batches are
+combined, and if most rows of a record batch no longer wait, the other rows are copied out of it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CHUNK, LINE = "\0chunk", "\0line"  # beside raw columns in a checkpoint
 
 @dataclass
 class Counts:
-    """What became of the events."""
+    """Numbers of events, by what became of them."""
 
     impressions: int = 0
     clicks: int = 0
@@ -60,8 +60,9 @@ class Counts:
 
 
 class Block:
-    """Rows of impressions, ``waiting`` of which wait. One that was put together with others leads to where its rows are
-    now.
+    """Rows of impressions, of which ``waiting`` still wait.
+
+    If the block was combined with others, ``into`` is the block that contains its rows now.
     """
 
     __slots__ = ("into", "rows", "shift", "waiting")
@@ -75,7 +76,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Examples:
-    """Impressions whose window has passed, in order, with what became of them and where they came from."""
+    """Impressions whose window has passed, in order, with their labels and the chunks and lines that they came from."""
 
     rows: pa.RecordBatch
     clicked: npt.NDArray[np.float32]
@@ -86,19 +87,23 @@ class Examples:
 
 
 def origin_columns(origin: list[Origin]) -> list[tuple[str, pa.Array]]:
-    """For a checkpoint."""
+    """Return where rows came from as columns of a checkpoint."""
     return [(CHUNK, pa.array([o[0] for o in origin], pa.utf8())), (LINE, pa.array([o[1] for o in origin], pa.int64()))]
 
 
 def origin_of(rows: pa.Table) -> list[Origin]:
-    """What a checkpoint holds of it; older ones hold none."""
+    """Return where the rows of a checkpoint came from. Checkpoints of earlier versions do not say it."""
     if CHUNK not in rows.schema.names:
         return [NOWHERE] * len(rows)
     return list(zip(rows.column(CHUNK).to_pylist(), rows.column(LINE).to_pylist(), strict=True))
 
 
 class Join:
-    """``window_us``, ``lateness_us``: microseconds. ``budget_bytes``: of what waits; beyond, a BudgetError."""
+    """Joins the impressions and clicks of a stream.
+
+    ``window_us`` and ``lateness_us`` are microseconds. If waiting events take more than ``budget_bytes``, a `BudgetError` is
+    raised.
+    """
 
     def __init__(self, layout: Layout, window_us: int, lateness_us: int = 0, budget_bytes: int = 2 << 30) -> None:
         self.layout, self.window, self.lateness, self.budget = layout, window_us, lateness_us, budget_bytes
@@ -117,7 +122,7 @@ class Join:
 
     @property
     def held(self) -> int:
-        """Impressions that wait."""
+        """Number of impressions that wait for the end of their window."""
         return len(self._held)
 
     @property
@@ -129,7 +134,7 @@ class Join:
         return self._row_bytes + OBJECTS_BYTES * (len(self._order) + len(self._expiry))
 
     def add(self, events: Events, until: int | None = None) -> Examples:
-        """Events in order; the examples that are ready. ``until``: events of a later time are counted and left out."""
+        """Take events in order and return the examples that are ready. Events later than ``until`` are counted and left out."""
         if until is not None and len(events) and int(events.time.max()) > until:
             events = self._without(events, events.time <= until)
         counts, held, order, early = self.counts, self._held, self._order, self._clicks
@@ -197,7 +202,7 @@ class Join:
             self._clicks_arrived += 1
 
     def _came_first(self, id: Hashable, time: int) -> bool:
-        """Whether a click of the impression is there already."""
+        """Return whether a click of the impression has already arrived."""
         clicked = False
         for when, _ in self._clicks.pop(id, ()):
             if not time <= when <= time + self.window:
@@ -221,7 +226,7 @@ class Join:
                 self._clicks.pop(id, None)
 
     def _taken(self, found: list[list[Any]]) -> Examples:
-        """The rows of entries that wait no more, in their order."""
+        """Return the rows of entries that no longer wait, in their order."""
         begins: dict[Block, int] = {}
         parts, at, end = [], [], 0
         for _, block, row, *_ in found:
@@ -264,7 +269,7 @@ class Join:
             self._row_bytes -= int(block.rows.nbytes)
 
     def _put_together(self, blocks: list[Block]) -> None:
-        """A record batch costs kilobytes, however few rows it has."""
+        """Combine small record batches, because a record batch takes kilobytes even if it has few rows."""
         self._small = []
         if not blocks:
             return
@@ -288,7 +293,7 @@ class Join:
             )
 
     def compact(self) -> pa.RecordBatch:
-        """One record batch of all rows that wait, by time and arrival; others are let go."""
+        """Copy all rows that wait into one record batch, by time and arrival, and release the others."""
         self._order.sort()
         entries = [self._held[id] for _, _, id in self._order]
         begins = dict(zip(self._blocks, np.cumsum([0, *(len(b.rows) for b in self._blocks)]).tolist(), strict=False))
@@ -309,7 +314,7 @@ class Join:
     # ---- checkpoints
 
     def state(self) -> tuple[dict[str, Any], pa.Table, pa.Table]:
-        """Numbers, impressions and clicks that wait; a join that is restored from them goes on as this one."""
+        """Return the counters, the impressions and the clicks that wait, from which ``restore`` makes the same join."""
         rows = self.compact()
         ids = [id for _, _, id in self._order]
         entries = [self._held[id] for id in ids]
@@ -333,7 +338,7 @@ class Join:
         return {"newest": self.newest, "counts": asdict(self.counts)}, impressions, clicks
 
     def restore(self, numbers: dict[str, Any], impressions: pa.Table, clicks: pa.Table) -> None:
-        """Into a fresh join. DataError where the rows are not those of this plan."""
+        """Restore a new join from what ``state`` returned. DataError if the rows are not those of this plan."""
         schema = self.layout.columns
         met = pa.schema([f for f in impressions.schema if f.name not in (ID, TIME, CLICKED, CHUNK, LINE)])
         if met.names != schema.names or [f.type for f in met] != [f.type for f in schema]:

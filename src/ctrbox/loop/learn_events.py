@@ -1,9 +1,9 @@
 """Feeds events through the join and the plan into the model, without clocks and files.
 
-Rows wait twice: in the join for their window, and in `ready` between the join and the model, so that learning can stop behind
-any example. A click model of torch also keeps the examples of a batch that is not full yet. Everything that decides what is
-learned next is in `state`. Rows that the plan refuses (a null where the log has none, a document that does not parse where none
-may fail) are found by halving, counted and left out.
+Rows wait in two places: in the join until their window has passed, and then in `ready` until the model learns from them. Learning
+can therefore stop after any example. A click model of torch also keeps the examples of a batch that is not full yet. Everything
+that decides what is learned next is in `state`. The plan refuses some rows, for example those with a null where the log has none.
+Such rows are found by dividing the rows into halves again and again; they are counted and left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS = 8192  # learned at once; an end is asked for between
 
 
 class Learner:
-    """``bad_row(chunk, row, why)`` is told of rows that the plan refuses."""
+    """Joins events, computes their features and lets a model learn. ``bad_row(chunk, row, why)`` is called for refused rows."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class Learner:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to learn from."""
+        """Whether there are examples to learn from."""
         return bool(self._ready)
 
     def learn(self, most: int | None = None) -> None:
-        """Learn from some thousands of the ready examples; ``most``: at most so many, or until the batch is full."""
+        """Learn from a few thousand of the ready examples: from at most ``most``, or until a batch is full."""
         if not self._ready:
             return
         part = self._ready.popleft()
@@ -73,13 +73,13 @@ class Learner:
         self._learn_in_order(part.rows, part.clicked, part.origin.__getitem__)
 
     def learn_past(self, rows: pa.RecordBatch, file: str = "", first: int = 0) -> None:
-        """From rows of the log that have their label already, those of ``file`` from row ``first`` on."""
+        """Learn from rows of the log, which already have their label: those of ``file`` from row ``first`` on."""
         self._learn_in_order(rows, None, lambda row: (file, first + row))
 
     def _learn_in_order(
         self, rows: pa.RecordBatch, clicked: npt.NDArray[np.float32] | None, origin: Callable[[int], Origin]
     ) -> None:
-        """Learn from rows that no later call gets again; histories see each of them once."""
+        """Learn from rows that no later call gets again. Histories see each of these rows once."""
         if self.past is None:
             self._learn(rows, clicked, origin)
             return

@@ -2,12 +2,13 @@
 
     nats://user:password@host:4222/STREAM?subject=ads.events
 
-Messages are read in the order of their sequence numbers, from the checkpoint's on: the stream's consumer is made anew at every
-start and after every fault, at the number that comes next, and a message that comes a second time is known by its number.
-Acknowledged is what the older of the two kept checkpoints holds. A stream with work-queue retention drops what was acknowledged,
-one with limits keeps it; interest retention is refused, because it drops events while nobody reads.
+Messages are read in the order of their sequence numbers, beginning after the position of the checkpoint. At every start and after
+every failure, the consumer of the stream is created again at the next number. A message that arrives a second time is recognized
+by its number. A message is acknowledged when the older of the two checkpoints that are kept contains it. A stream with work-queue
+retention then deletes the message, and a stream with limits keeps it. Interest retention is refused, because such a stream
+deletes events while nobody reads it.
 
-The client runs in a thread of its own; the next messages are fetched while the last ones are learned from.
+The client of NATS runs in a thread of its own, which fetches the next messages while the loop learns from the last ones.
 """
 
 from __future__ import annotations
@@ -271,4 +272,4 @@ class NatsStream:
 
 
 class _Away(SourceError):
-    """The server cannot be reached now; it may be later."""
+    """The server cannot be reached at the moment, but may be reached later."""

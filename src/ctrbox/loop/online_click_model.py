@@ -3,15 +3,16 @@
     examples ──► batch.arrow ──► batches of exactly batch_size ──► score, then one step of ctrbox.train's Learner
                  (those of a batch that is not full yet)
 
-A step depends on which examples are in its batch. Therefore every batch has exactly ``batch_size`` examples, in the order in
-which the loop learns from them, wherever chunks end and whenever the loop was restarted. The last examples wait until their batch
-is full; a checkpoint holds them. The weights then depend only on the order of the events, as those of a Deep FFM do.
+The result of a step depends on which examples are in its batch. Therefore every batch has exactly ``batch_size`` examples, in the
+order in which the loop learns from them, wherever chunks end and whenever the loop was restarted. The last examples wait until
+their batch is full, and a checkpoint contains them. The weights then depend only on the order of the events, as those of a Deep
+FFM do.
 
 In a checkpoint, the folder ``model`` has what a checkpoint of a training has (predict/weights_folder.py): dense weights, tables
-with the states of their optimizers, the state of the dense optimizer and torch's random state, from which dropout draws.
+with the states of their optimizers, the state of the dense optimizer, and torch's random state, which dropout uses.
 
-Refused before anything is written: several labels, a GPU, tables whose rows cannot be published, Model Servers, and a trained run
-that has a calibration, another plan, another model or another optimizer.
+The class refuses several labels, a GPU, tables whose rows cannot be published, and Model Servers. It also refuses a trained run
+that has a calibration, another plan, another model or another optimizer. It does so before anything is written.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ BATCH_SIZE = 256  # default number of examples per step
 class OnlineClickModel:
     """A click model of torch for `cb.loop.OnlineLoop`: ``OnlineLoop(model.plan, model, "events/", "model/")``.
 
-    ``plan``         the plan that makes its features
+    ``plan``         the plan that computes the features of the model
     ``model``        a model of ``cb.models``, or a torch module of your own
-    ``table``        as for `cb.Trainer`; default: tables in memory
+    ``table``        tables of the embeddings, as for `cb.Trainer`; default: tables in memory
     ``optimizer``    optimizer of the dense weights, as for `cb.Trainer`
     ``batch_size``   examples per step; default: 256. Examples wait until their batch is full
     ``clip``, ``l2``, ``adaptive_l2``, ``seed``   as for `cb.Trainer.fit`
@@ -176,7 +177,7 @@ class OnlineClickModel:
     # ---- learning
 
     def examples(self, batch: Batch) -> Batch:
-        """Return the batch without the columns that a step does not read. DataError for a row that cannot be learned from."""
+        """Return the batch without the columns that a step does not read. DataError if the model cannot learn from a row."""
         batch = batch.cpu()
         assert batch.label is not None
         label = np.asarray(batch.label, np.float32)
@@ -218,7 +219,7 @@ class OnlineClickModel:
         write_weights(folder / MODEL, about, held.model, held.embedders, held.optimizer, random=True)
 
     def restored(self, folder: Path, learned: Any) -> Self:
-        """Become the model of a checkpoint."""
+        """Return this model with the state of a checkpoint."""
         place, held = folder / MODEL, self.learner
         state = read_state(place)
         if state.get("learned") != learned:
@@ -270,7 +271,7 @@ class OnlineClickModel:
 
 
 def _folder_of(start: Run | str | Path) -> Path:
-    """Return the folder of a finished run; one on S3 or HDFS is downloaded."""
+    """Return the folder of a finished run. A run on S3 or HDFS is downloaded."""
     if isinstance(start, Run):
         if start.folder is None:
             raise PlanError("start= needs a run with a folder; train it with out='runs/…', and pass start='runs/…'")

@@ -3,10 +3,11 @@
     OnlineLoop(plan, engine, "events/", "model/", every="5m", window="10m").run()
     OnlineLoop(model.plan, model, "events/", "model/").run()          # model = cb.loop.OnlineClickModel(plan, …)
 
-One thread does everything in turn: take a piece of the stream, learn from the examples that are ready, and between two batches of
-examples write a checkpoint, publish, say how it goes. Only fetching runs beside it. A checkpoint comes before every version, so a
-process that dies is never behind what it published; a version is published once, because the number of examples that it learned
-from stands in it. docs/online/recovery.md has the order of things and what happens when one of them fails.
+One thread does everything in turn. It takes a piece of the stream and learns from the examples that are ready. Between two
+batches of examples, it writes checkpoints, publishes versions and reports its status. Only the next events are fetched in another
+thread. A checkpoint is written before every version. A process that dies and is started again has therefore learned from all
+examples of the versions that it published. A version contains the number of examples that it learned from, so no version is
+published twice. docs/online/recovery.md gives the order of these steps, and says what happens if one of them fails.
 """
 
 from __future__ import annotations
@@ -52,22 +53,25 @@ AGAIN_S = 5.0  # after a write that failed
 class OnlineLoop:
     """The loop that learns from ``stream`` and publishes into the folder ``out``, which `ctrbox serve` opens.
 
+    Spans of time are text such as "5m", or seconds.
+
     ``engine``      a `cb.DeepFFM`, or a click model of torch as a `cb.loop.OnlineClickModel`
-    ``every``       a version: a span of time, or a number of examples ("100000ex")
-    ``window``      a click counts within so long of its impression; ``lateness``: how long it waits after that for
-                    events that arrive out of order, by the times of the events
-    ``checkpoint``  at least so far apart, and so far that they take no more than ``checkpoint_share`` of the time
-    ``held``        memory for events whose window has not passed
-    ``ahead``       events from further in the future, by this machine's clock, are left out
-    ``warm_up``     past rows with labels, to be learned from first
-    ``once``        end when nothing more is there
-    ``delete``      chunks that both checkpoints hold are removed from the folder
-    ``strict``      the first malformed row or unreadable chunk is an error
-    ``context``     the log's columns that come once per request, for the server
-    ``threads``     threads of a Deep FFM; default: 1. An OnlineClickModel has ``threads=`` of its own
-    ``sign_with``   a private key, or its file, with which every version is signed
+    ``context``     columns of the log that are the same for all candidates of a request, for the server
+    ``every``       how often a version is published: a span of time, or a number of examples ("100000ex"); default: "5m"
+    ``window``      a click counts if it comes within this time after its impression; default: "10m"
+    ``lateness``    how long the loop waits after the window for events that arrive out of order, in event time; default: "1m"
+    ``checkpoint``  least time between two checkpoints; default: "30s". It becomes longer if checkpoints take more than
+                    ``checkpoint_share`` of the time; default: 0.05
+    ``held``        memory for events whose window has not passed; default: "2GB"
+    ``ahead``       events that are further in the future than this, by the clock of this machine, are left out; default: "1h"
+    ``warm_up``     past rows with labels, from which the loop learns first
     ``state``       file with the state of the plan's histories (``plan.histories``) to begin with; default: they begin empty
     ``state_every`` how often this state is written to ``out``/histories.past, for servers that follow it; default: never
+    ``once``        end when there are no more events
+    ``delete``      remove chunks from the folder when both checkpoints contain them
+    ``strict``      end with an error at the first malformed row or unreadable chunk
+    ``threads``     threads of a Deep FFM; default: 1. An OnlineClickModel has ``threads=`` of its own
+    ``sign_with``   a private key, or its file, with which every version is signed
     """
 
     histories: Histories | None = None  # the state of the plan's histories, which the loop alone feeds
@@ -147,7 +151,7 @@ class OnlineLoop:
         self.learner = self._fresh()
 
     def _raw_columns(self, columns: pa.Schema, *, label: bool = False) -> pa.Schema:
-        """Return the columns that rows must have: those of the features, with inputs of histories instead of results."""
+        """Return the columns that rows must have: those of the features, and the inputs of histories instead of their results."""
         if self.histories is None:
             return columns
         past, log = PastOfExamples(self.plan, self.histories), self.plan.log.source.schema
@@ -158,7 +162,9 @@ class OnlineLoop:
     # ---- the whole
 
     def run(self) -> dict[str, Any]:
-        """Learn until a signal, or with ``once`` until there are no more events; return what was learned, in numbers."""
+        """Learn until a signal arrives or, with ``once``, until there are no more events. Return numbers about what was
+        learned.
+        """
         with contextlib.ExitStack() as stack:
             # A stream that is not there is told before anything is written.
             first = None if self.checkpoints.found() else self._open_stream(None, stack)
@@ -186,7 +192,7 @@ class OnlineLoop:
 
     @property
     def nothing_learned(self) -> str:
-        """A message that says why nothing was learned since the start; "" if something was learned."""
+        """Return a message that says why nothing was learned since the start; "" if something was learned."""
         if self.engine.learned > self.began_with:
             return ""
         if not self.events_read:
@@ -240,7 +246,7 @@ class OnlineLoop:
             self._between()
 
     def _warm_up(self) -> None:
-        """Past rows, fetched ahead; they have their labels."""
+        """Learn from past rows, which have labels. The next rows are fetched meanwhile."""
         if self.warm["done"]:
             return
         columns = self._raw_columns(self.plan.request_schema(label=True), label=True).names
@@ -276,7 +282,7 @@ class OnlineLoop:
         self._publish()
 
     def _between(self, publish: bool = True) -> None:
-        """What is done between two batches of examples."""
+        """Do what is due between two batches of examples."""
         now = time.monotonic()
         if publish and self._due():
             self._publish()
@@ -288,7 +294,9 @@ class OnlineLoop:
             self._write_status()
 
     def _publish_state(self, every: float) -> None:
-        """Write the state of the histories for servers that follow it, if it changed: whole or not at all."""
+        """Write the state of the histories for servers that follow it, if it changed. The file is complete or not there at
+        all.
+        """
         histories = self.histories
         assert histories is not None
         self._next_state = time.monotonic() + every
@@ -307,7 +315,7 @@ class OnlineLoop:
         self._next_state = max(self._next_state, began + (time.monotonic() - began) / self.checkpoint_share)
 
     def _end(self) -> None:
-        """WriteError where what was learned cannot be kept, or not be published: nobody tries again."""
+        """Save and publish what was learned. WriteError if that fails, because nothing tries again after the end."""
         if self._changed or not self._number:
             self._checkpoint()
         lost = self._changed or not self._number
@@ -333,7 +341,7 @@ class OnlineLoop:
     # ---- checkpoints
 
     def _checkpoint(self) -> bool:
-        """False where it could not be written: the one before stands, and the next is tried soon."""
+        """Write a checkpoint. Return False if that failed: the checkpoint before stays, and the loop tries again soon."""
         began = time.monotonic()
         position = self.stream.position()
         numbers, tables = self.learner.state()
@@ -397,7 +405,7 @@ class OnlineLoop:
 
     @property
     def _decisive(self) -> dict[str, Any]:
-        """What decides which examples there are, and with which label: the same for a folder's whole life."""
+        """Return the settings that decide which examples there are and which labels they have. A folder keeps them forever."""
         return {
             "window": f"{self.window_us / 1e6:g}s",
             "lateness": f"{self.lateness_us / 1e6:g}s",
@@ -470,7 +478,9 @@ class OnlineLoop:
             )
 
     def _learned(self, folder: ModelFolder) -> int | None:
-        """Return how many examples the current version learned from; None if it does not say, such as that of a trained run."""
+        """Return how many examples the current version learned from; None if it does not say so, as the version of a trained
+        run.
+        """
         found = read_directory(folder.published.file()).about.get("learned")
         return int(found) if isinstance(found, int) else None
 
@@ -491,7 +501,9 @@ class OnlineLoop:
         return self.every.due(learned, self.published_learned, time.time() - self._published_s)
 
     def _publish(self) -> None:
-        """A checkpoint, then the version. Where one fails, serving goes on with the version before, and it is tried again."""
+        """Write a checkpoint, then the version. If one of them fails, servers keep the version before, and the loop tries
+        again.
+        """
         self._next_publish = time.monotonic() + AGAIN_S
         if self._changed and not self._checkpoint():
             return

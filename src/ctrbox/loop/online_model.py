@@ -4,9 +4,9 @@
                                      │
                                      └─ DataError for a row that the model cannot take; the loop leaves this row out
 
-A checkpoint of the loop holds what ``save`` writes and the ``tables`` of the same moment, beside the position in the stream.
-``restored`` returns the model of a checkpoint, and ``published`` (of `Predictor`) returns the contents of the next version.
-online_click_model.py defines the click models of torch for the loop.
+A checkpoint of the loop contains the position in the stream, the files that ``save`` writes, and what ``tables`` returns at the
+same moment. ``restored`` returns the model of a checkpoint, and ``published`` (of `Predictor`) returns the contents of the next
+version. online_click_model.py defines the click models of torch for the loop.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class OnlineModel(Predictor, Protocol):
 
     @property
     def progress(self) -> Progress:
-        """The metrics of the predictions that were made before learning."""
+        """The metrics of the predictions that were made before learning (progressive validation)."""
 
     @property
     def learned(self) -> int:
@@ -59,29 +59,29 @@ class OnlineModel(Predictor, Protocol):
         """Convert a batch with labels to what ``learn`` takes. DataError if the model cannot take one of its rows."""
 
     def learn(self, examples: Any) -> None:
-        """Predict the examples, then learn from them; the figures of the predictions go to ``progress``."""
+        """Predict the examples, then learn from them. ``progress`` contains the metrics of the predictions."""
 
     def room(self, examples: int) -> int:
-        """Return how many examples may be given to ``learn`` so that it learns at least ``examples`` more, and then stops."""
+        """Return how many examples ``learn`` may get so that it learns from at least ``examples`` more, and then stops."""
 
     def save(self, folder: Path) -> None:
         """Write the weights and the state of the optimizer into the folder of a checkpoint."""
 
     def restored(self, folder: Path, learned: Any) -> OnlineModel:
-        """Return the model of a checkpoint, which learned from so many examples.
+        """Return the model of a checkpoint, which learned from this number of examples.
 
         PlanError if the checkpoint is sound and has other settings than this model; DataError or SourceError if it is damaged.
         """
 
     def tables(self) -> dict[str, pa.Table]:
-        """Return the examples that wait, for a checkpoint."""
+        """Return the examples that wait for a full batch, for a checkpoint."""
 
     def take_tables(self, tables: Mapping[str, pa.Table]) -> None:
         """Continue with the examples that ``tables`` returned."""
 
 
 class OnlineFfm:
-    """A `cb.DeepFFM` in the loop: it learns one example after the other, so none has to wait for a batch."""
+    """A `cb.DeepFFM` in the loop. It learns one example after the other, so no example waits for a batch."""
 
     kind = DEEP_FFM
 
@@ -163,7 +163,10 @@ class OnlineFfm:
 
 
 def online_model(given: Any, threads: int | None) -> OnlineModel:
-    """Return the model of a loop that was given a Deep FFM or a model of the loop. ``threads``: of a Deep FFM; default: 1."""
+    """Return the model of a loop that was given a Deep FFM or a model for the loop.
+
+    ``threads`` is the number of threads of a Deep FFM; default: 1.
+    """
     if isinstance(given, DeepFFM):
         return OnlineFfm(given, 1 if threads is None else threads)
     if isinstance(given, OnlineModel):

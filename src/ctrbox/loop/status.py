@@ -1,10 +1,10 @@
-"""Reports how the online loop is doing: ``online.json`` for the page of the server, and a log of bad rows.
+"""Reports the status of the online loop: ``online.json`` for the page of the server, and a log of bad rows.
 
 {"examples", "clicked", "loss", "auc", "auc_examples", "constant", "calibration": {"predicted", "clicked"}, "published_at",
  "version", "lag_s", "windows": [[examples, loss, auc, constant], …], "held", "counts": {…}, "updated_at"}
 
-All examples count alike. Where examples have weights, "weighted": {"loss", "auc", "predicted", "clicked"} tells the same by
-weight.
+All examples count equally in these figures. If examples have weights, "weighted": {"loss", "auc", "predicted", "clicked"} has the
+same figures with weights.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ NAMED = 10
 
 
 class Complaints:
-    """Counts rows and chunks that were left out; names the first ten rows, and every chunk. ``strict``: the first is an error."""
+    """Counts rows and chunks that were left out, and reports the first ten rows and every chunk.
+
+    With ``strict``, the first of them is an error.
+    """
 
     def __init__(self, tell: Callable[[str], object], log: Path, strict: bool = False) -> None:
         self.tell, self.log, self.strict = tell, log, strict
         self.lines = self.chunks = 0
 
     def line(self, chunk: str, row: int, why: str) -> None:
-        """``chunk`` "": not known which."""
+        """Count a row that was left out, and report it if it is one of the first. ``chunk`` is "" if the chunk is not known."""
         what = f"{chunk} line {row + 1:,}: {why}" if chunk else why
         self.lines += 1
         if self.strict:
@@ -43,7 +46,7 @@ class Complaints:
             self.tell("further skipped events of this kind are only counted")
 
     def chunk(self, name: str, why: str) -> None:
-        """Set aside by name: in the log, and in a file of its own."""
+        """Count a chunk that was refused, report it, and add it to the file of refused chunks."""
         self.chunks += 1
         if self.strict:
             raise DataError(f"chunk {name} cannot be read: {why}")
@@ -77,7 +80,7 @@ def status(progress: Progress, **beside: Any) -> dict[str, Any]:
 
 
 def write_status(place: Path, found: Mapping[str, Any], tell: Callable[[str], object]) -> None:
-    """Written aside and renamed; learning does not end for want of it."""
+    """Write the status to a temporary file and rename it. If that fails, it is reported, and learning continues."""
     try:
         with written_aside(place) as aside:
             aside.write_text(json.dumps(tidy(found)), encoding="utf-8")

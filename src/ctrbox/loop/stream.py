@@ -1,8 +1,9 @@
-"""Opens streams of events, which return the same order every time they are read.
+"""Opens streams of events, which return the events in the same order every time they are read.
 
-A stream is a row of chunks; a chunk is a file, or a message, with rows in it. Pieces of chunks are handed out in order; whoever
-learned from one says `took`, and asks for the `position` to write a checkpoint. A stream that is opened at that position goes on
-with the next row. `kept` says that nothing will ever go on from before a position: events up to there may be forgotten.
+A stream is a sequence of chunks. A chunk is a file or a message that contains rows. The stream hands out pieces of chunks in
+order. The loop calls `took` when it has learned from a piece, and asks for the `position` to write a checkpoint. A stream that is
+opened at that position continues with the next row. The loop calls `kept` when no later start will begin before a position. The
+stream may then forget the events before it.
 """
 
 from __future__ import annotations
@@ -18,28 +19,30 @@ Position = dict[str, Any]  # plain data, for a checkpoint; each kind of stream h
 
 
 class Stream(Protocol):
-    """Used by one thread."""
+    """A stream of events. One thread uses it."""
 
     failing: str  # why nothing can be had right now; "" where all is well
     waited_s: float  # for events that were not there
 
     @property
     def name(self) -> str:
-        """For people; without secrets."""
+        """The name of the stream for messages, without passwords."""
 
     def pieces(self) -> Iterator[Piece | None]:
-        """From the position on, without an end; to be called once. None: nothing is there right now, after a short wait."""
+        """Yield pieces from the position on, without an end. None means that nothing is there at the moment. Call it only
+        once.
+        """
 
     def drained(self) -> bool:
-        """Behind a None: whether really nothing is left, or it is only not here yet."""
+        """After a None: return whether the stream has no more events, or whether they have only not arrived yet."""
 
     def took(self, piece: Piece) -> None:
-        """It was learned from, or is held: from now on ``position`` lies behind it."""
+        """Note that the loop has learned from the piece or holds its rows; ``position`` is then after this piece."""
 
     def position(self) -> Position: ...
 
     def kept(self, position: Position) -> None:
-        """A checkpoint holds it, and so does every one that may be gone back to."""
+        """Note that all checkpoints that the loop may go back to contain the events before this position."""
 
     def close(self) -> None: ...
 
@@ -47,7 +50,10 @@ class Stream(Protocol):
 def open_stream(
     where: str, layout: Layout, position: Position | None, tell: Callable[[str], object], *, delete: bool = False
 ) -> Stream:
-    """A folder of chunks on any filesystem, or ``nats://host:port/STREAM``. ``delete``: chunks that are kept are removed."""
+    """Open a folder of chunks on any filesystem, or ``nats://host:port/STREAM``.
+
+    ``delete`` removes chunks from the folder when they are kept in the checkpoints.
+    """
     if not where.strip():
         raise PlanError("the stream has no name; pass a folder of chunks, or nats://host:port/STREAM")
     try:
