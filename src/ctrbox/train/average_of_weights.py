@@ -2,9 +2,9 @@
 
     average = decay · average + (1 − decay) · weight, after each step; it begins as the weights after the first step
 
-The optimizer goes on with the weights themselves. Only parameters are averaged: rows of tables, and the statistics of
-normalization layers, are those of the last step. ``torch.optim.swa_utils.AveragedModel`` with ``get_ema_multi_avg_fn(decay)`` is
-the slow twin.
+The optimizer continues with the weights themselves. Only parameters of the model are averaged. Rows of tables, and the statistics
+of normalization layers, are those of the last step. ``torch.optim.swa_utils.AveragedModel`` with
+``get_ema_multi_avg_fn(decay)`` is the slow twin.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PREFIX = "average."  # of the tensors in a checkpoint
 
 
 class Average:
-    """The moving average of a model's parameters that are trained; empty before the first step."""
+    """The moving average of the parameters of a model that are trained; empty before the first step."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -30,7 +30,7 @@ class Average:
         self.averages: list[torch.Tensor] = []
 
     def update(self) -> None:
-        """Take the weights of one more step into the average."""
+        """Add the weights after one more step to the average."""
         weights = [p.detach() for p in self.weights.values()]
         if self.averages:
             torch._foreach_lerp_(self.averages, weights, 1 - self.decay)
@@ -39,7 +39,7 @@ class Average:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the average into the model while it is evaluated or saved, and the weights back after that."""
+        """Put the average into the model while it is evaluated or saved, and put the weights back after that."""
         before = [p.detach().clone() for p in self.weights.values()]
         self.put()
         try:

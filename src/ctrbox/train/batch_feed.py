@@ -1,4 +1,4 @@
-"""Passes batches from the plan to the learner, and stores them on disk where they are read far ahead."""
+"""Passes batches from the plan to the learner. If batches are read far ahead, they wait on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ctrbox.train.pipeline import Clock
 
 @dataclass(frozen=True)
 class Handed:
-    """A batch to learn from, and where the plan stands behind it."""
+    """A batch to learn from, and the position of the plan after it."""
 
     batch: Batch
     position: Position
@@ -35,7 +35,7 @@ BESIDE = ("label", "dense", "group", "weight")  # arrays of a batch, beside its 
 
 @dataclass(frozen=True)
 class _Without:
-    """What a batch is without its arrays."""
+    """A batch without its arrays."""
 
     schema: Schema
     rows: int
@@ -48,7 +48,7 @@ class _Without:
 
 
 class Foresight:
-    """Batches that wait in the folder of the first table on disk: where a table is larger than memory there is room."""
+    """Batches that wait in the folder of the first table on disk; if a table is larger than memory, its disk has room."""
 
     def __init__(self, learner: Learner, batches: int) -> None:
         folders = [s.traits.folder for s in learner.sources if s.traits.look_ahead and s.traits.folder is not None]
@@ -96,8 +96,11 @@ class Foresight:
 def keyed(
     walk: Generator[Handed, None, None], learner: Learner, clock: Clock
 ) -> Generator[tuple[Handed, Looked | None], None, None]:
-    """With the unique keys of each batch that has rows. ``clock``: of the stage that extracts, which has time for them; that
-    of the tables has not."""
+    """Yield batches with their unique keys, if they have rows.
+
+    ``clock`` is that of the stage that extracts, because finding the keys belongs to this stage. It has more time than that of
+    the tables.
+    """
     try:
         for handed in walk:
             clock.rows += handed.batch.rows

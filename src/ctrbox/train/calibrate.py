@@ -1,12 +1,12 @@
-"""Corrects the predictions of a trained model as ``calibrate=`` of ``Trainer.fit`` asks.
+"""Corrects the predictions of a trained model as ``calibrate=`` of ``Trainer.fit`` says.
 
     a number, "weights", "intercept"   one number is added to every logit (`evaluate.calibration`)
     "platt", "isotonic"                a map is fitted to calibration rows (`evaluate.calibration_fit`)
 
 Calibration rows are the newest of the training rows. The model does not learn from them, and they are not among the validation
-rows, so that the figures of the validation rows show what the map does to rows that it was not fitted to. A model of several
-labels gets a map for each binary label, fitted to the calibration rows in which the label was observed; of a label whose ones
-arrive late, only rows as old as its window are taken.
+rows. The metrics of the validation rows therefore show what the map does to rows that it was not fitted to. A model of several
+labels gets a map for each binary label, which is fitted to the calibration rows in which the label was observed. If the ones of a
+label arrive late, only rows that are at least as old as its window are used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ BINS = 20  # of the curves before and after
 
 
 def with_calibration(settings: Settings, plan: Plan, split: Split) -> Settings:
-    """Replace calibrate='weights' by the number that the training rows' weights give; refuse what cannot be fitted."""
+    """Replace calibrate='weights' by the number that follows from the weights of the training rows; refuse what cannot be
+    fitted.
+    """
     if settings.fits_map:
         check_field(settings, plan)
         check_labels(settings, plan, split)
@@ -57,7 +59,7 @@ def with_calibration(settings: Settings, plan: Plan, split: Split) -> Settings:
 
 
 def check_field(settings: Settings, plan: Plan) -> None:
-    """Refuse a ``calibrate_by`` that is no sparse feature of exactly one key per row."""
+    """Refuse a ``calibrate_by`` that is not a sparse feature with exactly one key per row."""
     name = settings.calibrate_by
     if name is None:
         return
@@ -74,7 +76,7 @@ def check_field(settings: Settings, plan: Plan) -> None:
 
 
 def check_labels(settings: Settings, plan: Plan, split: Split) -> None:
-    """Refuse calibration rows of one label before the model is trained, rather than after it."""
+    """Refuse calibration rows that all have the same label, before the model is trained."""
     binary = {task.name for task in plan.schema.tasks if task.kind == "binary"}
     columns = {name: label.expression for name, label in plan.features.labels.items() if name in binary}
     windows = {task.name: np.float32(task.window) for task in late(plan.schema.tasks)}
@@ -107,14 +109,14 @@ def check_labels(settings: Settings, plan: Plan, split: Split) -> None:
 
 
 def of_label(name: str, error: str) -> str:
-    """Return an error about the rows of one of several labels; ``name`` is empty where there is one label."""
+    """Return an error about the rows of one of several labels; ``name`` is empty if there is one label."""
     return f"label {name!r}: {error}" if name else error
 
 
 def calibrate(
     learner: Learner, plan: Plan, split: Split, settings: Settings, batch_size: int, overlap: bool = True
 ) -> dict[str, Any]:
-    """Correct a trained model as the settings ask, and return what the summary says about it."""
+    """Correct a trained model as its settings say, and return what the summary contains about it."""
     if settings.calibrate == "intercept":
         learner.shift += fitted_intercept(learner, split, batch_size, overlap)
     if not settings.fits_map:
@@ -194,7 +196,7 @@ class LabelRows:
 
 
 def calibrated_labels(tasks: Sequence[Task]) -> list[str]:
-    """Return the names of the labels that get a map: the binary ones, or "" where there is one label."""
+    """Return the names of the labels that get a map: the binary ones, or "" if there is one label."""
     return [task.name for task in tasks if task.kind == "binary"] if tasks else [""]
 
 
@@ -216,9 +218,9 @@ def rows_by_label(
 def before_and_after(
     learner: Learner, plan: Plan, batch_size: int, start: int = 0, stop: int | None = None, overlap: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Return the calibration curve and the expected calibration error of the validation rows without and with the map.
+    """Return the calibration curve and the expected calibration error of the validation rows, without and with the map.
 
-    The result has an entry for each label that has a map; "" where there is one label.
+    The result has an entry for each label that has a map; the entry is "" if there is one label.
     """
     scores = {name: {"before": Scores(), "after": Scores()} for name in calibrated_labels(learner.tasks)}
     for batch, logits in uncalibrated(learner, plan, batch_size, start, stop, overlap):
@@ -232,7 +234,7 @@ def before_and_after(
 
 
 def fitted_intercept(learner: Learner, split: Split, batch_size: int, overlap: bool = True) -> float:
-    """Return the number to add to every logit so that the validation rows have as many clicks as are predicted."""
+    """Return the number to add to every logit so that the predicted number of clicks of the validation rows is the true one."""
     assert split.valid is not None
     labels: list[np.ndarray] = []
     logits: list[np.ndarray] = []
@@ -245,7 +247,7 @@ def fitted_intercept(learner: Learner, split: Split, batch_size: int, overlap: b
 
 
 def warn_of_weights(metrics: Mapping[str, float], settings: Settings) -> None:
-    """Say it where training with sample weights has left predictions far from the click rate."""
+    """Warn if training with sample weights has moved the predictions far away from the click rate."""
     advice = weights_advice(metrics, corrected=settings.calibrate is not None)
     if advice:
         warnings.warn(advice, stacklevel=4)  # where fit is called

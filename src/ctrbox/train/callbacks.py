@@ -129,7 +129,7 @@ class Callbacks:
 
 
 def checked(given: Any) -> list[Any]:
-    """Refuse what is not a callback, before training."""
+    """Refuse objects that are not callbacks, before the training begins."""
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         raise PlanError(f"callbacks must be a list, such as [cb.callbacks.MLflow()], got {type(given).__name__}")
     for one in given:

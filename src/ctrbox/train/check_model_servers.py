@@ -14,7 +14,7 @@ from ctrbox.train.learn_batch import Learner
 
 
 def describe_fields(learner: Learner, plan: Plan) -> None:
-    """Tell each Model Server how the keys that it is asked for are made, for its messages."""
+    """Tell each Model Server how the keys of its fields are made from values, so that its messages can say it."""
     for source in learner.sources:
         if source.traits.objects is not None:
             source.traits.objects.misses.reads = "".join(_described(plan, name) for name in source.fields)
@@ -33,15 +33,15 @@ def _described(plan: Plan, name: str) -> str:
 
 
 def check_found(learner: Learner) -> None:
-    """Refuse a Model Server of which no key was found, also where a log is shorter than its first batches."""
+    """Refuse a Model Server if none of its keys has data, also if the log is shorter than the first batches that are checked."""
     for source in learner.sources:
         if source.traits.objects is not None:
             source.traits.objects.misses.check(source.traits.objects.data)
 
 
 def missing_shares(learner: Learner) -> list[dict[str, Any]]:
-    """Return, for each Model Server that was asked for keys: fields, keys asked for, keys without data, and their
-    share.
+    """Return the fields, the number of requested keys, the number of keys without data, and their share, for each Model
+    Server.
     """
     found = []
     for source in learner.sources:
@@ -54,7 +54,7 @@ def missing_shares(learner: Learner) -> list[dict[str, Any]]:
 
 
 def warn_of_misses(learner: Learner) -> None:
-    """Warn once where more than half of the keys of a Model Server have no data."""
+    """Warn once if more than half of the keys of a Model Server have no data."""
     for one in missing_shares(learner):
         if one["missing_share"] > WARNED_SHARE:
             warnings.warn(

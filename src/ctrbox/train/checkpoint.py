@@ -1,7 +1,7 @@
 """Saves and loads the weights of a training: checkpoints, from which a run resumes exactly, and the final model.
 
-predict/weights_folder.py lists the files. A folder is written aside, every file synced, and renamed: it is there whole or not at
-all, and the one before it goes only after that.
+predict/weights_folder.py lists the files. A folder is first written under a temporary name, every file is synced, and then the
+folder is renamed. It is therefore complete or not there at all. The checkpoint before it is removed only after that.
 """
 
 from __future__ import annotations
@@ -36,10 +36,13 @@ def write_weights(
     random: bool | Mapping[str, torch.Tensor] = False,
     average: Average | None = None,
 ) -> None:
-    """Write a folder of weights at ``place``, whole or not at all. ``random``: with torch's random states as they are now, or
-    with those that ``random_states`` gave earlier. ``average``: the average of the weights so far, to continue with.
+    """Write a folder of weights at ``place``, which is complete or not there at all.
 
-    Raises `CompactionError` when the folder is in place, if the background compaction of a table failed before."""
+    ``random`` adds the random states of torch: those of now, or those that ``random_states`` returned earlier. ``average`` is the
+    average of the weights so far, with which a resumed training continues.
+
+    Raises `CompactionError` after the folder was written, if the background compaction of a table failed before.
+    """
     failed: CompactionError | None = None
     with written_aside(place, folder=True) as aside:
         aside.mkdir()
@@ -68,7 +71,7 @@ def write_weights(
 
 
 def random_states(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return torch's random state, and that of the model's GPU where it is on one; dropout draws from them."""
+    """Return the random state of torch and, if the model is on a GPU, that of the GPU; dropout uses them."""
     found = {"random": torch.get_rng_state()}
     gpu = _gpu_of(model)
     if gpu is not None:
@@ -84,7 +87,7 @@ def read_weights(
     optimizer: torch.optim.Optimizer | None = None,
     average: Average | None = None,
 ) -> None:
-    """Put the weights of a checked folder into a model, its embedders, its optimizer and the average of its weights."""
+    """Load the weights of a checked folder into a model, its embedders, its optimizer and the average of its weights."""
     tables = sorted(n for n in state["files"] if n.startswith("table-"))
     if len(tables) != len(embedders):
         raise DataError(f"{place} holds {len(tables)} tables, but the model reads {len(embedders)}")
@@ -102,7 +105,7 @@ def read_optimizer(
     optimizer: torch.optim.Optimizer | None,
     average: Average | None = None,
 ) -> None:
-    """Put the optimizer state, the random states and the averages of a checked folder back, where it has them."""
+    """Restore the optimizer state, the random states and the averages of a checked folder, if it contains them."""
     kept = tensors_of(place / "optimizer.safetensors") if "optimizer.safetensors" in state["files"] else {}
     random, random_gpu = kept.pop("random", None), kept.pop("random_gpu", None)
     averages = {name: kept.pop(name) for name in [*kept] if name.startswith(PREFIX)}
@@ -125,14 +128,14 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Those that are there, oldest first."""
+    """Return the checkpoints in a folder, oldest first."""
     if not folder.is_dir():
         return []
     return sorted(p for p in folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir())
 
 
 def whole(folder: Path, wrong: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Checkpoints whose files fit their state, newest first; ``wrong`` gets what is the matter with others."""
+    """Return the checkpoints whose files match their state, newest first; ``wrong`` gets the faults of the others."""
     for place in reversed(checkpoints(folder)):
         try:
             yield place, read_state(place)
@@ -149,6 +152,6 @@ def remove_older(folder: Path, keep: int) -> None:
 
 
 def _gpu_of(model: nn.Module) -> torch.device | None:
-    """The GPU whose random numbers its dropout takes."""
+    """Return the GPU whose random numbers the dropout of a model uses."""
     found = next((p.device for p in model.parameters()), torch.device("cpu"))
     return found if found.type == "cuda" else None

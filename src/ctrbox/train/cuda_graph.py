@@ -1,12 +1,13 @@
 """Runs the dense part of a training step as one CUDA graph: forward, loss and backward in memory at fixed addresses.
 
-A click model is small for a GPU: launching its sixty kernels from Python takes longer than they run. Batches of one
-number of rows meet tensors of one shape, however many keys a row has, since pooling comes before; so the graph is
-recorded once for the usual number of rows, and the few batches of another size run as they are written.
+A click model is small for a GPU: launching its sixty kernels from Python takes longer than running them. All batches with the
+same number of rows have tensors of the same shape, even if their rows have different numbers of keys, because the vectors are
+pooled before the dense part. The graph is therefore recorded once, for the usual number of rows. The few batches of another size
+run without it.
 
-Recorded before the first step of its size, never between steps, so that a training that goes on from a checkpoint runs
-the same kernels as one that was never stopped. Drawing random numbers (dropout) goes on inside the graph. A model that
-cannot be recorded (it asks the host something, or its sequences differ in length) runs as it is written.
+The graph is recorded before the first step of its size, and never between steps. A training that continues from a checkpoint
+therefore runs the same kernels as one that was never stopped. Random numbers (dropout) are drawn inside the graph. Some models
+cannot be recorded, because they copy values to the CPU or because their sequences differ in length. They run without a graph.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ UNRECORDED = 2  # steps before the recording, in which libraries choose kernels 
 
 @dataclass(frozen=True)
 class Fed:
-    """What a step gives to the dense part; None where the plan or the model has none."""
+    """The inputs of the dense part in one step; None for those that the plan or the model does not have."""
 
     vectors: tuple[torch.Tensor, ...]  # of each source: pooled vectors
     weights: tuple[torch.Tensor | None, ...]  # of each source: first-order weights
@@ -31,7 +32,7 @@ class Fed:
     weight: torch.Tensor | None
 
     def copied(self) -> Fed:
-        """The same in memory of its own; vectors and weights want gradients."""
+        """Return a copy in memory of its own, in which vectors and weights get gradients."""
         return Fed(
             tuple(v.detach().clone().requires_grad_() for v in self.vectors),
             tuple(None if w is None else w.detach().clone().requires_grad_() for w in self.weights),
@@ -51,10 +52,12 @@ class Fed:
 
 
 class Graphed:
-    """Forward, loss and backward of one shape, recorded. ``run`` fills the gradients of the parameters and of what was fed."""
+    """The recorded forward pass, loss and backward pass of one shape. ``run`` fills the gradients of the parameters and of the
+    inputs.
+    """
 
     def __init__(self, model: nn.Module, step: Callable[[Fed], torch.Tensor], fed: Fed) -> None:
-        """``step``: from what is fed to the loss of ``model``."""
+        """Record ``step``, a function from the inputs to the loss of ``model``."""
 
         def clear() -> None:
             model.zero_grad(set_to_none=True)
@@ -92,7 +95,7 @@ class Graphed:
             tensor.grad = None
 
     def run(self, fed: Fed) -> torch.Tensor:
-        """The loss, whose memory the next run uses again."""
+        """Return the loss. The next call uses its memory again."""
         for to, from_ in zip(self.fed.tensors, fed.tensors, strict=True):
             if to.data_ptr() == from_.data_ptr():  # read straight into it
                 continue

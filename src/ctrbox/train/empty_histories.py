@@ -1,8 +1,9 @@
-"""Warns where a run scores other data whose histories begin empty, although those of the training rows had grown by then.
+"""Warns if a run scores other data whose histories begin empty, although the histories of the training rows did not.
 
-Histories and windowed counters are computed from the data itself unless it has their columns. The first rows of tomorrow's log
-then look like users and ads that nobody has ever seen, and the model scores them accordingly. Features whose events come from
-another view are not concerned: that view is read from its first row as before. Nor are histories that begin with a saved state.
+Histories and windowed counters are computed from the data itself, unless the data contain their columns. The first rows of
+tomorrow's log then look like users and ads that nobody has ever seen, and the model scores them accordingly. There is no warning
+for features whose events come from another view, because that view is read from its first row, nor for histories that begin with
+a saved state.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SHOWN = 5  # names of columns
 
 
 def warn_of_empty_histories(trained_on: Callable[[], str], plan: Plan) -> None:
-    """Warn where the histories of a plan's log begin empty.
+    """Warn if the histories of a plan's log begin empty.
 
     ``trained_on`` returns the fingerprint of the log that the run was trained on. That log needs no warning, because its
     histories begin as they did in training.

@@ -30,9 +30,11 @@ from ctrbox.train.several_labels import TaskLabels
 
 @dataclass(frozen=True)
 class Split:
-    """Training rows are those of the log before ``train_stop``; validation rows those of ``valid`` from ``start`` to ``stop``.
+    """The division of rows into training, calibration and validation rows.
 
-    Calibration rows, if any, are those of the log from ``train_stop`` to ``calibration_stop``."""
+    Training rows are those of the log before ``train_stop``. Calibration rows, if any, are those of the log from ``train_stop``
+    to ``calibration_stop``. Validation rows are those of ``valid`` from ``start`` to ``stop``.
+    """
 
     train_rows: int
     train_stop: int
@@ -62,7 +64,7 @@ class Split:
         return split.with_calibration_rows(settings)
 
     def with_calibration_rows(self, settings: Settings) -> Split:
-        """Return the split with the newest training rows held back for the calibration map, where one is to be fitted."""
+        """Return the split without the newest training rows, which are held back if a calibration map is to be fitted."""
         if not settings.fits_map:
             return self
         taken = settings.calibration_rows(self.train_rows)
@@ -80,8 +82,8 @@ def scored(
 ) -> Generator[tuple[Batch, np.ndarray], None, None]:
     """Yield batches of a plan with the probability of a click for each row, in the order of the log.
 
-    For a model of several labels, each batch comes with the predictions (rows, tasks) instead.
-    Label, weight and group are arrays, wherever the batch was made. Creates no rows of tables.
+    For a model of several labels, each batch comes with the predictions (rows, tasks) instead. Label, weight and group are NumPy
+    arrays, even if the batch was made on a GPU. No rows of tables are created.
     """
     for batch, logits in uncalibrated(learner, plan, batch_size, start, stop, overlap):
         found = learner.calibrated(logits, batch)
@@ -107,12 +109,12 @@ def uncalibrated(
 
 
 def probability(logits: np.ndarray) -> np.ndarray:
-    """float64: the tails of a float32 sigmoid are 0 and 1."""
+    """Return the probabilities as float64, because a sigmoid in float32 is exactly 0 or 1 for large logits."""
     return 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
 
 
 def evaluate(learner: Learner, split: Split, batch_size: int, overlap: bool = True) -> Scores | TaskScores:
-    """Scores of the validation rows."""
+    """Return the scores of the validation rows."""
     assert split.valid is not None
     return score_plan(learner, split.valid, batch_size, split.start, split.stop, overlap)
 
@@ -136,7 +138,7 @@ def score_plan(
 def score_tasks(
     learner: Learner, plan: Plan, batch_size: int, start: int = 0, stop: int | None = None, overlap: bool = True
 ) -> TaskScores:
-    """Return the scores of several labels, and the loss that training minimizes, both of the calibrated outputs."""
+    """Return the scores of several labels and the loss that training minimizes, both after the calibration."""
     scores, labels, lost = TaskScores(learner.tasks), TaskLabels(learner.tasks), 0.0
     for batch, outputs in uncalibrated(learner, plan, batch_size, start, stop, overlap):
         with naming_rows(plan, start, stop):
@@ -160,20 +162,20 @@ def add_tasks(scores: TaskScores, learner: Learner, batch: Batch, outputs: np.nd
 
 
 def watched_name(metrics: Mapping[str, float], monitor: str | None) -> str:
-    """Return the name of the figure by which the best weights are chosen."""
+    """Return the name of the metric that chooses the best weights."""
     if monitor is None and "loss" in metrics:
         return "loss"  # only runs with several labels have it
     return monitor or ("weighted_logloss" if "weighted_logloss" in metrics else "logloss")
 
 
 def watched(metrics: Mapping[str, float], monitor: str | None) -> float:
-    """Return the figure by which the best weights are chosen, so that less is better."""
+    """Return the metric that chooses the best weights, with a sign such that a smaller value is better."""
     name = watched_name(metrics, monitor)
     return metrics[name] if name.endswith(("loss", "rmse", "mae", "deviance")) else -metrics[name]
 
 
 def columns_of(plan: Plan, columns: dict[str, Any], start: int, stop: int | None) -> dict[str, Any]:
-    """Expressions over the same rows as ``scored`` gives, as Arrow columns."""
+    """Return expressions over the rows that ``scored`` yields, as Arrow columns."""
     import pyarrow as pa
 
     parts = list(plan.columns(columns, start=start, stop=stop))

@@ -1,23 +1,23 @@
-"""Runs feature trials: is a model with one more feature better, by how much, and what does the feature cost?
+"""Runs feature trials: is a model with one more feature better, by how much, and how much time does the feature take?
 
 trial = cb.trial(plan, model, add={"x_y": cb.cross("x", "y")})
 print(trial); trial["x_y"].verdict
 
-    one plan of all features ──► batch ──► select ──► learners without (one a seed)
-                                       ├─► select ──► learners with candidate 1 (one a seed)
+    one plan of all features ──► batch ──► select ──► learners without (one per seed)
+                                       ├─► select ──► learners with candidate 1 (one per seed)
                                        └─► …
 
-The log is read, joined and extracted once, whatever the number of candidates. Every learner sees the same rows in the
-same order; seed s of each starts from the same seeds of weights and table. A learner ends with the bits that
-``Trainer.fit`` gives for its features alone (``shuffle`` and ``negatives`` draw from the first seed for all). At the
-end all are judged on the same newest rows.
+The log is read, joined and extracted once, however many candidates there are. Every learner gets the same rows in the same order.
+Learners with the same seed begin with the same random numbers for weights and tables. A learner ends with the bits that
+``Trainer.fit`` gives for its features alone (``shuffle`` and ``negatives`` use the first seed for all learners). At the end, all
+learners are measured on the same newest rows.
 
-Keys or numbers: a candidate that is a float, or a vector of floats, is a dense feature; everything else is keys.
-With several labels, every learner learns all of them, and ``label`` names the binary one whose predictions are compared, on the
-validation rows in which it was observed.
+A candidate that is a float, or a vector of floats, is a dense feature; every other candidate is a sparse feature. With several
+labels, every learner learns all of them. ``label`` names the binary label whose predictions are compared, on the validation rows
+in which it was observed.
 
-Refused: a name that is taken, a plan without a label, a model that cannot be built for other features, embedders
-other than memory tables (a trial makes its own, which share the budget of the one given), early stopping.
+A trial refuses a name that is taken, a plan without a label, a model that cannot be made for other features, and early stopping.
+It also refuses embedders other than tables in memory: it makes its own tables, which share the budget of the given one.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _judged_label(plan: Plan, label: str | None) -> int | None:
 
 
 def _candidates(plan: Plan, add: Mapping[str, Any], together: bool) -> dict[str, dict[str, Expr]]:
-    """Candidates by name, each a few features: one, or all that are tried together."""
+    """Return the candidates by name. A candidate is one feature, or all features that are tried together."""
     if not isinstance(add, Mapping) or not add:
         raise PlanError(
             f"add must be a dict of the features to try, such as {{'x_y': cb.cross('x', 'y')}}, got {add!r}"
@@ -255,7 +255,7 @@ def _is_dense(plan: Plan, name: str, e: Expr) -> bool:
 
 
 def _union(plan: Plan, candidates: Mapping[str, Mapping[str, Expr]], over: Plan, fitted: Plan | None = None) -> Plan:
-    """The plan of all features: those of ``plan`` first, so that what they read keeps its order."""
+    """Return the plan of all features: those of ``plan`` come first, so that the order of what they read stays the same."""
     features = plan.features
     every = {n: e for one in candidates.values() for n, e in one.items()}
     dense = {n: e for n, e in every.items() if _is_dense(plan, n, e)}
@@ -305,7 +305,7 @@ def _builder(model: nn.Module | Builder) -> Builder:
 
 
 class _Arm:
-    """One set of features: a learner for each seed, and what they cost."""
+    """One set of features, with a learner for each seed and the time that the features take."""
 
     def __init__(self, name: str, schema: Schema, learners: list[Learner], states: list[torch.Tensor]) -> None:
         self.name, self.schema, self.learners = name, schema, learners
@@ -315,7 +315,7 @@ class _Arm:
 
     @property
     def held(self) -> float:
-        """Keys in the tables of one learner."""
+        """Number of keys in the tables of one learner."""
         return sum(len(e) for one in self.learners for e in one.embedders) / len(self.learners)
 
     @property
@@ -389,7 +389,7 @@ def _arms(
 def _tables(
     table: MemoryTable | Mapping[str, MemoryTable] | None, dims: Mapping[str, int], seed: int, share: int
 ) -> Embedder | dict[str, Embedder] | None:
-    """Empty tables of a learner's own: by the settings of those given, else one for each dim as ``Trainer`` has it."""
+    """Return empty tables for a learner, with the settings of the given tables, or one for each dim as ``Trainer`` makes them."""
 
     def like(recipe: MemoryTable) -> Embedder:
         if not traits_of(recipe).copies:
@@ -411,7 +411,7 @@ def _tables(
 
 
 def _learn(plan: Plan, arms: list[_Arm], settings: Settings, split: Split, overlap: bool, watch: Watcher) -> int:
-    """Train every learner; returns the rows that each has learned from."""
+    """Train every learner, and return the number of rows that each has learned from."""
     clocks = [Clock("extract"), Clock("lookup"), Clock("learn")]
     seen = step = 0
     loss, began, told = 0.0, time.perf_counter(), 0.0
@@ -465,7 +465,7 @@ def _check_learned(labels: Labels | TaskLabels, plan: Plan, split: Split) -> Non
 def _walk(
     plan: Plan, s: Settings, split: Split, epoch: int, labels: Labels | TaskLabels, number: int
 ) -> Generator[tuple[int, Batch, int], None, None]:
-    """Yield the number of each step, its batch without some of the rows without a click, and the row of the log after it."""
+    """Yield the number of each step, its batch after downsampling, and the row of the log after it."""
     stream = plan.batches(s.batch_size or 1, shuffle=s.shuffle, seed=s.seed + epoch, stop=split.train_stop)
     walk = stream.positioned()
     try:
@@ -483,9 +483,9 @@ def _walk(
 def _score(
     plan: Plan, arms: list[_Arm], batch_size: int, split: Split, overlap: bool, judges: int | None = None
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Labels of the validation rows and probabilities (seeds, rows) float32 of each arm.
+    """Return the labels of the validation rows, and the probabilities (seeds, rows) of each arm as float32.
 
-    ``judges``: which of several labels is compared; rows in which it was not observed are left out.
+    ``judges`` is the label that is compared; rows in which it was not observed are left out.
     """
     every = TaskLabels(plan.schema.tasks)
     labels = Labels()
@@ -528,7 +528,9 @@ def _score(
 
 
 def _extraction_cost(union: Plan, arms: list[_Arm], stop: int) -> list[float]:
-    """Microseconds a row on one core, of each arm's features alone: reading, joining, extracting, taken in turns."""
+    """Return the µs per row on one core for reading, joining and extracting the features of each arm alone. The arms take
+    turns.
+    """
     whole = union.extractor()
     rows = min(TIMED_ROWS, stop)
     extractors = []

@@ -1,11 +1,11 @@
-"""Runs one call of ``Trainer.fit``: extraction, lookup and learning as one pipeline, with checkpoints from which it
-resumes exactly.
+"""Runs one call of ``Trainer.fit``: extraction, look-up and learning as one pipeline, with checkpoints from which it resumes
+exactly.
 
     plan.parts ──► thin, look (unique keys, prefetch) ──► learn ──► every so often: evaluate, checkpoint
 
-Threads: one feeds from the plan (which has workers of its own), one looks keys up, the caller's learns. Weights
-change in the caller's thread only, between two checks for Ctrl-C. A checkpoint is taken between two steps and holds
-all that the next step depends on.
+There are three threads. One takes batches from the plan, which has worker threads of its own. One looks keys up. The thread that
+called ``fit`` learns; it alone changes weights, between two checks for Ctrl-C. A checkpoint is written between two steps and
+contains everything that the next step depends on.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Fit:
         self.by_rank: list[dict[str, Any]] = []  # of a training by several ranks: what each has read and sent
 
     def look_ahead(self, batches: int, cluster: OtherProcesses | None) -> None:
-        """Read so many batches ahead."""
+        """Number of batches that are read ahead."""
         if cluster is not None:
             raise PlanError("look_ahead= cannot be used with cluster=; remove one of the two")
         if self.settings.patience is not None:
@@ -232,7 +232,7 @@ class Fit:
                 self.aside.cleanup()
 
     def _train_elsewhere(self, cluster: OtherProcesses) -> None:
-        """What the others begin with and what they end with is a checkpoint."""
+        """Train in other processes, which begin with a checkpoint and end with a checkpoint."""
         assert self.folder is not None
         self.before = self.state.seconds
         self.began = time.perf_counter() - self.before
@@ -265,7 +265,7 @@ class Fit:
         self.state.seconds = time.perf_counter() - self.began
 
     def _judge(self, look: Look | None) -> dict[str, Any]:
-        """The final weights on the validation rows, from all sides where asked."""
+        """Measure the final weights on the validation rows; with ``look``, also by time, slice and feature."""
         split = self.split
         assert split.valid is not None
         if look is not None:
@@ -347,13 +347,15 @@ class Fit:
             self.callbacks.step(Step(state.step, state.epoch, state.seen, loss, seconds))
 
     def _stopped(self) -> bool:
-        """Whether a callback asked to stop: the training is finished then, also for one that resumes it."""
+        """Whether a callback asked to stop. The training is then finished, also if it is resumed."""
         if self.callbacks.stopped is not None:
             self.state.finished = True
         return self.callbacks.stopped is not None
 
     def _learn(self, handed: Handed, looked: Looked | None) -> tuple[int, float, int, bool]:
-        """A step: rows learned, mean loss and clicks of all workers, and whether one was asked to end."""
+        """Make one step. Return the rows learned, the mean loss and the clicks of all workers, and whether a signal asked one to
+        end.
+        """
         factor, state = self._next_factor(), self.state
         if self.together.of == 1:
             if looked is None:
@@ -385,9 +387,9 @@ class Fit:
     def _handed(
         self, parts: Iterable[tuple[Batch, Position, int]], epoch: int, begun: tuple[int, int] | None = None
     ) -> Generator[Handed, None, None]:
-        """Check and downsample the rows of this worker; ``parts``: its part of each batch, as `Plan.parts` gives them.
+        """Check and downsample the rows of this worker; ``parts`` is its part of each batch, as `Plan.parts` yields them.
 
-        ``begun``: rows of the epoch and steps before ``parts``, if batches that lie before them are not learned yet.
+        ``begun`` is the number of rows of the epoch and of steps before ``parts``, if batches before them are not learned yet.
         """
         s, part, of = self.settings, self.together.part, self.together.of
         done, number = begun or (self.state.rows, self.state.step)
@@ -410,7 +412,7 @@ class Fit:
 
     # ---- now and then
     def _epochs(self, log_row: int) -> float:
-        """Epochs that are done where the log stands at that row."""
+        """Return the number of epochs that are done when the log is at this row."""
         return self.state.epoch + min(1.0, log_row / max(1, self.split.train_rows))
 
     def _end_pass(self, epochs: float) -> None:
@@ -444,7 +446,7 @@ class Fit:
             self._record_loss()
 
     def _record_loss(self) -> None:
-        """Record the training loss up to this step, once. Which steps are recorded does not depend on the clock."""
+        """Record the training loss up to this step once. Which steps are recorded does not depend on time."""
         state = self.state
         if self.folder is None or state.step <= self.reported:
             return
@@ -458,7 +460,7 @@ class Fit:
         self.folder.record("train", state.step, {**values, **rates})
 
     def _evaluate(self) -> bool:
-        """Score the validation rows; True when training should stop."""
+        """Score the validation rows, and return whether the training should stop."""
         state, s, clock = self.state, self.settings, self.clocks["evaluate"]
         self.learner.settle()
         if self.split.valid is None:
@@ -491,7 +493,7 @@ class Fit:
         return state.finished or self._stopped()
 
     def _measure(self, split: Split) -> dict[str, float] | None:
-        """Return the metrics of the validation rows; None in a worker that leaves them to worker 0."""
+        """Return the metrics of the validation rows; None in a worker that leaves this to worker 0."""
         if not self.leads:
             return None
         with self.passes.paused(), self.learner.averaged():
@@ -500,14 +502,14 @@ class Fit:
         return found
 
     def _keep_best(self) -> None:
-        """Write the weights, which are the best so far, where they are found at the end."""
+        """Write the weights, which are the best so far, into a folder from which they are loaded at the end."""
         if self.leads:
             learner, about = self.learner, {"step": self.state.step}
             with learner.averaged():
                 write_weights(self._best(), about, learner.model, learner.embedders, learner.optimizer, random=True)
 
     def _warn_of_unknown(self) -> None:
-        """Say once that an evaluation without a value counts neither as better nor as worse."""
+        """Warn once that an evaluation without a value counts neither as better nor as worse."""
         waiting = [] if self.settings.patience is None else ["patience="]
         if isinstance(self.settings.schedule, ReduceOnPlateau):
             waiting.append("ReduceOnPlateau")
@@ -524,7 +526,7 @@ class Fit:
         )
 
     def _out_of_patience(self, metrics: Mapping[str, float]) -> str | None:
-        """Return why training stopped before its last epoch, where patience= stopped it."""
+        """Return why training stopped before its last epoch, if ``patience=`` stopped it."""
         patience, state = self.settings.patience, self.state
         if patience is None or state.since_best < patience:
             return None
@@ -577,7 +579,9 @@ class Fit:
         self.callbacks.tell("on_checkpoint", Checkpoint(self.state.step, self.state.epoch, path))
 
     def _go_on(self, folder: RunFolder, rows: bool = True) -> None:
-        """Restore the newest checkpoint, if there is one; without ``rows``, restore the training's state but not the tables."""
+        """Restore the newest checkpoint, if there is one. Without ``rows``, restore the state of the training but not the
+        tables.
+        """
         wrong: list[str] = []
         for place, kept in folder.whole_checkpoints(wrong):
             try:

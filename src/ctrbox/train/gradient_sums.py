@@ -1,10 +1,11 @@
-"""Adds up the gradients of several workers, always in the order of the workers, so that the bits depend on data alone.
+"""Adds up the gradients of several workers, always in the order of the workers, so that the bits depend on the data alone.
 
-    sums     a few doubles: all-gathered, then added up by everybody
-    add_up   gradients: every worker adds up one slice of the vector (all-to-all), then the slices are gathered; each
-             number is added up once, in worker order, and has the same bits everywhere
+    sums     adds up a few doubles: every worker gets all of them (all-gather) and adds them up itself
+    add_up   adds up gradients: every worker adds up one slice of the vector (all-to-all), and then the slices are gathered; each
+             number is added up once, in the order of the workers, and has the same bits everywhere
 
-A process group of its own, no global one: a gang that lost a member drops it and makes another.
+Each `Gang` has a process group of its own instead of torch's global one. If a worker dies, the others leave the gang and make a
+new one.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class Together(Protocol):
         """Return the sums over all workers; every worker has to call it."""
 
     def add_up(self, weights: Sequence[torch.Tensor], scale: float) -> None:
-        """Gradients become the sum over workers of scale · gradient; no gradient counts as zeros."""
+        """Replace gradients by the sum of scale · gradient over the workers. A worker without a gradient counts as zeros."""
 
     def leave(self) -> None:
-        """Not to come back."""
+        """Leave the gang for good."""
 
 
 class Alone:
@@ -49,15 +50,13 @@ ALONE = Alone()
 
 
 def listening(host: str, of: int) -> tuple[dist.Store, str]:
-    """Return a listening socket for ``of`` processes, which listens as long as it is held, and its address. No other
-    process has the port.
-    """
+    """Return a listening socket for ``of`` processes and its address. While it is open, no other process can take the port."""
     store = dist.TCPStore(host, 0, of, True, SOON, wait_for_workers=False)
     return store, f"{host}:{store.port}"
 
 
 class Gang:
-    """``of`` processes that meet at ``address`` ("host:port", where ``store`` listens), bound to the interface
+    """A group of ``of`` processes that meet at ``address`` ("host:port", where ``store`` listens), bound to the interface
     ``host``.
     """
 
@@ -70,7 +69,9 @@ class Gang:
         store: dist.Store | None = None,
         timeout: timedelta = WAIT,
     ) -> None:
-        """``timeout``: after which a process that waits for the others gives up. ``host``: empty for torch's choice."""
+        """Join the group. A process waits for the others for at most ``timeout``. If ``host`` is empty, torch chooses the
+        interface.
+        """
         self.part, self.of = part, of
         name, _, port = address.rpartition(":")
         found = dist.TCPStore(name, int(port), of, part == 0, SOON) if store is None else store
@@ -93,7 +94,7 @@ class Gang:
         return self.made
 
     def leave(self) -> None:
-        """Close the connections: the others, who may wait for this one, hear of it at once."""
+        """Close the connections. Other processes that wait for this one get an error at once."""
         self.made = self.store = None
 
     def sums(self, values: Sequence[float]) -> list[float]:

@@ -1,9 +1,10 @@
-"""Measures the importance of features: how often they have a value, and the AUC lost when their values are shuffled.
+"""Measures the importance of features: how often they have a value, and how much AUC is lost if their values are shuffled.
 
-Measured on up to ``SAMPLE`` validation rows: a feature's values change places among the rows, everything else stays,
-and the model predicts again. Two features that tell the same each look dispensable; a feature of no use gives about
-0, of either sign. The interval is DeLong's for two AUCs over the same rows. Every row draws another row's value, so the
-interval holds the chance of the shuffling as well as that of the rows. All intervals together hold with 95 %.
+Up to ``SAMPLE`` validation rows are used. The values of one feature are exchanged among the rows, everything else stays, and the
+model predicts again. If two features contain the same information, each of them seems to be unimportant. A useless feature has an
+importance of about 0, which may be negative. The interval is that of DeLong for two AUCs over the same rows. Every row gets the
+value of another row, so the interval covers the chance of the shuffling as well as that of the rows. With a probability of 95 %,
+all intervals together contain the true values.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ PIECE = 8_192
 
 
 def sample(plan: Plan, start: int, stop: int | None, rows: int = SAMPLE) -> Batch | None:
-    """The first rows of a part of the log as one batch."""
+    """Return the first rows of a part of the log as one batch."""
     found = list(plan.batches(PIECE, start=Position(start), stop=stop, limit=rows))
     return Batch.concat(found) if found else None
 
 
 def features(learner: Learner, batch: Batch, seed: int = 0) -> list[dict[str, Any]]:
-    """One entry a feature, in the order of the plan."""
+    """Return one entry for each feature, in the order of the plan."""
     order = np.random.Generator(np.random.Philox(key=[seed, batch.rows])).permutation(batch.rows)
     label = np.asarray(batch.label)
     # Bonferroni: of sixty useless features, three would have a 95 % interval above or below 0.
@@ -83,7 +84,7 @@ def _predictions(learner: Learner, batch: Batch) -> np.ndarray:
 
 
 def _pieces(batch: Batch) -> Sequence[Batch]:
-    """A batch in parts small enough for the caches."""
+    """Divide a batch into parts that are small enough for the caches."""
     if batch.rows <= PIECE:
         return [batch]
     rows = np.arange(batch.rows)

@@ -11,14 +11,16 @@ from typing import Any
 
 
 class Asked:
-    """``by`` is the signal that asked for an end, or None."""
+    """Whether a signal asked for an end: ``by`` is this signal, or None."""
 
     by: int | None = None
 
 
 @contextmanager
 def asked_to_end() -> Iterator[Asked]:
-    """While inside, the first signal is only noted; the second acts as ever. Outside the main thread: nothing is noted."""
+    """Inside this context, the first signal is only noted, and the second acts as usual. Outside the main thread, none is
+    noted.
+    """
     asked = Asked()
     if threading.current_thread() is not threading.main_thread():
         yield asked
@@ -44,7 +46,7 @@ def asked_to_end() -> Iterator[Asked]:
 
 
 def end_as_asked(asked: Asked) -> None:
-    """Do what the signal would have done."""
+    """Do what the noted signal usually does."""
     if asked.by is not None:
         signal.raise_signal(asked.by)
         raise KeyboardInterrupt  # a handler that returned does not call the end off

@@ -1,15 +1,15 @@
-"""Learns from one batch: one model and its embedders, wherever the batches come from.
+"""Learns from one batch with one model and its embedders. Every kind of training uses this code.
 
-`ClickModel` of ctrbox.predict is the same model as it predicts.
+`ClickModel` of ctrbox.predict is the same model for predictions.
 
     learn    pull → pool → model → loss → backward → push, dense step
 
-The dense weights, and the sub-model of a Model Server, see the mean loss of the batch. The tables see the gradient of the summed
-loss: a key met once in a batch moves as far in a batch of 100 rows as in one of 65,536.
+The dense weights, and the sub-model of a Model Server, get the gradient of the mean loss of the batch. The tables get the
+gradient of the summed loss: a key that occurs once in a batch moves as far in a batch of 100 rows as in one of 65,536.
 
-On a GPU a step is launched, not waited for: its loss, and a gradient that is not finite, are heard of a step or two later, or by
-``settle``, which comes before every checkpoint and evaluation. The dense part of batches of the usual size is one recorded graph
-(cuda_graph.py).
+On a GPU, a step is launched without waiting for its result. Its loss, and the error about a gradient that is not finite, arrive
+one or two steps later, or in ``settle``, which is called before every checkpoint and evaluation. The dense part of batches of the
+usual size is one recorded graph (cuda_graph.py).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class BatchStatistics(Protocol):
         """Begin a step in which this worker has ``rows`` rows."""
 
     def finish(self) -> None:
-        """End the forward and backward passes of a step; every worker calls it, also one without rows."""
+        """End the forward and backward passes of a step. Every worker calls it, even if it has no rows."""
 
 
 class Learner(ClickModel):
@@ -81,8 +81,10 @@ class Learner(ClickModel):
         common: Sequence[str] = (),
         together: Together = ALONE,
     ) -> None:
-        """``rows``: of the usual batch. ``adaptive_l2``, ``l2``, ``average``: see `Settings`. ``common``: see `Trainer`.
-        ``together``: the workers of which this is one."""
+        """Make a learner. ``rows``: rows of the usual batch. ``adaptive_l2``, ``l2``, ``average``: see `Settings`.
+
+        ``common``: see `Trainer`. ``together``: the group of workers to which this learner belongs.
+        """
         super().__init__(model, schema, embedder, threads=threads, device=device, bf16=bf16, common=common)
         self.together = together
         if together.of > 1:
@@ -116,7 +118,7 @@ class Learner(ClickModel):
 
     # ---- ahead of learning
     def keys(self, batch: Batch) -> list[Keys]:
-        """The batch's unique keys, by embedder that is told their next use, as ``look`` will find them."""
+        """Return the unique keys of the batch as ``look`` will find them, for each embedder that is told their next use."""
         known = batch.cpu()
         if self.common and known.group is not None:
             known, _ = shared(known, self.common)
@@ -124,15 +126,21 @@ class Learner(ClickModel):
 
     # ---- a step
     def learn(self, looked: Looked, factor: float = 1.0) -> float:
-        """One step; returns the mean loss, on a GPU that of a step or two before. ``factor``: of the learning rates."""
+        """Make one step and return the mean loss; on a GPU, that of one or two steps before.
+
+        ``factor`` is the factor of the learning rates.
+        """
         with self._fitting(looked):
             return self._learn(looked, factor)
 
     def learn_part(
         self, looked: Looked | None, factor: float, beside: Sequence[float]
     ) -> tuple[int, float, list[float]]:
-        """One step of several workers, each with a part of the batch, which may be without rows. Returns the rows of all,
-        their mean loss and the sums of ``beside``; where nobody has rows nothing changes."""
+        """Make one step of several workers, each of which has a part of the batch, which may be empty.
+
+        Return the number of rows of all workers, their mean loss and the sums of ``beside``. If no worker has rows, nothing
+        changes.
+        """
         batch = None if looked is None else looked.batch
         if not self.begun:
             self.begun = True
@@ -212,7 +220,7 @@ class Learner(ClickModel):
         return self.last
 
     def _learn_natively(self, network: NativeNetwork, looked: Looked, factor: float) -> float:
-        """One step of a usual model, as ``_learn`` does it, computed by native threads in slices of the batch."""
+        """Make one step of a usual model, as ``_learn`` does, with native threads that each compute slices of the batch."""
         if not self.model.training:
             self.model.train()
         pulled, loss = self._differentiated(network, looked)
@@ -223,7 +231,7 @@ class Learner(ClickModel):
     def _differentiated(
         self, network: NativeNetwork, looked: Looked, together: bool = False
     ) -> tuple[list[Pulled], float]:
-        """Return the rows that a batch reads, with their gradients, and its mean loss, by native threads."""
+        """Return the rows that a batch reads with their gradients, and its mean loss, computed by native threads."""
         batch, (lookup,) = looked.batch, looked.lookups
         assert isinstance(lookup, Lookup)
         assert looked.logs is not None
@@ -253,18 +261,18 @@ class Learner(ClickModel):
             self.average.update()
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """Evaluate or save within this: the dense weights are their average, where one is kept."""
+        """Replace the dense weights by their average inside this context, if an average is kept; for evaluating and saving."""
         return contextlib.nullcontext() if self.average is None else self.average.in_place()
 
     def keep_average(self) -> None:
-        """End with the average of the dense weights, where one is kept."""
+        """Replace the dense weights by their average at the end of the training, if an average is kept."""
         if self.average is not None:
             self.average.put()
             self.average = None
 
     # ---- the dense part, recorded
     def _fed(self, looked: Looked, pulled: Sequence[Pulled]) -> Fed | None:
-        """What a recorded step is given; None where this one has to run as it is written."""
+        """Return the inputs of a recorded step; None if this step has to run without a graph."""
         carried = looked.carried
         if looked.batch.rows != self.usual or carried is None or carried.label is None:
             return None
@@ -301,7 +309,7 @@ class Learner(ClickModel):
         return loss
 
     def _hear_loss(self, ahead: int) -> float | None:
-        """The loss of the last step that is not among the ``ahead`` newest, where it was still out."""
+        """Read the loss of the last step that is not among the ``ahead`` newest, if it has not been read yet."""
         value = None
         while len(self.untold) > ahead:
             looked, pulled, told = self.untold.popleft()
@@ -310,7 +318,7 @@ class Learner(ClickModel):
         return value
 
     def settle(self) -> None:
-        """Wait for the last step; refuse what it could not do."""
+        """Wait for the last step, and raise its error if it has one."""
         self._hear_loss(0)
         for source in self.sources:
             if source.fused:
@@ -325,7 +333,9 @@ class Learner(ClickModel):
 
     # ---- parts of a step
     def _start_from_the_click_rate(self, batch: Batch | None) -> None:
-        """A model whose output bias is still 0 begins with the log odds of its first batch, not with one click in two."""
+        """Set the output bias to the log odds of the first batch if it is still 0, so that the model does not begin at a click
+        rate of 1/2.
+        """
         if self.tasks:
             start_from_means(self.model, self.tasks, batch, self.together.sums, self.thinned)
             return
@@ -352,7 +362,7 @@ class Learner(ClickModel):
         return loss_of(logits, label, weight)
 
     def _push(self, looked: Looked, pulled: Sequence[Pulled], factor: float, share: float = 1.0) -> None:
-        """``share``: of the step's rows that are this worker's."""
+        """Apply the gradients to the tables. ``share`` is the share of the step's rows that this worker has."""
         for source, lookup, rows in zip(self.sources, looked.lookups, pulled, strict=True):
             if (rows.gradients if isinstance(rows, Reading) else rows.grad) is None:
                 continue
@@ -391,7 +401,7 @@ class Learner(ClickModel):
             raise culprit(self, looked, pulled, value)
 
     def _heard(self) -> None:
-        """Refuse the step whose gradients a GPU table could not apply, if that is known by now."""
+        """Raise an error about a step whose gradients a GPU table could not apply, if this is known by now."""
         looked = self.unsettled
         if looked is None:
             return

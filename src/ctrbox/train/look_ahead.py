@@ -1,14 +1,16 @@
 """Reads batches far ahead of training, so that tables on disk know which rows will be needed again, and when.
 
-    source ──► a block that fills ──► a whole one ──► one whose next uses are known ──► out, one read in for one given out
+    source ──► a block that is being filled ──► a full block ──► a block whose next uses are known ──► batches to learn from
 
-A block is ``window`` batches, so next uses reach ``window`` to twice as many batches ahead, and three blocks wait. They
-wait in files: a batch's own bytes and its unique keys, appended, a file a block, without a name, so that whatever ends
-the process leaves nothing behind. In memory are a byte a unique key of one block, and the keys of one shard of two while
-next uses are found. The first block is one batch and each is twice the one before, so that the first batch does not
-wait for all of them.
+A block has ``window`` batches. For each batch that leaves the last block, one batch is read into the first. The next uses of a
+key are therefore known for the next ``window`` to 2 · ``window`` batches, and up to three blocks wait.
 
-Items, their order and their errors are those of the source: an error comes behind the items before it.
+Blocks wait in files, one file per block, which contain the bytes of the batches and their unique keys. The files have no name, so
+nothing is left behind even if the process is killed. In memory are one byte for each unique key of one block and, while next uses
+are found, the keys of one shard of two blocks. The first block is one batch, and each following block is twice as long as the one
+before until it has ``window`` batches, so that the first batch does not wait for all others.
+
+The items, their order and their errors are those of the source: an error arrives after the items before it.
 """
 
 from __future__ import annotations
@@ -33,14 +35,16 @@ MOST = 64  # batches of a block: a next use is told in 7 bits
 
 
 class Packing(Protocol):
-    """How an item waits."""
+    """How an item is written to a file and read from it."""
 
     def pack(self, item: Any) -> tuple[Any, Sequence[npt.NDArray[Any]], Sequence[Keys]]:
-        """What stays in memory, the arrays that do not, and the unique keys of each table in the order of shards, as
-        lookups have them; no table for an item that asks none."""
+        """Return what stays in memory, the arrays that are written to the file, and the unique keys of each table.
+
+        The keys are in the order of shards, as look-ups have them. An item that needs no rows of tables has no tables.
+        """
 
     def unpack(self, kept: Any, arrays: list[npt.NDArray[Any]]) -> Any:
-        """The item again."""
+        """Make the item again."""
 
 
 @dataclass
@@ -89,7 +93,7 @@ class _Block:
 
 
 def foretell(now: _Block, then: _Block) -> None:
-    """The next uses of every batch of ``now``, as far as it and ``then`` reach."""
+    """Find the next uses of the keys of every batch of ``now``, as far as ``now`` and ``then`` show them."""
     asking = [(block, item) for block in (now, then) for item in block.items if item.keys]
     mine = [item for item in now.items if item.keys]
     for table in range(len(mine[0].keys) if mine else 0):
@@ -105,8 +109,11 @@ def foretell(now: _Block, then: _Block) -> None:
 def look_ahead(
     source: Generator[Any, None, None], window: int, how: Packing, folder: Path
 ) -> Generator[tuple[Any, list[NextUse]], None, None]:
-    """Each item of ``source``, and for each table the next uses of its unique keys: in how many items, of those that ask
-    tables at all, a key comes again; 0 where that is too far ahead to know. Files lie in ``folder``."""
+    """Yield each item of ``source`` and, for each table, the next uses of its unique keys.
+
+    A next use is the number of items, among those that need rows of tables, after which a key occurs again. It is 0 if that is
+    too far ahead to be known. Files are written into ``folder``.
+    """
     reader = _Reader(source, how, folder, window)
     try:
         yield from reader.items()

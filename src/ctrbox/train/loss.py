@@ -15,7 +15,7 @@ from ctrbox.predict.tables_of_fields import Source
 
 
 def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """The mean log loss; sample weights multiply, and do not change by what it is divided."""
+    """Return the mean log loss. Sample weights multiply the loss of a row, but the sum is divided by the number of rows."""
     if weight is None:
         return nn.functional.binary_cross_entropy_with_logits(logits, label)
     each = nn.functional.binary_cross_entropy_with_logits(logits, label, reduction="none")
@@ -23,7 +23,7 @@ def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor | No
 
 
 def loss_of_tasks(outputs: torch.Tensor, batch: Batch, objective: nn.Module) -> torch.Tensor:
-    """Return the loss of several labels; ``outputs``: those of the model, with one column for each task."""
+    """Return the loss of several labels. ``outputs`` are those of the model, with one column for each task."""
     labels, observed = (
         torch.from_numpy(matrix(columns, batch.schema.tasks)) for columns in (batch.labels, batch.observed)
     )
@@ -38,16 +38,16 @@ def loss_of_tasks(outputs: torch.Tensor, batch: Batch, objective: nn.Module) -> 
 
 
 def has_rows(source: Source) -> bool:
-    """Whether an embedder has a row for each key; all keys of a Model Server share the weights of its sub-model.
+    """Return whether an embedder has a row for each key. The keys of a Model Server share the weights of its sub-model.
 
-    A table with a dense optimizer takes the gradient of the mean loss, as a Model Server does, but publishes rows.
+    A table with a dense optimizer gets the gradient of the mean loss, as a Model Server does, but publishes rows.
     """
     traits = source.traits
     return traits.gradients == "sum" or (traits.publishes and not traits.objects)
 
 
 def check_rows(sources: Sequence[Source]) -> None:
-    """Refuse the penalty of rows where no table has rows in main memory."""
+    """Refuse a penalty of rows if no table has rows in main memory."""
     if not any(has_rows(source) for source in sources):
         raise PlanError("l2 regularizes the rows of tables, but this model reads no table; remove it")
     if any(source.fused for source in sources):
@@ -58,7 +58,7 @@ def check_rows(sources: Sequence[Source]) -> None:
 
 
 def check_counting(sources: Sequence[Source]) -> None:
-    """Adaptive regularization divides by how often a key was met; the sub-model of a Model Server has no such count."""
+    """Refuse adaptive regularization of a Model Server: it divides by how often a key occurred, which sub-models do not count."""
     by_key = [source for source in sources if source.traits.gradients == "sum"]
     if not by_key:
         raise PlanError("adaptive_l2 regularizes the rows of tables, but this model reads no table; remove it")

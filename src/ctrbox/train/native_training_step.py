@@ -31,7 +31,8 @@ def native_step(
 ) -> tuple[float, Floats]:
     """Return the mean loss and the gradients of ``rows``, and store the gradients of the model's weights in their ``grad``.
 
-    ``together``: the rows are a part of a batch, and all workers together compute the mean and variance of its dense columns.
+    ``together`` is given if the rows are a part of a batch. All workers then compute the mean and variance of dense columns
+    together.
     """
     network.follow()
     if together:

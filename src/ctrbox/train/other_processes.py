@@ -1,4 +1,4 @@
-"""Defines ``OtherProcesses``: what a training asks of several processes that train in its place, such as ranks or a cluster."""
+"""Defines ``OtherProcesses``: the interface to processes that train in place of this one, such as ranks or a cluster."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 
 class OtherProcesses(Protocol):
-    """Takes a training from its newest checkpoint to its last in several processes, as ``cb.Cluster`` does."""
+    """Several processes that continue a training from its newest checkpoint to its end, such as ``cb.Cluster``."""
 
     leads: bool  # whether this process keeps the run folder; others only follow
     # Whether the processes keep the rows of tables to the end, so that this one never holds all of them.
     keeps_rows: bool
 
     def check(self, fit: Fit) -> None:
-        """Refuse what it could not train, before anything is written."""
+        """Refuse a training that these processes cannot make, before anything is written."""
 
     def train(self, fit: Fit) -> None:
-        """Train into the run folder of ``fit``; its learner is not touched.
+        """Train into the run folder of ``fit``; the learner of ``fit`` does not change.
 
         With ``keeps_rows``, ``fit`` gets a learner whose tables ask all processes, for evaluating and for saving the model.
         """
 
     def ended(self, fit: Fit, summary: Mapping[str, Any], kept: Path | None, stored: StoredFolder | None) -> Run:
-        """With ``keeps_rows``: end the processes, and return the run whose model ``fit`` has saved. ``kept``: its folder."""
+        """End the processes if they kept rows (``keeps_rows``), and return the run whose model ``fit`` has saved in ``kept``."""
 
     def follow(self, fit: Fit) -> NoReturn:
         """Take part in a training that another process leads, and raise an exception that says so at its end."""

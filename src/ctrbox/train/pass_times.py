@@ -1,8 +1,8 @@
-"""Measures what the stages and the tables of a training do, pass by pass; a pass is a twentieth of an epoch.
+"""Measures what the stages and the tables of a training do in each pass; a pass is a twentieth of an epoch.
 
-AIBox tells its pipeline by passes: Table 1 sets the time of a stage beside that of a pass, Figure 7 what cache, SSD and
-filters were asked in each. A pass is a twentieth of an epoch here. What an evaluation reads is not part of a pass,
-nor is its time or that of a checkpoint.
+AIBox also reports its pipeline by passes: Table 1 of the paper compares the time of a stage with that of a pass, and Figure 7
+shows the requests to cache, SSD and filters in each pass. A pass does not contain the time of evaluations and checkpoints, nor
+what evaluations read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Stats = Callable[[], Mapping[str, int]]
 
 
 class Passes:
-    """Watches stages and tables from ``begin`` on. Tables that count nothing are left out."""
+    """Watches stages and tables from ``begin`` on. Tables without counters are left out."""
 
     def __init__(self, clocks: Sequence[Clock], embedders: Sequence[Embedder], epochs: int) -> None:
         self.clocks = clocks
@@ -39,7 +39,7 @@ class Passes:
         self.done: dict[str, Counters] = {}  # over the passes that ended in this process
 
     def begin(self, epochs: float) -> None:
-        """``epochs``: done before, as a part of them may be."""
+        """Begin to watch. ``epochs`` is the number of epochs that are already done, which may be a fraction."""
         self.number = int(epochs * self.each + 1e-9)
         self.sums: dict[str, Counters] = {}
         self._begin_at(
@@ -67,7 +67,7 @@ class Passes:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """An evaluation: its time and what it reads are no part of a pass. What stages do ahead meanwhile is."""
+        """Pause during an evaluation: its time and what it reads do not belong to a pass. What stages do ahead meanwhile does."""
         self._gather()
         try:
             yield
@@ -75,7 +75,7 @@ class Passes:
             self._gather(paused=True)
 
     def skip(self, seconds: float) -> None:
-        """Time that is not part of the pass."""
+        """Leave out time that does not belong to the pass."""
         self.began += seconds
 
     # ---- inside
@@ -83,7 +83,7 @@ class Passes:
         self.counted, self.worked, self.began = counted, worked, now
 
     def _gather(self, paused: bool = False) -> dict[str, Mapping[str, int]]:
-        """Add what happened since the last time; what the tables hold now."""
+        """Add what happened since the last call, and what the tables contain now."""
         # One reading ends this stretch and begins the next: stages go on working between two readings.
         counted = {kind: stats() for kind, stats in self.stats.items()}
         worked, now = by_stage(self.clocks), time.perf_counter()
@@ -102,7 +102,7 @@ class Passes:
 
 
 def stats_of(embedder: Embedder) -> Stats | None:
-    """How a table tells what it was asked; None where it does not."""
+    """Return the function with which a table reports its counters; None if it has none."""
     return full(embedder).stats if traits_of(embedder).statistics else None
 
 
@@ -115,8 +115,10 @@ def by_stage(clocks: Sequence[Clock]) -> Counters:
 
 
 def ratios(kind: str, counted: Mapping[str, float]) -> dict[str, float | None]:
-    """Return, for stages, the items in the queue after each; for a table, hits among the keys it had, and pages read
-    per key asked for.
+    """Return figures that follow from counters.
+
+    For stages, they are the mean number of items in the queue after each stage. For a table, they are the share of known keys
+    that were found in memory, and the pages read per requested key.
     """
     if kind == "stages":
         names = [n.removesuffix("_given") for n in counted if n.endswith("_given")]

@@ -1,11 +1,10 @@
-"""Runs stages in threads of their own, joined by bounded queues, in the order of the source.
+"""Runs stages in threads of their own, which are connected by bounded queues. Items keep the order of the source.
 
     source ──queue──► stage 1 ──queue──► … ──► the caller's thread
 
-A queue holds at most ``ahead`` items, so memory is bounded by stages × ahead batches. An error of a stage reaches the
-caller after the items before it. Leaving the generator, by an error, by Ctrl-C or by closing it, ends every thread
-and closes the source. ``overlap=False`` is the slow twin: the same functions, one after the other, in the caller's
-thread.
+A queue holds at most ``ahead`` items, so at most stages × ahead batches are in memory. An error of a stage reaches the caller
+after the items before it. If the caller leaves the generator, by an error, by Ctrl-C or by closing it, every thread ends and the
+source is closed. ``overlap=False`` is the slow twin: the same functions run one after the other in the caller's thread.
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ TICK = 0.05  # seconds after which a blocked thread looks whether it should end
 
 @dataclass
 class Clock:
-    """What a stage did: seconds busy, seconds stalled for want of input or of room behind it, rows.
+    """What a stage did: the seconds it worked, the seconds it waited for input or for room in the next queue, and its rows.
 
-    ``given``, ``depths``, ``deepest``: items handed on, and how many lay in the queue behind the stage when each was ready,
-    their sum and the most. 0 all the time: the next stage waits for this one; ``ahead``: this one waits for the next.
+    ``given`` is the number of items that it handed on. ``depths`` and ``deepest`` are the sum and the maximum of the number of
+    items in the queue after the stage, each time that an item was ready. If the queue is always empty, the next stage waits for
+    this one. If it always has ``ahead`` items, this stage waits for the next.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Clock:
 
     @property
     def depth(self) -> float | None:
-        """Items in the queue behind it, on average; None where nothing was handed on."""
+        """Mean number of items in the queue after the stage; None if it handed nothing on."""
         return self.depths / self.given if self.given else None
 
     def since(self, earlier: Clock) -> Clock:
-        """What it did after ``earlier``, a copy of it; ``deepest`` is of the whole time."""
+        """Return what the stage did after ``earlier``, a copy of this clock. ``deepest`` is that of the whole time."""
         return Clock(
             self.name,
             self.busy - earlier.busy,
@@ -74,7 +74,7 @@ class Stage:
 
 
 class _End:
-    """The last item of a queue; carries the error that ended the stage, if one did."""
+    """The last item of a queue. It contains the error that ended the stage, if there was one."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
@@ -86,7 +86,7 @@ _NOTHING = object()
 def run_stages(
     source: Generator[Any, None, None], first: Clock, stages: list[Stage], *, ahead: int = 2, overlap: bool = True
 ) -> Generator[Any, None, None]:
-    """What the last stage makes of each item of the source, in order. ``first``: the clock of the source."""
+    """Yield what the last stage makes of each item of the source, in order. ``first`` is the clock of the source."""
     if not overlap:
         yield from _one_after_the_other(source, first, stages)
         return
@@ -170,7 +170,7 @@ def _work(stage: Stage, items: queue.Queue[Any], out: queue.Queue[Any], stop: th
 
 
 def _give(clock: Clock, item: Any, out: queue.Queue[Any], stop: threading.Event) -> bool:
-    """Wait for room; False when the pipeline ends first."""
+    """Wait until the queue has room; return False if the pipeline ends first."""
     if not isinstance(item, _End):
         depth = out.qsize()
         clock.given, clock.depths, clock.deepest = clock.given + 1, clock.depths + depth, max(clock.deepest, depth)
@@ -197,7 +197,7 @@ def _take(items: queue.Queue[Any], stop: threading.Event) -> Any:
 
 
 def _end(threads: list[threading.Thread]) -> None:
-    """Wait for the threads, also when Ctrl-C comes while waiting: it goes on once they have ended."""
+    """Wait until the threads have ended, also if Ctrl-C arrives meanwhile; the interrupt is raised after that."""
     interrupted: KeyboardInterrupt | None = None
     for thread in threads:
         while thread.ident is not None and thread.is_alive():

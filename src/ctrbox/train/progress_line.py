@@ -1,4 +1,4 @@
-"""Shows the progress of a training: one line on a terminal, nothing elsewhere."""
+"""Shows the progress of a training as one line on a terminal or in a notebook, and nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -39,17 +39,20 @@ class Progress:
         return f"Progress({self})"
 
     def _repr_html_(self) -> str:
-        """A bar and the same line, for notebooks."""
+        """Return a bar and the same line, for notebooks."""
         return f'<progress value="{self.share:.4f}" max="1"></progress> {html.escape(str(self))}'
 
     @property
     def bottleneck(self) -> str:
-        """Name of the stage that the others wait for, as in the report; "" where no stage clearly is."""
+        """Name of the stage that the others wait for, as in the report; "" if no stage clearly is the bottleneck."""
         return bottleneck(StageShares(name, busy, 1 - busy) for name, busy in self.stages.items())
 
     @property
     def shown(self) -> str:
-        """Busy shares by stage and, between two of them, the batches that wait: extract 62% →1.8→ lookup 31% →0.1→ learn 97%."""
+        """Return the share of time that each stage is busy and, between two stages, the batches that wait.
+
+        An example is "extract 62% →1.8→ lookup 31% →0.1→ learn 97%".
+        """
         parts = []
         for name, share in self.stages.items():
             depth = self.queues.get(name)
@@ -69,7 +72,7 @@ class Lately:
         self.older = self.newer = (now, [copy(c) for c in clocks])
 
     def look(self, now: float) -> tuple[dict[str, float], dict[str, float]]:
-        """Shares and depths by stage, as ``Progress`` has them."""
+        """Return shares and queue lengths by stage, as ``Progress`` has them."""
         if now - self.newer[0] > RECENT:
             self.older, self.newer = self.newer, (now, [copy(c) for c in self.clocks])
         began, earlier = self.older
@@ -80,7 +83,7 @@ class Lately:
 
 class Watcher(Protocol):
     def see(self, progress: Progress) -> None:
-        """At most ten times a second."""
+        """Show the progress, at most ten times per second."""
 
     def evaluated(self, metrics: Mapping[str, float]) -> None: ...
 
@@ -100,7 +103,9 @@ class Silent:
 
 
 class Line:
-    """A bar, rows per second, what each stage is doing, loss and time left; evaluations stay above it."""
+    """A line with a bar, rows per second, what each stage is doing, the loss and the time left. Evaluations are printed
+    above it.
+    """
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -151,7 +156,7 @@ def in_notebook() -> bool:
 
 
 def watcher(asked: bool | Watcher) -> Watcher:
-    """The one given; for True a line on a terminal or in a notebook, and nothing elsewhere."""
+    """Return the given watcher. For True, return a line on a terminal or in a notebook, and nothing elsewhere."""
     if isinstance(asked, bool):
         return Line() if asked and (sys.stderr.isatty() or in_notebook()) else Silent()
     return asked

@@ -127,7 +127,7 @@ class Run(RunPredictor):
         return log_fingerprint(self.plan) if self.folder is None else recorded_fingerprint(self.folder)
 
     def _need_log(self) -> None:
-        """Raise a PlanError where the rows that this run held back are not to be found."""
+        """Raise a PlanError if the rows that this run held back cannot be found."""
         log = self.plan.log
         if isinstance(log.source, RecordedSource) and log.source.described.reference is None:
             raise PlanError(

@@ -1,9 +1,9 @@
 """Manages the run folder on disk: its lock, its contents, and what a resumed run finds in it.
 
-``docs/training/run_folder.md`` describes its layout.
+``docs/training/run_folder.md`` describes its files.
 
-One process trains into a folder at a time (a lock). A folder that holds something else is refused, never emptied.
-``summary.json`` is the mark of a finished run and is written after the model.
+Only one process can train into a folder at a time (a lock). A folder that contains other files is refused and never emptied.
+``summary.json`` marks a finished run and is written after the model.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MOST_LINES = 1 << 30  # bytes of metrics.jsonl
 
 
 class RunFolder:
-    """Made by ``open``; holds the folder's lock until it is closed or the process ends."""
+    """An open run folder, made by ``open``. It holds the lock of the folder until it is closed or the process ends."""
 
     def __init__(self, path: Path, lock: int, stored: StoredFolder | None = None) -> None:
         self.path = path
@@ -62,7 +62,7 @@ class RunFolder:
     def open(
         place: Path | StoredFolder, identity: dict[str, Any], plan: Plan, *, resume: bool, overwrite: bool
     ) -> RunFolder:
-        """Begin a run in ``place``, or go on with the unfinished one there."""
+        """Begin a run in ``place``, or continue the unfinished run there."""
         stored = place if isinstance(place, StoredFolder) else None
         path = place.path if isinstance(place, StoredFolder) else place
         mine = json.loads(json.dumps(identity))  # as it will be read back
@@ -122,7 +122,7 @@ class RunFolder:
     # ---- a run folder on S3 or HDFS: this folder is a local copy of it, which is uploaded at each checkpoint and at the end
 
     def _continue_stored(self, stored: StoredFolder) -> None:
-        """Download the checkpoints of an unfinished run; of a run that is to be replaced nothing more is needed."""
+        """Download the checkpoints of an unfinished run. If the run is to be replaced, download nothing more."""
         if self.before.exists():
             stored.replace_all()
         else:
@@ -130,7 +130,7 @@ class RunFolder:
             stored.push()
 
     def push(self) -> None:
-        """Upload what is new, if this is the local copy of a folder on S3 or HDFS.
+        """Upload new files, if this is the local copy of a folder on S3 or HDFS.
 
         A run that is to be replaced stays there until the new one has a checkpoint.
         """
@@ -155,14 +155,14 @@ class RunFolder:
         remove(self.before)
 
     def _let_go(self) -> None:
-        """In one step: half a removal in .before would look like a run to bring back."""
+        """Remove the replaced run in one step (a rename), because half a run in .before would look like a run to restore."""
         if self.before.exists():
             self.before.rename(self.gone)
             remove(self.gone)
 
     # ---- while it runs
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl and its numbers as TensorBoard scalars."""
+        """Write one line of metrics.jsonl, and its numbers as TensorBoard scalars."""
         line = {"kind": kind, "step": step, **{k: plain(v) for k, v in values.items()}}
         try:
             with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -179,7 +179,7 @@ class RunFolder:
             raise WriteError(f"cannot write to run folder {self.path}: {error.strerror}") from error
 
     def checkpoint(self, learner: Learner, step: int, state: Mapping[str, Any]) -> None:
-        """Everything the next step depends on; the one before stays until this one is whole."""
+        """Write everything that the next step depends on. The checkpoint before stays until this one is complete."""
         folder = self.path / "checkpoints"
         folder.mkdir(exist_ok=True)
         place = checkpoint_path(folder, step)
@@ -190,11 +190,11 @@ class RunFolder:
         self.push()
 
     def whole_checkpoints(self, wrong: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Newest first; ``wrong`` gets what is the matter with others."""
+        """Return the complete checkpoints, newest first; ``wrong`` gets the faults of others."""
         return whole(self.path / "checkpoints", wrong)
 
     def goes_on_after(self, step: int) -> None:
-        """What was recorded after that step is void."""
+        """Mark what was recorded after this step as void, because the training continues from this step."""
         self._forget(step)
         self.resumed_at = max(0, step)
 
@@ -211,7 +211,7 @@ class RunFolder:
             aside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def finish(self, learner: Learner, summary: Mapping[str, Any]) -> None:
-        """The model, then the summary, then nothing else is needed to go on."""
+        """Write the model and then the summary, after which the run is finished."""
         about, model = describe(learner, summary), learner.model
         write_weights(self.path / "model", about, model, learner.embedders, learner.optimizer, random=True)
         with written_aside(self.path / "summary.json") as aside:
@@ -222,7 +222,7 @@ class RunFolder:
         self.push()
 
     def close(self) -> None:
-        """Give the folder free for others; a run that was to be replaced and was not comes back."""
+        """Release the lock. If a run was to be replaced and was not, restore it."""
         try:
             events, self.events = self.events, None
             if events is not None:
@@ -236,19 +236,19 @@ class RunFolder:
 
 
 def holds_run(place: Path | StoredFolder) -> bool:
-    """Return whether a run was begun there."""
+    """Return whether a run was begun in a folder."""
     return place.holds("config.json") if isinstance(place, StoredFolder) else (place / "config.json").exists()
 
 
 def ours(path: Path) -> list[Path]:
-    """What a run put into a folder."""
+    """Return the files that a run wrote into a folder."""
     return [
         p for p in path.iterdir() if p.name in OURS or p.name.startswith("events.out.tfevents.") or ".partial" in p.name
     ]
 
 
 def refuse_foreign(path: Path) -> None:
-    """A folder with anything in it must be a run folder: nothing else is touched."""
+    """Refuse a folder that is neither empty nor a run folder, so that no other files are touched."""
     if (path / ".before").exists():
         return  # a run that was being replaced
     known = {p.name for p in ours(path)} - {"config.json"}
@@ -262,7 +262,7 @@ def refuse_foreign(path: Path) -> None:
 
 
 def describe(learner: Learner, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What is needed, besides the plan, to build the model and its tables again."""
+    """Return what is needed, besides the plan, to make the model and its tables again."""
     return {
         "model": type(learner.model).__name__,
         "config": getattr(learner.model, "config", None),

@@ -1,11 +1,11 @@
 """Decides which rows a training uses and with which weight: downsampled negatives, checked labels, weights by label.
 
-Thinning keeps the same rows in every run: a row stays by a hash of seed, epoch and its number. All metrics are taken on
-validation rows, which are never downsampled.
+Downsampling keeps the same rows in every run: a hash of the seed, the epoch and the number of a row decides whether the row
+stays. All metrics are computed on validation rows, which are never downsampled.
 
 With one label, one number that is added to every logit corrects for the rows that were left out (`Learner.shift`). With several
-labels no such number is right for all of them: of the rows without a conversion, those with a click all stay. There, a row that
-was drawn from those without a click or another event counts 1 / share times, so that the expected loss is that of all rows.
+labels, no such number is right for all of them, because rows with any event always stay. Instead, each row that was kept out of
+those without an event gets the weight 1 / share, so that the expected loss is that of all rows.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from ctrbox.views.view import Filter, Join, Step
 
 
 def thin(batch: Batch, first: int, share: float, seed: int, epoch: int) -> Batch:
-    """All clicks and about ``share`` of the others. ``first``: number of the batch's first row in its epoch.
+    """Keep all rows with a click and about ``share`` of the others. ``first`` is the number of the batch's first row in its
+    epoch.
 
-    With several labels, all rows with an event (`eventful`) and about ``share`` of the others, which count 1 / share times.
+    With several labels, keep all rows with an event (`eventful`) and about ``share`` of the others, whose weight is 1 / share.
     """
     if share >= 1.0 or (batch.label is None and not batch.schema.tasks):
         return batch
@@ -40,7 +41,7 @@ def thin(batch: Batch, first: int, share: float, seed: int, epoch: int) -> Batch
 
 
 def eventful(batch: Batch) -> np.ndarray:
-    """Return in which rows a binary label or a count of several labels is above 0. Regressions are no events."""
+    """Return in which rows a binary label or a count of several labels is above 0. Regressions do not count as events."""
     found = np.zeros(batch.rows, np.bool_)
     for task in batch.schema.tasks:
         if task.kind != "regression":
@@ -49,7 +50,7 @@ def eventful(batch: Batch) -> np.ndarray:
 
 
 def uniform(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """Numbers in [0, 1), one per row number."""
+    """Return a number in [0, 1) for each row number."""
     mask = 2**64 - 1
     x = rows + np.uint64((seed * 0x9E3779B97F4A7C15 + epoch * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & mask)
     x ^= x >> np.uint64(32)
@@ -81,7 +82,7 @@ def weights_by_label(plan: Plan, stop: int | None) -> dict[int, tuple[float, flo
 
 
 class Labels:
-    """Checks labels as they come and counts them."""
+    """Counts labels and checks them."""
 
     def __init__(self, rows: int = 0, clicks: int = 0) -> None:
         self.rows = rows
@@ -109,7 +110,7 @@ class Labels:
         self.clicks += int(label.sum())
 
     def check(self, where: str, plan: Plan, start: int = 0, stop: int | None = None) -> None:
-        """Refuse no rows and a constant label. They were rows ``start`` to ``stop`` of the plan's log."""
+        """Refuse no rows and a constant label in rows ``start`` to ``stop`` of the plan's log."""
         if self.rows == 0:
             raise TrainError(no_rows(where, plan, start, stop))
         if self.clicks in (0, self.rows):
@@ -135,7 +136,7 @@ def check_weights(batch: Batch, first: int, where: str) -> None:
 
 
 def no_rows(where: str, plan: Plan, start: int = 0, stop: int | None = None) -> str:
-    """Return the error for rows ``start`` to ``stop`` of a plan's log, of which none is left."""
+    """Return the error if none of the rows ``start`` to ``stop`` of a plan's log is left."""
     rows = max(0, (plan.rows if stop is None else min(stop, plan.rows)) - start)
     if not rows:
         return f"there are no {where} rows: the log {plan.log.name!r} has none from row {start:,} on"

@@ -20,7 +20,7 @@ from ctrbox.train.training_state import State
 
 
 class Schedule(Protocol):
-    """``schedule(step)`` is the factor of the learning rate at a step, counted from 0."""
+    """A learning-rate schedule: ``schedule(step)`` is the factor of the learning rate at a step, counted from 0."""
 
     def __call__(self, step: int) -> float: ...
 
@@ -155,7 +155,9 @@ def check_reaches(schedule: Schedule, embedders: Sequence[Embedder]) -> None:
 
 
 def factor_at(schedule: Schedule, step: int) -> float:
-    """The factor of the learning rates at a step; TrainError where the schedule gives no finite number, 0 or more."""
+    """Return the factor of the learning rates at a step. TrainError if the schedule does not give a finite number of 0 or
+    more.
+    """
     factor = schedule(step)
     if not is_number(factor) or factor < 0:
         raise TrainError(

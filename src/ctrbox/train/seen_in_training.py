@@ -1,9 +1,9 @@
-"""Recognizes the log that a run was trained on, so that nobody measures a model on rows that it has learned from unawares.
+"""Recognizes the log that a run was trained on, so that nobody measures a model on its training rows by mistake.
 
-Logs are compared by the fingerprints of their content (`Plan.data_fingerprints`), of which a run folder records one per view.
-A copy of a log under another name, or some of its files, have another fingerprint. For them a run also records a mark of each
-file of its log (`files.checksum.marks_of_files`), if there are at most 1,000. What is not recognized: some of the rows of a file
-that were written into another file, and rows in memory that are a part of those that the run learned from.
+Logs are compared by the fingerprints of their content (`Plan.data_fingerprints`); a run folder records one for each view. A copy
+of a log under another name, or a part of its files, has another fingerprint. A run therefore also records a mark of each file of
+its log (`files.checksum.marks_of_files`), if there are at most 1,000 files. Two cases are not recognized: some rows of a file
+that were written into another file, and rows in memory that are a part of the training rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAST_SHARE = 0.01  # of the bytes of a log that known files hold; files with a 
 
 
 def recorded_fingerprint(folder: Path) -> str:
-    """Return the fingerprint of the log that the run in a folder was trained on; "" where the folder does not tell."""
+    """Return the fingerprint of the log that the run in a folder was trained on; "" if the folder does not contain it."""
     identity = read_sealed(folder / "config.json", "run folder").get("identity")
     views = identity.get("data") if isinstance(identity, dict) else None
     # The log comes first; its joined views and the views of separate validation rows follow.
@@ -37,7 +37,7 @@ def recorded_fingerprint(folder: Path) -> str:
 
 
 def log_fingerprint(plan: Plan) -> str:
-    """Return the fingerprint of the log that a plan reads; "" for a stream that cannot tell its content."""
+    """Return the fingerprint of the log that a plan reads; "" for a stream whose content has no fingerprint."""
     source = plan.log.source
     while isinstance(source, AgreeingSource):
         source = source.inner
@@ -66,7 +66,7 @@ def files_of(plan: Plan) -> Sequence[File]:
 
 
 def known_share(marks: Iterable[str], plan: Plan) -> tuple[int, int, float]:
-    """Return how many files of the log of a plan have one of these marks, of how many, and their share of its bytes."""
+    """Return how many files of a plan's log have one of these marks, the number of its files, and the share of these bytes."""
     learned, files = set(marks), files_of(plan)
     mine = log_marks(plan) if learned else []
     sizes = [file.size for file, mark in zip(files, mine, strict=False) if mark in learned]
@@ -74,9 +74,9 @@ def known_share(marks: Iterable[str], plan: Plan) -> tuple[int, int, float]:
 
 
 def warn_of_learned_rows(trained_on: str, plan: Plan, summary: Mapping[str, Any]) -> None:
-    """Warn where a plan reads the log with the fingerprint ``trained_on``, or copies of its files.
+    """Warn if a plan reads the log with the fingerprint ``trained_on``, or copies of its files.
 
-    ``summary``: of the run that learned from it.
+    ``summary`` is that of the run that learned from the log.
     """
     if not trained_on or trained_on != log_fingerprint(plan):
         known, count, share = known_share(summary.get("log_files") or (), plan)

@@ -50,7 +50,7 @@ MOST_CLIP = 1e308  # of a gradient, about the largest float
 
 @dataclass(frozen=True)
 class Settings:
-    """``Trainer.fit``'s arguments that decide the weights. Rows are rows of the log unless said otherwise."""
+    """The arguments of ``Trainer.fit`` that decide the weights. Rows are rows of the log unless said otherwise."""
 
     batch_size: int | None = None  # None: a power of two that gives about STEPS steps an epoch
     epochs: int = 1
@@ -124,11 +124,11 @@ class Settings:
 
     @property
     def fits_map(self) -> bool:
-        """Whether a calibration map is fitted after training, to rows that are held back for it."""
+        """Whether a calibration map is fitted after the training, to rows that are held back for it."""
         return self.calibrate in KINDS
 
     def calibration_rows(self, rows: int) -> int:
-        """Return how many of so many training rows, the newest, are held back for the calibration map."""
+        """Return how many of this number of training rows, the newest, are held back for the calibration map."""
         if not self.fits_map:
             return 0
         part = CALIBRATION_SHARE if self.calibrate_share is None else self.calibrate_share
@@ -144,7 +144,7 @@ class Settings:
 
 
 def with_batch_size(settings: Settings, rows: int) -> Settings:
-    """The settings with a batch size, for so many rows of training."""
+    """Return the settings with a batch size for this number of training rows."""
     if settings.batch_size is not None:
         return settings
     size = LEAST_BATCH
@@ -154,7 +154,7 @@ def with_batch_size(settings: Settings, rows: int) -> Settings:
 
 
 def no_setting(given: Mapping[str, Any], names: Iterable[str]) -> PlanError:
-    """Return the error for arguments that ``Trainer.fit`` does not take; ``names`` are those that it takes."""
+    """Return the error for arguments that ``Trainer.fit`` does not have; ``names`` are those that it has."""
     name, value = next(iter(given.items()))
     if name in OF_THE_TRAINER or name == "learning_rate":
         right = "lr" if name == "learning_rate" else name
@@ -167,9 +167,9 @@ def no_setting(given: Mapping[str, Any], names: Iterable[str]) -> PlanError:
 
 
 def device_for(asked: str, embedder: Any, plan: Plan) -> torch.device:
-    """Return the device of a model. "auto": that of its GPU tables; else on the GPU if its plan runs there, else on the CPU.
+    """Return the device of a model. "auto" is that of its GPU tables; else the GPU if its plan runs there, else the CPU.
 
-    A plan that chose the GPU by itself does not take tables in memory along.
+    A plan that chose the GPU by itself does not move tables that are in memory.
     """
     given = [*embedder.values()] if isinstance(embedder, Mapping) else [embedder]
     homes = {home for t in given if t is not None and (home := traits_of(t).device) is not None}
@@ -199,7 +199,7 @@ def device_for(asked: str, embedder: Any, plan: Plan) -> torch.device:
 def identity(
     plan: Plan, valid: Plan | None, model: nn.Module, tables: list[Embedder], settings: Settings
 ) -> dict[str, Any]:
-    """Everything that decides the weights a run ends with."""
+    """Return everything that decides the weights at the end of a run."""
     import ctrbox
 
     versions = {view: table["version"] for view, table in plan.table_versions.items()}
@@ -234,7 +234,7 @@ def config_of(model: nn.Module) -> Any:
 
 
 def same_run(folder: Any, kept: Any, mine: dict[str, Any]) -> None:
-    """Refuse to go on with a run of other code, data or settings, and name the first difference."""
+    """Refuse to continue a run of other code, data or settings, and name the first difference."""
     if not isinstance(kept, dict):
         raise DataError(f"{folder} has a damaged config.json: its identity is missing")
     for name, value in mine.items():
@@ -255,16 +255,16 @@ def same_run(folder: Any, kept: Any, mine: dict[str, Any]) -> None:
 
 
 def described_table(table: Embedder) -> str:
-    """Return the kind of a table and the settings that decide its rows, the same text in every process.
+    """Return the kind of a table and the settings that decide its rows, as text that is the same in every process.
 
-    A table that writes the files of another kind, as one on a GPU does, has that name, because a run may go on with either.
+    If a table writes the files of another kind, as one on a GPU does, it has that name, because a run may continue with either.
     """
     shown = [f"{name}={described(value)}" for name, value in table_settings(table).items()]
     return f"{traits_of(table).saved_as or type(table).__name__}({', '.join(shown)})"
 
 
 def _code(model: nn.Module) -> str:
-    """A digest of the compiled methods of the model's class and its parents below nn.Module."""
+    """Return a checksum of the compiled methods of the model's class and of its parents below nn.Module."""
     digest = hashlib.sha256()
     for cls in type(model).__mro__:
         if cls in (nn.Module, object):
@@ -287,7 +287,7 @@ def _add_code(digest: Any, code: CodeType) -> None:
 
 
 def described(value: Any) -> str:
-    """The same text for the same thing in every process, also for a function."""
+    """Return a text that is the same for the same thing in every process, also for a function."""
     function = getattr(value, "__func__", value)
     if isinstance(function, FunctionType):
         digest = hashlib.sha256()

@@ -37,7 +37,7 @@ class TaskLabels:
         self.ones = dict.fromkeys((task.name for task in tasks), 0)  # rows in which a binary label is 1
 
     def add(self, batch: Batch, first: int, where: str) -> None:
-        """Check the labels and weights of a batch; ``first``: the number of its first row."""
+        """Check the labels and weights of a batch; ``first`` is the number of its first row."""
         for task in self.tasks:
             values, known = batch.labels[task.name], batch.observed[task.name]
             at = refused(task, values, known)
@@ -92,9 +92,10 @@ def start_from_means(
 ) -> None:
     """Initialize the biases of a model, one for each task, from the labels of its first batch, if they are all still 0.
 
-    ``batch``: this worker's rows of it, None if it has none; ``sums`` adds up numbers over all workers. A binary label starts
-    with its log odds, a regression with its mean, and a count with the logarithm of its mean. The bias of a label that was not
-    observed in the batch stays 0. ``weighted``: rows count as much as their weights say, because negatives were downsampled.
+    ``batch`` contains this worker's rows of the first batch, or is None if it has none. ``sums`` adds up numbers over all
+    workers. A binary label starts with its log odds, a regression with its mean, and a count with the logarithm of its mean. The
+    bias of a label that was not observed in the batch stays 0. With ``weighted``, rows count with their weights, because
+    negatives were downsampled.
     """
     bias = getattr(model, "bias", None)
     if not isinstance(bias, nn.Parameter) or bias.shape != (len(tasks),) or bool(bias.detach().any()):

@@ -34,13 +34,13 @@ MOST_PARTS, ROWS_OF_PART = 20, 50  # groups of like predictions, and windows whe
 
 @dataclass(frozen=True)
 class Look:
-    """By what the validation rows are cut: a time, and expressions by name. None: whatever the plan makes likely."""
+    """How the final evaluation divides the validation rows: by a time, and by expressions. None: as the plan suggests."""
 
     time: Any = None
     by: Mapping[str, Any] | None = None
 
     def check(self, plan: Plan) -> None:
-        """Refuse before training what could not be looked at after it."""
+        """Refuse settings before the training that could not be evaluated after it."""
         if self.by is not None and not isinstance(self.by, Mapping):
             raise PlanError(f"by must be a dict from names to expressions, got {type(self.by).__name__}")
         for name, e in (self.by or {}).items():
@@ -61,8 +61,9 @@ def summarize(
     passes: Passes,
     before: float = 0.0,
 ) -> dict[str, Any]:
-    """What happened; what the model is worth is ``judge``'s to say. ``before``: seconds of earlier processes, whose clocks
-    and counters are gone."""
+    """Return what happened in a training; ``judge`` measures the model. ``before``: seconds of earlier processes of the same
+    run.
+    """
     mine = max(1e-9, state.seconds - before)
     stages = [
         {
@@ -120,9 +121,10 @@ def pipeline(passes: Passes, clocks: list[Clock]) -> dict[str, Any]:
 
 
 def stage_shares(passes: Passes, clocks: list[Clock], seconds: float) -> list[StageShares]:
-    """Return how the stages spent the time of the passes; of all ``seconds`` where no pass has ended.
+    """Return how the stages spent the time of the passes, or of all ``seconds`` if no pass has ended.
 
-    Passes leave evaluations and checkpoints out, during which every earlier stage waits for room whatever the bottleneck is.
+    Passes leave evaluations and checkpoints out, because every earlier stage waits during these, whichever stage is the
+    bottleneck.
     """
     done = passes.done.get("stages", {})
     if not (whole := done.get("seconds", 0.0)):
@@ -135,7 +137,7 @@ def stage_shares(passes: Passes, clocks: list[Clock], seconds: float) -> list[St
 
 
 def tables(learner: Learner, passes: Passes) -> list[dict[str, Any]]:
-    """What the passes asked of each table that counts, and what it holds."""
+    """Return what the passes requested from each table that has counters, and what the table contains."""
     found = []
     for k, source in enumerate(learner.sources):
         kind = f"table-{k}"
@@ -207,13 +209,13 @@ def judge(
 
 
 def time_column(plan: Plan) -> Expr | None:
-    """The log's only time, if it has exactly one."""
+    """Return the only time column of the log, if it has exactly one."""
     names = [f.name for f in plan.log.source.schema if kind_of_arrow(f.type) == "t"]
     return col(names[0]) if len(names) == 1 and _usable(plan, col(names[0])) else None
 
 
 def few_valued(plan: Plan, described: list[dict[str, Any]]) -> dict[str, Expr]:
-    """Fields that are a column as it stands and have few values."""
+    """Return the fields that are an unchanged column with few values."""
     few = {f["name"] for f in described if f["kind"] == "sparse" and f["distinct"] <= MOST_VALUES and f["keys"] == 1.0}
     found = {}
     for name, e in plan.features.sparse.items():

@@ -19,7 +19,7 @@ def check_tables(asked: str | None) -> None:
 
 
 def _holding(embedders: Sequence[Embedder]) -> list[Embedder]:
-    """Tables with rows that can be removed; a Model Server has data, not rows of an earlier training."""
+    """Return the tables with rows that can be removed. A Model Server has data, but no rows of an earlier training."""
     return [table for table in embedders if traits_of(table).clears and len(table)]
 
 
@@ -29,7 +29,7 @@ def _named(table: Embedder) -> str:
 
 
 def check_rows_told(embedders: Sequence[Embedder], asked: str | None) -> None:
-    """Ask, where a run is to be replaced and its table keeps the rows of before: beginning anew may mean either."""
+    """Require a decision if a run is to be replaced and its table still has the rows of the old one: keep or remove them."""
     found = _holding(embedders)
     if asked is None and found:
         raise PlanError(
@@ -45,7 +45,7 @@ def clear_rows(embedders: Sequence[Embedder]) -> None:
 
 
 def warn_of_rows(embedders: Sequence[Embedder]) -> None:
-    """Say it where a table brings rows of an earlier training into one that begins."""
+    """Warn if a table contains rows of an earlier training when a new one begins."""
     for table in _holding(embedders):
         warnings.warn(
             f"{_named(table)} already holds {len(table):,} rows, and this training continues from them. Use tables='empty' "
@@ -55,7 +55,7 @@ def warn_of_rows(embedders: Sequence[Embedder]) -> None:
 
 
 def set_rate(embedders: Sequence[Embedder], lr: float) -> None:
-    """Give every table this learning rate, for vectors and first-order weights; sub-models of Model Servers keep theirs."""
+    """Set the learning rate of every table, for vectors and first-order weights. Sub-models of Model Servers keep theirs."""
     tables = [table for table in embedders if traits_of(table).sets_lr]
     if not tables:
         kinds = ", ".join(sorted({type(one).__name__ for one in embedders}))

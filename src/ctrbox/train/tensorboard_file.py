@@ -1,6 +1,6 @@
 """Writes TensorBoard scalars without TensorBoard.
 
-A file is records, one after the other, little endian:
+A file consists of records, one after the other, in little-endian order:
 
     0       8   length of the event, n
     8       4   masked CRC-32C of those 8 bytes
@@ -10,9 +10,9 @@ A file is records, one after the other, little endian:
 An event is a protobuf message: 1 wall_time (double), 2 step (int64), then one of 3 file_version (string),
 5 summary {1 value {1 tag (string), 2 simple_value (float)}}, 7 session_log {1 status}. The first event names the version.
 
-Every run, and every resumed run, opens a file of its own and never touches one that exists: TensorBoard reads all files of
-a folder in the order of their names, and takes a record that was cut off by a kill for the end of its file. What ``flush``
-has written outlives a kill of the process. One thread at a time.
+Every run, and every resumed run, writes a new file and never changes an existing one, for two reasons. TensorBoard reads all
+files of a folder in the order of their names. And if a kill has cut off a record, TensorBoard takes this record for the end of
+the file. What ``flush`` has written survives a kill of the process. Only one thread at a time may use a file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CRC_OF_BYTE = _table()
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli), a byte at a time: events are some 40 bytes long."""
+    """Compute CRC-32C (Castagnoli), one byte at a time, because events have only about 40 bytes."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC_OF_BYTE[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -82,8 +82,8 @@ def _event(wall_time: float, step: int, body: bytes) -> bytes:
 class Events:
     """Scalars for TensorBoard in a new file of ``folder``: ``events.out.tfevents.<seconds>.ctrbox.<number>.<process>``.
 
-    A run resumed from a checkpoint gives ``resumed_at``, the first step it will do again: TensorBoard then hides what files
-    of before the crash hold of that step and later ones.
+    A run that was resumed from a checkpoint gives ``resumed_at``, the first step that it makes again. TensorBoard then hides what
+    earlier files contain of this step and of later ones.
     """
 
     def __init__(self, folder: str | Path, *, resumed_at: int | None = None) -> None:
@@ -102,7 +102,9 @@ class Events:
 
     @staticmethod
     def _create(folder: Path, now: float) -> tuple[Path, int]:
-        """A name that sorts after those of all earlier runs, also after a fast restart or a clock that was set back."""
+        """Create a file whose name sorts after those of all earlier runs, also after a fast restart or if the clock was set
+        back.
+        """
         seconds, number = int(now), 0
         for other in folder.glob("events.out.tfevents.*.ctrbox.*.*"):
             parts = other.name.split(".")
@@ -116,7 +118,7 @@ class Events:
                 number += 1
 
     def scalar(self, tag: str, value: float, step: int, wall_time: float | None = None) -> None:
-        """One point of the curve ``tag``; the value is kept as float32, NaN and infinities included."""
+        """Write one point of the curve ``tag``. The value is stored as float32; NaN and infinities are allowed."""
         if self._file is None:
             raise WriteError(f"{self.path} is closed; create a new Events object to write {tag!r}")
         with np.errstate(over="ignore"):
@@ -128,7 +130,7 @@ class Events:
             self.flush()
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
+        """Pass all records to the operating system."""
         if self._file is None:
             return
         try:

@@ -18,7 +18,7 @@ from ctrbox.train.callbacks import Callback, End, Evaluation, Step, StopTraining
 
 
 def imported(package: str, extra: str, what: str) -> Any:
-    """The package, or an error that says how to install it."""
+    """Return the imported package, or raise an error that says how to install it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -26,7 +26,7 @@ def imported(package: str, extra: str, what: str) -> Any:
 
 
 def _numbers(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics that are numbers: a GAUC without groups is none, and trackers draw no NaN."""
+    """Return the metrics that are numbers. A GAUC without groups has no value, and trackers cannot draw NaN."""
     numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
     return {f"{prefix}/{name}": float(value) for name, value in numbers.items() if math.isfinite(value)}
 

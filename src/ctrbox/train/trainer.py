@@ -270,7 +270,7 @@ FIT = tuple(inspect.signature(Trainer.fit).parameters)
 
 
 def run_place(out: str | Path | StoredFolder, cluster: OtherProcesses | None) -> Path | StoredFolder:
-    """Return where a run goes. A place on S3 or HDFS that cannot be written is refused here, before any work."""
+    """Return the place of a run. A place on S3 or HDFS that cannot be written is refused here, before any work."""
     url = out.url if isinstance(out, StoredFolder) else stored_url(out, "a run folder")
     if url is None:
         assert not isinstance(out, StoredFolder)
@@ -288,7 +288,7 @@ def run_place(out: str | Path | StoredFolder, cluster: OtherProcesses | None) ->
 def check_have_effect(
     chosen: Settings, plan: Plan, split: Split, *, looked: bool, time: Any, by: Mapping[str, Any] | None
 ) -> None:
-    """Refuse settings that this training would not use, so that nobody believes that they did something."""
+    """Refuse settings that this training would not use, so that nobody believes that they have an effect."""
     if split.valid is None:
         for name, asked in (("patience", chosen.patience), ("evaluate_every", chosen.evaluate_every)):
             if asked is not None:

@@ -39,7 +39,7 @@ BROKEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, R
 
 
 def state_of(kept: Any) -> State:
-    """A state read back; what has another type than it should raises TypeError."""
+    """Return a state that was read from a file. Raises TypeError if a value has another type than it should."""
     fresh = asdict(State())
     if not isinstance(kept, dict) or set(kept) != set(fresh):
         raise TypeError("it does not hold the state of a training")

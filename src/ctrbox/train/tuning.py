@@ -45,7 +45,7 @@ STUDY = "study.journal"
 
 
 def space_of(tune: Any, path: Path | str) -> Callable[[Any], Mapping[str, Any]]:
-    """The function ``tune`` of a job; refused where there is none."""
+    """Return the function ``tune`` of a job. PlanError if the job has none."""
     if tune is None:
         raise PlanError(
             f"{path} declares no search space; define a function from a trial to what it trains: def tune(trial): return "
@@ -61,7 +61,7 @@ def space_of(tune: Any, path: Path | str) -> Callable[[Any], Mapping[str, Any]]:
 
 
 def chosen(tune: Callable[[Any], Mapping[str, Any]], trial: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a trial trains: model, table and optimizer, and arguments of ``Trainer.fit``."""
+    """Return what a trial trains: the model, the table and the optimizer, and arguments of ``Trainer.fit``."""
     found = tune(trial)
     if not isinstance(found, Mapping):
         raise PlanError(
@@ -78,7 +78,7 @@ def chosen(tune: Callable[[Any], Mapping[str, Any]], trial: Any) -> tuple[dict[s
 
 
 def fresh_table(table: Any) -> Any:
-    """An empty table with the settings of the job's own, so that no trial begins with what another one learned."""
+    """Return an empty table with the settings of the job's table, so that no trial begins with what another one learned."""
     if table is None:
         return None
     if isinstance(table, Mapping):
@@ -157,7 +157,7 @@ class Study:
         self._end_broken()
 
     def _end_broken(self) -> None:
-        """Trials that a process left unfinished have failed: nobody goes on with them."""
+        """Mark trials that a process left unfinished as failed, because nothing continues them."""
         for trial in self.study.get_trials(deepcopy=False):
             if trial.state == self.optuna.trial.TrialState.RUNNING:
                 self.study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
@@ -212,7 +212,7 @@ class Study:
         threads: int | None,
         watch: Callable[[], Watcher] | None,
     ) -> tuple[float, bool]:
-        """The metric of a trial, and whether it was pruned."""
+        """Return the metric of a trial, and whether it was pruned."""
         try:
             parts, asked = chosen(tune, trial)
         except CtrboxError:
@@ -246,13 +246,13 @@ class Study:
 
     @property
     def done(self) -> Sequence[Any]:
-        """Trials that ran to their end, best first."""
+        """Return the trials that ran to their end, best first."""
         found = [t for t in self.study.get_trials(deepcopy=False) if t.state == self.optuna.trial.TrialState.COMPLETE]
         sign = 1 if direction_of(self.metric) == "minimize" else -1
         return sorted(found, key=lambda t: sign * t.value)
 
     def line(self, number: int) -> str:
-        """One trial in a line: how it ended, its metric and its parameters."""
+        """Return one line about a trial: how it ended, its metric and its parameters."""
         trial = self.study.get_trials(deepcopy=False)[number]
         values = trial.intermediate_values
         last = trial.value if trial.value is not None else values[max(values)] if values else None
@@ -265,7 +265,7 @@ class Study:
 
 
 def best_of(folder: Path, tune: Callable[[Any], Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the best trial of a study trained, made anew: parts and arguments, as ``chosen`` gives them."""
+    """Return what the best trial of a study trained, made again: parts and arguments, as ``chosen`` returns them."""
     optuna = imported("optuna", "tune", "a tuned training")
     refuse_url(folder, "a study")
     if not (folder / STUDY).exists():

@@ -1,14 +1,15 @@
 """Starts a training from parts of an earlier one (Ge et al., "Image Matters", section 7.2).
 
-    none      nothing: new weights
-    partial   all but the embeddings of ids: the click model's own weights and the sub-models of Model Servers. Embeddings of ids
-              overfit in one epoch over the days they saw; sub-models and towers need more than one epoch
-    full      the tables, too, with the states of their optimizers
-    continue  everything that the next step depends on: the optimizers of the click model and of sub-models and the random state,
-              too. A second day's training, as if the first had not ended (docs/training/continue.md)
+    none      nothing: the training begins with new weights
+    partial   everything except the embeddings of ids: the weights of the click model, and the sub-models of Model Servers.
+              Embeddings of ids overfit after one epoch of the earlier training; sub-models and towers need more than one epoch
+    full      the tables as well, with the states of their optimizers
+    continue  everything that the next step depends on: also the optimizers of the click model and of sub-models, and the random
+              state. The training of a second day continues as if the first had not ended (docs/training/continue.md)
 
-With "partial" and "full" the optimizers of the click model and of sub-models begin anew. Refused: another model, other fields,
-another kind of optimizer, and a partial warm-up of tables that hold rows already. The earlier run is read and never changed.
+With "partial" and "full", the optimizers of the click model and of sub-models begin with new states. A warm-up refuses another
+model, other fields and another kind of optimizer, and a partial warm-up refuses tables that already have rows. The earlier run is
+read and never changed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ WARM_UPS = ("none", "partial", "full", "continue")
 
 @dataclass(frozen=True)
 class WarmUp:
-    """How to begin, and from which run: a `Run` or its folder."""
+    """The kind of a warm-up, and the earlier run: a `Run` or its folder."""
 
     kind: str = "none"
     run: Run | str | Path | None = None
@@ -61,7 +62,7 @@ class WarmUp:
             refuse_url(self.run, "the run that a training starts from")
 
     def check(self, learner: Learner) -> None:
-        """Before anything is written: tables of a partial warm-up begin empty."""
+        """Refuse tables with rows for a partial warm-up, before anything is written."""
         if self.kind != "partial":
             return
         for source in learner.sources:
@@ -72,7 +73,7 @@ class WarmUp:
                 )
 
     def identity(self) -> list[str]:
-        """What of it decides the weights; files by their checksums."""
+        """Return the parts of the earlier run that decide the weights; files by their checksums."""
         if self.run is None:
             return [self.kind]
         folder = self.run.folder if isinstance(self.run, Run) else Path(self.run)
@@ -88,7 +89,7 @@ class WarmUp:
         ]
 
     def warn_of_same_log(self, plan: Plan) -> None:
-        """Warn where the earlier run was trained on a log with the same content, as far as its fingerprint tells."""
+        """Warn if the earlier run was trained on a log with the same content, according to its fingerprint."""
         if self.run is None:
             return
         if isinstance(self.run, Run) and self.run.folder is None:
@@ -105,7 +106,7 @@ class WarmUp:
             )
 
     def apply(self, learner: Learner) -> None:
-        """Put the earlier weights into a model and its embedders."""
+        """Load the earlier weights into a model and its embedders."""
         if self.run is None:
             return
         if isinstance(self.run, Run) and self.run.folder is None:
@@ -154,7 +155,9 @@ class WarmUp:
 
 
 def differences(theirs: Any, mine: Any, name: str = "") -> list[str]:
-    """Return one line for each setting of a model that differs from that of an earlier run: dim of 'user': 8 there, 16 here."""
+    """Return one line for each setting of a model that differs from that of an earlier run, such as "dim of 'user': 8 there, 16
+    here".
+    """
     if not isinstance(theirs, Mapping) or not isinstance(mine, Mapping):
         shown = ["not set" if value is ABSENT else repr(value)[:200] for value in (theirs, mine)]
         return [f"{name or 'config'}: {shown[0]} there, {shown[1]} here"]
@@ -194,7 +197,7 @@ def _model(folder: Path) -> Path:
 
 
 def _file(place: Path, tables: Any, source: Source) -> Path:
-    """The file of the embedder that served the same fields."""
+    """Return the file of the embedder that had the same fields."""
     found = tables if isinstance(tables, Sequence) else []
     for k, fields in enumerate(found):
         if isinstance(fields, list) and set(fields) == set(source.fields):
