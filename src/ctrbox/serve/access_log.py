@@ -3,10 +3,10 @@
     {"time": "2026-11-18T12:00:00.123Z", "client": "10.0.0.7", "method": "POST", "path": "/v1/score", "status": 200, "ms": 1.274,
      "bytes": 61, "candidates": 100, "version": 7, "trace": "4bf92f3577b34da6a3ce929d0e0e4736"}
 
-``ms`` is the time from the last byte of the request to its answer, ``bytes`` the length of the answer's body, and ``trace`` the
-trace of the request where there is one. Of a request whose head could not be read, method and path are "". A line has no header,
-no body and no token of the request. All workers append to the file; a line is written by one call, so lines do not mix. The file
-may be renamed or removed while the server runs: within a second, every worker writes to a new one.
+``ms`` is the time from the last byte of the request to its answer, ``bytes`` the length of the body of the answer, and ``trace``
+the id of the trace, if the request has one. If the head of a request could not be read, method and path are "". A line contains
+no header, no body and no token of the request. All workers append to the file. Each line is written by one call, so lines do not
+mix. The file may be renamed or removed while the server runs: within a second, every worker writes to a new one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("ctrbox.serve")
 
 
 class AccessLog:
-    """Any number of threads and processes may write to one file, each through a log of its own."""
+    """An access log. Any number of threads and processes may write to one file, each through an object of its own."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,7 +53,9 @@ class AccessLog:
         version: int | None = None,
         trace: str = "",
     ) -> None:
-        """Write the line of a request. A disk that is full loses lines, which is logged once, and no request."""
+        """Write the line of a request. If the disk is full, the line is lost, and this is logged once; the request is not
+        affected.
+        """
         entry = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "client": client,
@@ -79,7 +81,7 @@ class AccessLog:
             self._told = True
 
     def _follow(self) -> None:
-        """Open the file again if its name belongs to another file now, or to none."""
+        """Open the file again if its name now belongs to another file, or to none."""
         now = time.monotonic()
         if now - self._checked < CHECKED_SECONDS:
             return

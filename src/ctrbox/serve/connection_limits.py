@@ -1,8 +1,8 @@
 """Limits connections and bytes, in total and for each client address.
 
-One address may hold at most its share of each limit. Where a limit of all together is reached, the address that holds the most
-makes room: first its connection that has been idle for longest, then the one whose request has been arriving for longest. So a
-client that holds little is served whatever the others do. Only the event loop calls this; it needs no lock.
+One address may have at most its share of each limit. If the limit for all clients together is reached, the address that has the
+most makes room: first its connection that has been idle for longest, then the one whose request has been arriving for longest. A
+client that uses little is therefore served whatever the others do. Only the event loop calls this code, so it needs no lock.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from ctrbox.serve.metrics import Cells
 
 
 class Held(Protocol):
-    """A connection as the door sees it."""
+    """A connection, as this module uses it."""
 
     def dropped(self, reason: str) -> None:
-        """End now; the door has already stopped counting the connection."""
+        """End the connection now. The door no longer counts it."""
         ...
 
 
 class Client:
-    """One client address. ``idle`` and ``reading`` hold its connections, the oldest first; others have a request under way."""
+    """One client address. ``idle`` and ``reading`` are its connections, the oldest first; its others have a request in
+    progress.
+    """
 
     __slots__ = ("address", "connections", "held", "idle", "reading")
 
@@ -35,7 +37,7 @@ class Client:
         self.reading: dict[Held, None] = {}
 
     def oldest(self) -> Held | None:
-        """Return the connection that can be missed most easily; None where all have a request under way."""
+        """Return the connection that should be closed first; None if all have a request in progress."""
         for held in (self.idle, self.reading):
             for connection in held:
                 return connection
@@ -43,7 +45,9 @@ class Client:
 
 
 class Door:
-    """Counts connections and bytes. ``share``: the part of each limit that one client address may hold, above 0 and at most 1."""
+    """Counts connections and bytes. ``share`` is the part of each limit that one client address may have, above 0 and at
+    most 1.
+    """
 
     def __init__(self, most_connections: int, most_bytes: int, share: float, largest_request: int) -> None:
         self.share, self.largest_request = share, largest_request
@@ -66,7 +70,7 @@ class Door:
     # ---- connections
 
     def enter(self, host: str) -> Client | None:
-        """Count a new connection of a client; None where there is no room and nobody can make any."""
+        """Count a new connection of a client. Return None if there is no room and no connection can be closed to make room."""
         address = client_of(host)
         client = self.clients.get(address)
         if client is not None and client.connections >= self.client_connections:
@@ -83,7 +87,7 @@ class Door:
         return client
 
     def leave(self, client: Client, connection: Held, held: int) -> None:
-        """Stop counting a connection and the bytes that it holds."""
+        """Stop counting a connection and the bytes of its buffers."""
         client.idle.pop(connection, None)
         client.reading.pop(connection, None)
         client.held -= held
@@ -106,7 +110,9 @@ class Door:
             self._by_count.setdefault(client.connections, {})[client] = None
 
     def make_room(self, client: Client | None = None) -> bool:
-        """Close a connection of this client, else of the one that has the most; whether there was one to close."""
+        """Close a connection of this client, or else of the one that has the most. Return whether there was a connection to
+        close.
+        """
         clients = [client] if client is not None else self._largest_first()
         connection = next((found for c in clients if (found := c.oldest()) is not None), None)
         if connection is None:
@@ -122,7 +128,9 @@ class Door:
     # ---- bytes
 
     def hold(self, client: Client, more: int) -> str:
-        """Count ``more`` bytes (it may be negative) for a client; returns why there is no room for them, "" where there is."""
+        """Count ``more`` bytes for a client; ``more`` may be negative. Return why there is no room for them, or "" if there is
+        room.
+        """
         client.held += more
         self.held += more
         if more <= 0:
@@ -144,7 +152,7 @@ class Door:
 
 
 def client_of(host: str) -> str:
-    """Return what counts as one client: an IPv4 address, or a /64 of IPv6, of which one customer usually has all."""
+    """Return what counts as one client: an IPv4 address, or a /64 network of IPv6, which usually belongs to one customer."""
     if ":" not in host:
         return host
     try:

@@ -39,7 +39,11 @@ log = logging.getLogger("ctrbox.serve")
 
 
 class EventStream:
-    """``start`` follows the stream in a thread until ``close``; ``wait`` waits until what was there at the start has been fed."""
+    """Feeds the state of histories from a stream.
+
+    ``start`` follows the stream in a thread until ``close`` is called. ``wait`` waits until the messages that were in the stream
+    at the start have been fed.
+    """
 
     def __init__(self, past: ServedPast, url: str) -> None:
         self.past = past
@@ -73,7 +77,7 @@ class EventStream:
     # ---- for the server
 
     def check(self) -> None:
-        """SourceError unless the stream can be read now."""
+        """Raise a SourceError unless the stream can be read now."""
 
         async def once() -> None:
             client = await nats_connection(self.server, self.name, "ctrbox-serve")
@@ -98,7 +102,7 @@ class EventStream:
             join(self._thread)
 
     def told(self) -> dict[str, Any]:
-        """Return the number of the last message that was fed, and what went wrong."""
+        """Return the number of the last message that was fed, and the last error."""
         found: dict[str, Any] = {"name": self.name, "message": self._seq, "refused": self.refused, "lost": self.lost}
         if self.failing:
             found["failing"] = {"seconds": round(time.time() - self.failing_since, 1), "reason": self.failing}

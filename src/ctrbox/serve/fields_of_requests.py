@@ -14,7 +14,7 @@ from ctrbox.errors import DataError
 
 
 class RowReader:
-    """Objects of one set of columns as record batches of ``schema``; columns of ``known`` that nothing reads are
+    """Converts objects with one set of columns to record batches of ``schema``. Columns of ``known`` that nothing reads are
     ignored.
     """
 
@@ -26,7 +26,10 @@ class RowReader:
         elsewhere: Mapping[str, str],
         where: str,
     ) -> None:
-        """``elsewhere``: columns that belong to another part of the request, and to which. ``where``: this part's name."""
+        """Make a reader for the part of a request that is called ``where``.
+
+        ``elsewhere`` names the columns that belong to another part of the request, and this part.
+        """
         self.schema, self.known, self.elsewhere, self.where = schema, frozenset(known), elsewhere, where
         self.columns = list(columns)
         self.names = schema.names
@@ -42,7 +45,7 @@ class RowReader:
             raise DataError(f"{self.where}: {str(error).removeprefix('row 0: ')}") from None
 
     def rows(self, given: Any) -> pa.RecordBatch:
-        """A list of objects, or an object of lists."""
+        """Convert a list of objects, or an object of lists."""
         if isinstance(given, dict):
             return self.columnar(given)
         if not isinstance(given, list):
@@ -79,7 +82,7 @@ class RowReader:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema) if arrays else nameless(rows)
 
     def check(self, names: tuple[str, ...]) -> Callable[[Any], Any]:
-        """What picks the columns that are read; DataError where one is missing, unknown or belongs elsewhere."""
+        """Return what selects the columns that are read. DataError if a column is missing, unknown or belongs to another part."""
         for name in names:
             if name in self.elsewhere:
                 raise DataError(

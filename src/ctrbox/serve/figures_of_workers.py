@@ -1,18 +1,18 @@
-"""Tells what one worker knows of itself beside its counts of requests, and adds it up for all workers.
+"""Collects the figures of one worker, in addition to its counts of requests, and adds them up for all workers.
 
-A worker writes its figures to the board (memory_shared_by_workers.py) 50 ms after an answer, twice a second and whenever it
-is asked itself. They are plain JSON:
+A worker writes its figures to the board (memory_shared_by_workers.py) 50 ms after an answer, twice a second, and when it is asked
+for the figures of the server. They are plain JSON:
 
-    counters   only grow; the figures of a worker that is gone go on counting in those of its successor
-    gauges     what is so now
-    keys       by field: known, unknown
-    joins      view, columns, keys, missed
-    labels     of several labels, by name: sum and number of the predictions (prediction_sums.py)
-    unlearned  fields of which no key was known for long (unlearned_keys.py)
-    vectors    objects whose vectors are published: the same number in every worker
-    versions   of the model, that workers serve
-    views      by joined view: its versions, that workers read
-    past       of the state of histories: the newest time that was fed, in microseconds since 1970
+    counters   numbers that only grow; those of a worker that ended are added to those of its successor
+    gauges     present values
+    keys       by field: number of known and of unknown keys
+    joins      view, columns, number of keys, number of keys without a row
+    labels     for several labels, by name: sum and number of the predictions (prediction_sums.py)
+    unlearned  fields in which no key was known for a long time (unlearned_keys.py)
+    vectors    number of objects with published vectors, which is the same in every worker
+    versions   versions of the model that workers serve
+    views      for each joined view: the versions that workers read
+    past       for the state of histories: the newest time that was fed, in microseconds since 1970
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def figures_of(service: Service) -> Figures:
 
 
 def together(parts: Iterable[Figures]) -> Figures:
-    """Return the figures of several workers as those of one server. An empty part says nothing."""
+    """Return the figures of several workers as those of one server. Parts without values are left out."""
     counters: Counter[str] = Counter()
     gauges: Counter[str] = Counter()
     keys: dict[str, list[int]] = {}
@@ -117,7 +117,7 @@ def together(parts: Iterable[Figures]) -> Figures:
 
 
 def carried(figures: Figures) -> Figures:
-    """Return what is left of a worker that is gone: its counts, and nothing that is so no more."""
+    """Return the figures of a worker that ended without its present values: only what counts on."""
     if not figures:
         return {}
     return {**figures, "gauges": {}, "unlearned": [], "vectors": None, "versions": [], "views": {}, "past": []}

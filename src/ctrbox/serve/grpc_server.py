@@ -1,7 +1,8 @@
-"""Serves gRPC with the Open Inference Protocol v2, as ``tritonclient.grpc`` speaks it.
+"""Serves gRPC with the Open Inference Protocol v2, as ``tritonclient.grpc`` uses it.
 
-Threads of gRPC score themselves; together with those who wait they are bounded by ``maximum_concurrent_rpcs``, beyond which gRPC
-answers RESOURCE_EXHAUSTED at once, and by the service's queue. The token comes as metadata ``authorization: Bearer …``.
+Threads of gRPC score requests themselves. ``maximum_concurrent_rpcs`` limits the number of these threads and of the requests that
+wait for them; gRPC answers further requests with RESOURCE_EXHAUSTED at once. The queue of the service is a second limit. The
+token comes as metadata ``authorization: Bearer …``.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.service = service
 
     def _answer(self, context: Any, work: Callable[[], Any]) -> Any:
-        """What ``work`` returns; a refusal becomes gRPC's status."""
+        """Return what ``work`` returns, and convert a refusal to a status of gRPC."""
         try:
             return work()
         except Refused as refused:
@@ -203,7 +204,7 @@ def typed(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def score_of(request: Any) -> str | None:
-    """Return the expression of several labels that a request asks for: its parameter ``score``."""
+    """Return the expression of several labels that a request asks for in its parameter ``score``."""
     if "score" not in request.parameters:
         return None
     given = request.parameters["score"]
@@ -213,7 +214,7 @@ def score_of(request: Any) -> str | None:
 
 
 def plain_tensors(request: Any) -> list[Tensor] | None:
-    """Return the inputs as native code takes them; None if `tensors_of` has to read them, or to say what is wrong."""
+    """Return the inputs for native code; None if `tensors_of` has to read them, or has to say what is wrong."""
     raw, inputs = request.raw_input_contents, request.inputs
     if len(raw) == len(inputs):
         if any(entry.HasField("contents") or len(entry.shape) > 2 for entry in inputs):
@@ -236,7 +237,7 @@ def elements_of(entry: Any) -> bytes:
 
 
 def tensors_of(request: Any) -> dict[str, np.ndarray]:
-    """The inputs by name, from raw contents or from typed ones."""
+    """Return the inputs by name, from raw or from typed contents."""
     raw, found = list(request.raw_input_contents), {}
     if raw and len(raw) != len(request.inputs):
         raise wrong(
@@ -276,7 +277,7 @@ def from_contents(entry: Any, shape: list[int]) -> np.ndarray:
 
 
 class TokenFirst(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses a call without the token before its message is read or a thread scores it; liveness asks for none."""
+    """Refuses a call without the token before its message is read or a thread scores it. Liveness needs no token."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -300,13 +301,13 @@ class TokenFirst(grpc.ServerInterceptor):  # type: ignore[misc]
 
 
 def client_of_peer(peer: str) -> str:
-    """Return the client address of gRPC's ``ipv4:127.0.0.1:4711`` or ``ipv6:[::1]:4711``."""
+    """Return the client address in gRPC's ``ipv4:127.0.0.1:4711`` or ``ipv6:[::1]:4711``."""
     kind, _, rest = unquote(peer).partition(":")
     return client_of(rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer)
 
 
 def options(limits: Limits, threads: int, most_connections: int, shared: bool = False) -> list[tuple[str, int]]:
-    """Return gRPC's settings that keep the limits of the service. ``shared``: other workers listen at the same port."""
+    """Return the settings of gRPC that enforce the limits of the service. ``shared``: other workers listen at the same port."""
     return [
         ("grpc.max_receive_message_length", limits.body_bytes),
         ("grpc.max_metadata_size", HEAD_BYTES),
@@ -322,7 +323,10 @@ def options(limits: Limits, threads: int, most_connections: int, shared: bool = 
 def grpc_server(
     service: Service, address: str, threads: int, most_connections: int = 1024, certificate: Certificate | None = None
 ) -> Any:
-    """A server that listens but has not begun; ``address``: host:port. Of several workers, each has one at the same port."""
+    """Return a server that listens at ``address`` (host:port) but has not started.
+
+    If there are several workers, each has a server at the same port.
+    """
     limits = service.limits
     server = grpc.server(
         ThreadPoolExecutor(threads, thread_name_prefix="ctrbox-grpc"),
@@ -344,7 +348,7 @@ def grpc_server(
 
 
 def credentials(certificate: Certificate) -> Any:
-    """The certificate for gRPC, asked for again at each handshake: the HTTP side reads changed files."""
+    """Return the certificate for gRPC. gRPC asks for it at each handshake, because the HTTP side reloads changed files."""
 
     def now() -> Any:
         return grpc.ssl_server_certificate_configuration([certificate.texts])

@@ -1,8 +1,8 @@
 """Checks the Host and Origin headers of requests to a server without a token.
 
-A web page that a user visits can make the browser send requests to the user's own machine. Its own name, pointed at 127.0.0.1
-for a moment (DNS rebinding), would make the answers readable to it. The browser still tells that name in Host and Origin, so both
-must name this machine.
+A web page that a user visits can make the browser send requests to the user's own machine. If the name of the page's server
+points to 127.0.0.1 for a moment (DNS rebinding), the page could also read the answers. The browser still sends that name in Host
+and Origin. Both headers must therefore contain a name of this machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from ctrbox.serve.refused_request import Refused
 
 
 class AllowedHosts:
-    """Loopback names and addresses, the address that the server listens at, and those that the user allows."""
+    """The names that requests may contain: loopback names, the address at which the server listens, and names that the user
+    allows.
+    """
 
     def __init__(self, bound: str, more: Iterable[str] = ()) -> None:
         self.names = {"localhost", bound.lower().rstrip("."), *(name.lower().strip().rstrip(".") for name in more)}
@@ -48,7 +50,7 @@ class AllowedHosts:
 
 
 def name_of(authority: str) -> str:
-    """Return the name of ``name:port`` or ``[::1]:port``; "" where it is none."""
+    """Return the name in ``name:port`` or ``[::1]:port``; "" if there is none."""
     if authority.startswith("["):
         name, _, rest = authority[1:].partition("]")
     else:

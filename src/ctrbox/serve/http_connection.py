@@ -1,11 +1,12 @@
 """Handles one HTTP/1.1 connection on the event loop: reads the head strictly, and answers by the routes.
 
-No task, no future and no thread for a request, so one of 100 candidates costs about half of what an ASGI server took
-(docs/tried.md 18). A connection has one request under way. Requests that are sent ahead stay in the socket's buffer and in one
-read of it; they are answered in order, each in a turn of its own.
+A request needs no task, no future and no thread. A request of 100 candidates therefore takes about half of the CPU time that an
+ASGI server took (docs/tried.md 18). A connection has one request in progress. Requests that a client sends ahead wait in the
+buffer of the socket, and in what was read from it. They are answered in order, each in a turn of the event loop.
 
-All that is read and not yet answered lies in one growing buffer, whose real size is counted (connection_limits.py): a chunk of
-one byte takes one byte. A body is read only after its head was found good, the token above all.
+Everything that was read and not yet answered is in one growing buffer, whose real size counts for the limits
+(connection_limits.py): a chunk of one byte takes one byte. A body is read only after its head was accepted, which includes its
+token.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Connection(asyncio.Protocol):
         self.transport = None
 
     def leave(self) -> None:
-        """Be counted no more."""
+        """Stop being counted by the door."""
         if not self.left:
             self.left = True
             self.front.connections.discard(self)
@@ -103,7 +104,9 @@ class Connection(asyncio.Protocol):
             self.counted = 0
 
     def dropped(self, reason: str) -> None:
-        """Make room for others: an idle connection is closed, a request that is being read is refused first."""
+        """Make room for others: close the connection if it is idle, or refuse the request that is being read and then close
+        it.
+        """
         reading = self in self.client.reading
         self.leave()
         if self.transport is None:
@@ -117,7 +120,7 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def eof_received(self) -> bool:
-        """The client will send no more; over plain TCP it may still read."""
+        """Note that the client will send no more. Over plain TCP, it may still read."""
         self.ended = True
         if self.transport is None or self.transport.get_extra_info("sslcontext") is not None:
             return False
@@ -159,7 +162,7 @@ class Connection(asyncio.Protocol):
             self.advance()
 
     def advance(self) -> None:
-        """Go on with the request that the inbox holds; begin it where it is complete."""
+        """Continue to read the request in the inbox, and begin to answer it when it is complete."""
         try:
             body = self.request()
         except Refused as refused:
@@ -192,7 +195,7 @@ class Connection(asyncio.Protocol):
             self.begin(head, body)
 
     def request(self) -> bytes | None:
-        """Read the head as soon as it is there, then the body; the body, or None as long as something lacks."""
+        """Read the head as soon as it is complete, then the body. Return the body, or None while something is missing."""
         inbox = self.inbox
         if self.head is None:
             if not self.skipped and inbox.startswith(b"\r"):
@@ -225,7 +228,7 @@ class Connection(asyncio.Protocol):
         return body
 
     def unchunked(self) -> bytes | None:
-        """Move the data of chunks from the inbox to the body, which is returned once the last one came."""
+        """Move the data of chunks from the inbox to the body. Return the body when the last chunk has arrived."""
         inbox, body, most = self.inbox, self.body, self.service.limits.body_bytes
         while inbox:
             if self.chunk > 2:
@@ -274,7 +277,7 @@ class Connection(asyncio.Protocol):
         return whole
 
     def count(self) -> bool:
-        """Tell the door what is held, spare space of the buffers included; False where the request was refused for it."""
+        """Report the size of all buffers to the door, including spare space. Return False if the request was refused for it."""
         held = self.inbox.__alloc__() + self.body.__alloc__() + self.working
         if held == self.counted:
             return True
@@ -370,7 +373,7 @@ class Connection(asyncio.Protocol):
             self.resume()
 
     def refuse(self, refusal: BaseException) -> None:
-        """Answer and close: what is left of the request is not read."""
+        """Send a refusal and close the connection; the rest of the request is not read."""
         if self.deaf:
             return
         answer = answer_of(refusal)
@@ -383,7 +386,7 @@ class Connection(asyncio.Protocol):
         self.close()
 
     def close(self) -> None:
-        """Send what was written, then end."""
+        """Send what was written, then close the connection."""
         self.deaf, self.busy, self.working, self.head = True, False, 0, None
         self.inbox, self.body = bytearray(), bytearray()
         self.client.idle.pop(self, None)
@@ -399,7 +402,7 @@ class Connection(asyncio.Protocol):
     # ---- time
 
     def check_time(self, now: float, idle_seconds: float) -> None:
-        """Cut off a client that dawdles: with a head, a body, reading its answer, or doing nothing at all."""
+        """Close the connection if the client is too slow: with a head, with a body, with reading its answer, or when idle."""
         if self.transport is None or self.busy:
             return
         limit, passed = self.service.limits.body_seconds, now - self.since

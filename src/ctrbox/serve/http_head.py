@@ -52,9 +52,9 @@ class Head(NamedTuple):
 
 
 def check_partial(text: bytearray, begin: int) -> None:
-    """Refuse the beginning of a head that cannot become a good one, without waiting for its end.
+    """Refuse an incomplete head that cannot become valid, without waiting for its end.
 
-    ``begin``: what lies before it was checked already.
+    The bytes before ``begin`` were checked already.
     """
     if not 65 <= text[0] <= 90 or BARE_NEWLINE.search(text, max(0, begin - 1)):
         raise no_http()
@@ -65,7 +65,7 @@ def check_partial(text: bytearray, begin: int) -> None:
 
 
 def read_head(text: bytes) -> Head:
-    """Parse a head, its empty line included."""
+    """Parse a head, including the empty line at its end."""
     if len(text) > HEAD_BYTES:
         raise too_long()
     line = LINE.match(text)
@@ -99,7 +99,7 @@ def read_head(text: bytes) -> Head:
 
 
 def path_of(target: bytes, method: bytes, headers: Headers) -> bytes:
-    """Return the path of a target in absolute form, whose authority takes the place of the Host header."""
+    """Return the path of a target in absolute form. The authority in the target replaces the Host header."""
     if target == b"*" and method == b"OPTIONS":
         return target
     found = ABSOLUTE.match(target)
@@ -110,7 +110,7 @@ def path_of(target: bytes, method: bytes, headers: Headers) -> bytes:
 
 
 def length_of(headers: Headers, http10: bool) -> tuple[int, bool]:
-    """Return the bytes of the body and whether it comes in chunks instead."""
+    """Return the number of bytes of the body, and whether the body is sent in chunks instead."""
     coding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
     if coding is not None:
         if http10:

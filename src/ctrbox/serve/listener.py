@@ -32,11 +32,13 @@ log = logging.getLogger("ctrbox.serve")
 
 
 class Listener:
-    """``start`` on a running loop, ``stop`` at the end. Raises PlanError where nobody can listen at the address.
+    """Listens for connections: call ``start`` on a running loop, and ``stop`` at the end.
 
-    ``sockets``: those that workers share, which listen already. Then the kernel wakes every worker for a new connection, and the
-    first one to ask gets it. So that one that is quick does not get them all, a worker takes one at a time, and one that has more
-    connections than another lets a moment pass before it takes the next.
+    Raises PlanError if it cannot listen at the address.
+
+    ``sockets`` are those that workers share, which listen already. The kernel then wakes every worker for a new connection, and
+    the first worker that asks gets it. To prevent that a fast worker gets all of them, a worker takes one connection at a time,
+    and a worker that has more connections than another waits a moment before it takes the next.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Listener:
         self.sweep()
 
     def stop(self) -> None:
-        """Listen no more, and end the connections that are left."""
+        """Stop listening, and end the connections that are left."""
         for timer in self._timers:
             timer.cancel()
         for sock in self.sockets:
@@ -81,7 +83,7 @@ class Listener:
         self.log_limit.detach()
 
     def accept(self, sock: socket.socket) -> None:
-        """Take the connections that wait; of several workers, the one with the fewest takes the next."""
+        """Accept waiting connections. With several workers, the one with the fewest connections accepts the next."""
         desk = self.service.desk
         if desk is None:
             self.take(sock, ACCEPTED_AT_ONCE)
@@ -130,14 +132,14 @@ class Listener:
         taken.close()
 
     def pause(self, sock: socket.socket, error: OSError) -> None:
-        """Wait a moment where no connection can be taken: the socket stays readable, so trying on would use all of a core."""
+        """Wait a moment if no connection can be accepted. The socket stays readable, so trying at once would keep a core busy."""
         log.warning("cannot take a connection for now: %s", error.strerror or error)
         if error.errno in (errno.EMFILE, errno.ENFILE):
             self.door.make_room()
         self.listen_later(sock, PAUSE_SECONDS)
 
     def listen_later(self, sock: socket.socket, seconds: float, take_one: bool = False) -> None:
-        """Take no connection of a socket for a while; ``take_one``: then take one that nobody else took."""
+        """Accept no connection of a socket for a while. With ``take_one``, accept one after that if nobody else did."""
         self.loop.remove_reader(sock.fileno())
 
         def again() -> None:
@@ -149,7 +151,7 @@ class Listener:
         self.loop.call_later(seconds, again)
 
     def answered(self) -> None:
-        """Show the other workers soon what this one knows of itself; many answers are shown together."""
+        """Show the figures of this worker to the others soon; the figures after several answers are shown together."""
         if self.service.desk is not None and not self._posting:
             self._posting = True
             self.loop.call_later(POST_SECONDS, self.post)
@@ -171,7 +173,7 @@ class Listener:
 
 
 def listening_sockets(host: str, port: int) -> list[socket.socket]:
-    """Open the sockets of every address that ``host`` names; PlanError where there is none to listen at."""
+    """Open the sockets of every address of ``host``. PlanError if it is not possible to listen at any of them."""
     opened: list[socket.socket] = []
     failure: Exception | None = None
     try:

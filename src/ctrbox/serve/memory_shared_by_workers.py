@@ -1,13 +1,13 @@
 """Shares figures and news between the processes of one server: memory that the supervisor and all workers map.
 
     of the server   draining · workers replaced · version to serve · versions of joined views · the supervisor's note
-    of a worker     its process · serving · connections · when it was last heard of · calls for a refresh of joined views · cells
-                    of its counts (metrics.py) · its note (figures_of_workers.py)
+    of a worker     its process · serving · connections · when its event loop last ran · calls for a refresh of joined views ·
+                    cells of its counts (metrics.py) · its note (figures_of_workers.py)
 
-The supervisor makes the memory before it starts the workers, and they inherit it: it has no name, nobody else can map it, and all
-of them have one layout because they are one program. A cell is an aligned float64 number that one process writes, so readers need
-no lock and see the old number or the new one. What a worker counted stays when it is killed, and the worker that takes its place
-goes on from there: no counter of the server ever falls.
+The supervisor makes the memory before it starts the workers, and they inherit it. The memory has no name, so no other process can
+map it. All processes have the same layout, because they run the same program. A cell is an aligned float64 number that only one
+process writes, so readers need no lock: they see the old number or the new one. The counts of a worker stay when it is killed,
+and the worker that replaces it continues them. Therefore no counter of the server ever falls.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ SILENT_SECONDS = 10.0  # a worker that posts twice a second and was not heard of
 
 
 class Note:
-    """A JSON value that one process writes and others read: two places in turn, so that a reader always finds a whole one.
+    """A JSON value that one process writes and others read.
 
-    Layout: float64 which of the two is valid; then each of them: 8 bytes length, 8 bytes CRC-32, the text.
+    It has two places, which are written in turn, so that a reader always finds a complete value. Layout: a float64 that says
+    which of the two places is valid; then for each place 8 bytes length, 8 bytes CRC-32, and the text.
     """
 
     SIZE = 8 + 2 * (16 + NOTE_BYTES)
@@ -41,7 +42,7 @@ class Note:
         self._places = [memory[8 : 8 + 16 + NOTE_BYTES], memory[8 + 16 + NOTE_BYTES : self.SIZE]]
 
     def write(self, value: dict[str, Any]) -> None:
-        """Replace the value. One that is larger than a note can be is an error of the program, not of its data."""
+        """Replace the value. If a value is too large for a note, this is an error of the program, not of the data."""
         text = json.dumps(value).encode()
         if len(text) > NOTE_BYTES:
             raise ValueError(f"a note has {len(text):,} bytes; at most {NOTE_BYTES:,} are possible")
@@ -52,7 +53,7 @@ class Note:
         self._valid[0] = other
 
     def read(self) -> dict[str, Any]:
-        """Return the value; empty where nothing was written yet."""
+        """Return the value; it is empty if nothing was written yet."""
         for _ in range(TRIES):
             place = self._places[int(self._valid[0])]
             length, met = (int.from_bytes(place[k : k + 8], "little") for k in (0, 8))
@@ -77,22 +78,23 @@ class Place:
 
     @property
     def connections(self) -> Cells:
-        """The cell that holds how many connections the worker has."""
+        """The cell with the number of the worker's connections."""
         return self.facts[CONNECTIONS : CONNECTIONS + 1]
 
     @property
     def heard(self) -> float:
-        """When the worker's event loop last ran, by the monotonic clock."""
+        """The time at which the worker's event loop last ran, by the monotonic clock."""
         return self.facts[HEARD]
 
     @property
     def serving(self) -> bool:
-        """Whether the worker takes requests: it said so, and its event loop still runs."""
+        """Whether the worker accepts requests: it has said so, and its event loop still runs."""
         return bool(self.facts[SERVING]) and time.monotonic() - self.facts[HEARD] < SILENT_SECONDS
 
     def told(self) -> dict[str, Any]:
-        """Return the worker's process, 0 where it has none now, its connections, the requests that were answered here, and the
-        versions of its joined views."""
+        """Return the process of the worker (0 if it has none now), its connections, its number of answers, and its versions of
+        views.
+        """
         process, connections = int(self.facts[PROCESS]), int(self.facts[CONNECTIONS])
         views = {name: numbers[-1] for name, numbers in self.note.read().get("views", {}).items()}
         requests = int(sum(self.cells[:BUCKETS]))
@@ -100,7 +102,7 @@ class Place:
 
 
 class Board:
-    """The shared memory of ``workers`` workers; made by the supervisor before it starts them."""
+    """The shared memory of ``workers`` workers. The supervisor makes it before it starts them."""
 
     def __init__(self, workers: int) -> None:
         size = 8 * OF_SERVER + Note.SIZE + workers * Place.SIZE
@@ -113,11 +115,11 @@ class Board:
     # ---- written by the supervisor
 
     def drain(self) -> None:
-        """Say that the server is ending."""
+        """Note that the server is ending."""
         self._facts[DRAINING] = 1
 
     def publish(self, version: int, news: dict[str, Any]) -> None:
-        """Say which version to serve, and the news: where it lies and what became of others."""
+        """Write which version to serve, where its file is, and what happened to other versions."""
         self.news.write(news)
         self._facts[VERSION] = version
         read = news.get("views", {}).get("views", {})
@@ -127,7 +129,7 @@ class Board:
         self.places[number].facts[PROCESS] = process
 
     def vacate(self, number: int) -> None:
-        """Clear the place of a worker that is gone; what it counted stays."""
+        """Clear the place of a worker that ended, except its counts."""
         place = self.places[number]
         for cell in (PROCESS, SERVING, CONNECTIONS):
             place.facts[cell] = 0
@@ -142,12 +144,12 @@ class Board:
 
     @property
     def replaced(self) -> int:
-        """How many workers have ended by themselves."""
+        """Number of workers that have ended without being asked to."""
         return int(self._facts[REPLACED])
 
     @property
     def version(self) -> int:
-        """The version to serve; 0 where the first one is still it."""
+        """The version to serve; 0 while the first one is served."""
         return int(self._facts[VERSION])
 
     @property
@@ -162,19 +164,19 @@ class Board:
 
     @property
     def serving(self) -> int:
-        """How many workers serve."""
+        """Number of workers that serve."""
         return sum(place.serving for place in self.places)
 
 
 class Desk:
-    """A worker's own view of the board."""
+    """The part of the board that one worker uses."""
 
     def __init__(self, board: Board, number: int) -> None:
         self.board, self.number, self.place = board, number, board.places[number]
         self.before: Figures = self.place.note.read()  # what workers at this place have counted before
 
     def begin(self) -> None:
-        """Say that this worker serves."""
+        """Note that this worker serves."""
         self.place.facts[HEARD] = time.monotonic()
         self.place.facts[SERVING] = 1
 
@@ -182,12 +184,12 @@ class Desk:
         self.place.facts[SERVING] = 0
 
     def post(self, own: Figures) -> None:
-        """Show the others this worker's figures, and that it is alive."""
+        """Write the figures of this worker for the others, and note that it is alive."""
         self.place.facts[HEARD] = time.monotonic()
         self.place.note.write(together([self.before, own]))
 
     def all(self, own: Figures) -> Figures:
-        """Return the figures of all workers together, this one's as they are now."""
+        """Return the figures of all workers together; those of this worker are up to date."""
         self.post(own)
         return together([place.note.read() for place in self.board.places])
 

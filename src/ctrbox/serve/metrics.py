@@ -1,7 +1,7 @@
 """Counts requests by route and status, latencies, candidates and reloads, for Prometheus and for the status page.
 
-A latency falls into one of 64 buckets, each a quarter wider than the one before, so a quantile is right to 12 %. The page shows
-the last seconds: a ring of one histogram a second.
+A latency falls into one of 64 buckets. Each bucket is a quarter wider than the one before, so a quantile has an error of at most
+12 %. The page shows the last seconds, from a ring with one histogram for each second.
 
 The counts of a process are float64 numbers in one block of memory, its *cells*, which are exact up to 2^53:
 
@@ -10,8 +10,8 @@ The counts of a process are float64 numbers in one block of memory, its *cells*,
     candidates                     one cell
     the ring                       60 seconds of: the second, requests, refused, candidates, 64 buckets
 
-So worker processes can count in memory that all of them map (memory_shared_by_workers.py): each writes its own cells, and
-whichever is asked adds the cells of all.
+Worker processes can therefore count in memory that all of them map (memory_shared_by_workers.py). Each worker writes its own
+cells, and the worker that is asked for metrics adds the cells of all workers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def new_cells() -> Cells:
 
 @dataclass(frozen=True)
 class Stale:
-    """Why the version that serves is not the current one."""
+    """The reason why the version that is served is not the current one."""
 
     since: float  # seconds since 1970
     version: int  # that could not be loaded; 0 where the folder could not be read
@@ -69,10 +69,10 @@ class ByLabel(NamedTuple):
 
 
 class Metrics:
-    """Any number of threads add; reading copies under the same lock.
+    """The counts of a server. Any number of threads may add; reading copies the counts under the same lock.
 
-    ``cells``: where this process counts, by default memory of its own. ``everyone``: the cells of all workers of the server,
-    these among them, whose sums are shown; by default only these.
+    ``cells`` is where this process counts; default: memory of its own. ``everyone`` has the cells of all workers of the server,
+    including these, and their sums are shown; default: only these.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Metrics:
         self._lock = threading.Lock()
 
     def add(self, route: str, status: int, seconds: float, candidates: int = 0) -> None:
-        """A request was answered. Latencies are those of scoring routes."""
+        """Count a request that was answered. Latencies are counted for scoring routes."""
         now = int(time.monotonic())
         cells = self.cells
         with self._lock:
@@ -118,18 +118,18 @@ class Metrics:
 
     @property
     def requests(self) -> Counter[tuple[str, int]]:
-        """Requests answered, by route and status."""
+        """Number of answered requests, by route and status."""
         counted = {pair: int(sum(cells[k] for cells in self.everyone)) for pair, k in CELL.items()}
         return Counter({pair: n for pair, n in counted.items() if n})
 
     @property
     def buckets(self) -> list[int]:
-        """Requests that were scored, by the bucket of their latency."""
+        """Number of scored requests, by the bucket of their latency."""
         return [int(sum(cells[k] for cells in self.everyone)) for k in range(BUCKETS, BUCKETS + WIDTH)]
 
     @property
     def seconds(self) -> float:
-        """The sum of their latencies."""
+        """The sum of the latencies."""
         return float(sum(cells[SECONDS] for cells in self.everyone))
 
     @property
@@ -146,7 +146,7 @@ class Metrics:
     # ---- versions
 
     def reloaded(self, version: int, seconds: float, how: str, read: int = 0) -> None:
-        """``how`` a version came, "whole file" or by patches; ``read``: bytes that were read for it."""
+        """Count a version that was loaded. ``how``: "whole file" or by patches; ``read``: bytes that were read for it."""
         with self._lock:
             self.applied += 1
             if how == "whole file":
@@ -159,25 +159,25 @@ class Metrics:
             self.last_reload = {"version": version, "seconds": seconds, "how": how, "at": time.time()}
 
     def not_reloaded(self, reason: str, *, signature: bool = False) -> None:
-        """``signature``: the version is not what a trusted key signed."""
+        """Count a version that was refused. ``signature``: it was not signed by a trusted key."""
         with self._lock:
             self.refused += 1
             self.signatures_refused += signature
             self.last_refusal = reason
 
     def stale(self, version: int, reason: str) -> None:
-        """A newer version is published than the one that serves, and could not be loaded."""
+        """Note that a newer version than the one that is served could not be loaded."""
         with self._lock:
             since = self.staleness.since if self.staleness is not None else time.time()
             self.staleness = Stale(since, version, reason)
 
     def fresh(self) -> None:
-        """The version that serves is the current one."""
+        """Note that the version that is served is the current one."""
         with self._lock:
             self.staleness = None
 
     def stale_seconds(self) -> float:
-        """Return for how long the model has been stale; 0 where it is not."""
+        """Return how many seconds the model has been stale; 0 if it is not."""
         stale = self.staleness
         return 0.0 if stale is None else max(0.0, time.time() - stale.since)
 
@@ -195,7 +195,7 @@ class Metrics:
             }
 
     def hear(self, told: dict[str, Any]) -> None:
-        """Take over what the process that takes up new versions told."""
+        """Copy what the process that loads new versions has told."""
         with self._lock:
             self.applied, self.refused = told["applied"], told["refused"]
             self.signatures_refused = told["signatures_refused"]
@@ -204,7 +204,7 @@ class Metrics:
             self.staleness = None if told["stale"] is None else Stale(**told["stale"])
 
     def live(self, window: int = 10) -> dict[str, Any]:
-        """The last ``window`` whole seconds, and each of the last minute."""
+        """Return figures of the last ``window`` complete seconds, and of each second of the last minute."""
         now = int(time.monotonic())
         with self._lock:
             minute = [self._of_second(now - k) for k in range(RING - 1, 0, -1)]
@@ -231,9 +231,9 @@ class Metrics:
         memory: int | None = None,
         more: Sequence[str] = (),
     ) -> str:
-        """Return everything in Prometheus' text form, with more gauges and counters by name and counters by labels.
+        """Return everything in the text format of Prometheus, with more gauges and counters by name and counters by labels.
 
-        ``memory``: bytes that the server holds; by default those of this process. ``more``: lines that others wrote.
+        ``memory``: bytes of memory of the server; default: of this process. ``more``: lines that other code wrote.
         """
         with self._lock:
             requests, buckets, seconds = self.requests, self.buckets, self.seconds
@@ -280,12 +280,12 @@ class Metrics:
 
 
 def escaped(label: str) -> str:
-    """Return the value of a label as Prometheus reads it."""
+    """Return the value of a label in the notation of Prometheus."""
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def quantile(buckets: list[int], share: float) -> float | None:
-    """The middle of the bucket that holds the quantile; None of nothing."""
+    """Return the middle of the bucket that contains the quantile; None if there are no values."""
     total = sum(buckets)
     if not total:
         return None
@@ -303,7 +303,7 @@ def milliseconds(seconds: float | None) -> float | None:
 
 
 def resident(process: int | str = "self") -> int:
-    """Bytes of memory that a process holds; 0 where the system does not say."""
+    """Return the bytes of memory of a process; 0 if the system does not say."""
     try:
         with open(f"/proc/{process}/statm", encoding="ascii") as file:  # noqa: PTH123
             return int(file.read().split()[1]) * PAGE

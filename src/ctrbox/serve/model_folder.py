@@ -1,17 +1,18 @@
 """Opens the folder that ``ctrbox serve`` is given: a plan with the published versions of a model, or a run folder.
 
     model/
-      serve.json     sealed: kind, the log's columns that come once per request, the plan's fingerprint
+      serve.json     sealed: kind, the columns of the log that come once per request, the fingerprint of the plan
       plan.ctr       the plan
-      log.arrow      the log's columns without a row: whoever serves need not have the log
-      weights/       versions, patches and their log (`cb.publish.Published`)
-      online.json    how learning goes, where something learns beside it
+      log.arrow      the columns of the log without rows, so that a server does not need the log
+      weights/       versions, patches and their list (`cb.publish.Published`)
+      online.json    progress of an online loop, if one writes into this folder
 
-`create` writes it whole or not at all; from then on only `weights/` and `online.json` change. Joined views are opened where the
-plan found them, or where ``views`` says. Refused: a damaged file, a plan and weights that do not belong together.
+`create` writes the folder, which is complete or not there at all. After that, only `weights/` and `online.json` change. Joined
+views are opened where the plan found them, or where ``views`` says. A damaged file is refused, and so are a plan and weights that
+do not belong together.
 
-With ``trust``, only files that a trusted key signed are opened (publish/signed_statement.py): those of a local folder as
-copies of this process's own, so that nobody can change a file between its check and its use.
+With ``trust``, only files that a trusted key signed are opened (publish/signed_statement.py). Those of a local folder are copied
+first, so that nobody can change a file between its check and its use.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class ModelFolder:
 
     @property
     def online(self) -> Path:
-        """Path of the file in which an online learner reports its progress to the server. It is not signed."""
+        """Path of the file in which an online loop reports its progress to the server. It is not signed."""
         return self.source / ONLINE
 
     def plan(
@@ -136,8 +137,10 @@ class ModelFolder:
         allow_operators: bool | Sequence[UserOperator] = False,
         allow_views: Sequence[str] = (),
     ) -> Plan:
-        """The plan, for the CPU. ``views``: other data for its views, by name; ``allow_operators``, ``allow_views``: as for
-        ``cb.Plan.load``."""
+        """Return the plan, for the CPU. ``views``: other data for its views, by name.
+
+        ``allow_operators``, ``allow_views``: as for ``cb.Plan.load``.
+        """
         if self.kind == RUN:
             raise PlanError(f"{self.folder} is a run folder; open it with cb.Run.load")
         given = dict(views or {})
@@ -165,7 +168,7 @@ class ModelFolder:
         return plan
 
     def engine(self, number: int | None = None, *, learns: bool = False) -> DeepFFM:
-        """Load the Deep FFM of a published version, by default the current one; only with ``learns`` it has accumulators."""
+        """Load the Deep FFM of a published version; default: the current one. It has accumulators only with ``learns``."""
         if self.kind != DEEP_FFM:
             raise PlanError(f"{self.folder} serves a model of kind {self.kind!r}; only a Deep FFM has an engine")
         return DeepFFM.load(self.published.file(number), learns=learns)
@@ -181,12 +184,13 @@ def create(
     quantize: bool = True,
     sign_with: PrivateKey | str | os.PathLike[str] | None = None,
 ) -> ModelFolder:
-    """Write a model's folder, which may be on s3:// or hdfs://, with version 1 published, whole or not at all.
+    """Write a model's folder, which may be on s3:// or hdfs://, with version 1 published. It is complete or not there at all.
 
-    ``engine``: a Deep FFM, or a run; vectors of all objects of its Model Servers are computed now. Of a model of your own class
-    only the weights are kept: whoever serves them brings the class (``ctrbox serve model/ --job job.py``). ``context``: the
-    columns of the log that come once per request; every other one that the plan reads comes with each candidate. ``quantize``:
-    weights as 16-bit codes. ``sign_with``: a private key, or its file, that signs the folder and its versions.
+    ``engine``: a Deep FFM, or a run; the vectors of all objects of its Model Servers are computed now. For a model of your own
+    class, the folder contains only the weights: a server needs the class as well (``ctrbox serve model/ --job job.py``).
+    ``context``: the columns of the log that come once per request; every other column that the plan reads comes with each
+    candidate. ``quantize``: store weights as 16-bit codes. ``sign_with``: a private key, or its file, that signs the folder and
+    its versions.
     """
     key = sign_with if sign_with is None or isinstance(sign_with, PrivateKey) else PrivateKey.read(sign_with)
     url = stored_url(folder, "a served model")
@@ -231,7 +235,7 @@ def create(
 
 
 class SignedCopy:
-    """Copies of the signed files of a local model folder, ``source``, in a folder of this process's own, ``folder``."""
+    """Copies of the signed files of a local model folder, ``source``, in a folder that only this process uses, ``folder``."""
 
     def __init__(self, source: Path, files: Mapping[str, FileFacts]) -> None:
         own = OwnFolder("ctrbox-signed-")
@@ -251,7 +255,7 @@ class SignedCopy:
 
 
 def pull_signed(place: Path, stored: StoredFolder | None, trust: Trust) -> SignedCopy | None:
-    """Fetch the files that are signed beside the versions of a model, and no others; for a local folder return copies of them."""
+    """Fetch the files that are signed together with the versions of a model, and no others. For a local folder, return copies."""
     shown = place if stored is None else stored.url
     where = place / WEIGHTS if stored is None else StoredVersions(stored, f"{WEIGHTS}/")
     statement = Published(where, trust=trust).statement()

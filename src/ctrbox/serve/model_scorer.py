@@ -2,9 +2,9 @@
 
     context      keys → rows → pooled (1, fields, dim), sequences (1, longest, dim)        kept with the context
     candidates   keys → rows → pooled (rows, …)
-    the model    sees both as rows; the context's stand for all of them by a stride of 0 and are not repeated in memory
+    the model    reads both as rows; the row of the context stands for all rows by a stride of 0 and is not repeated in memory
 
-Slow twin: `ClickModel.predict` over `Split.joined`, the same up to rounding.
+`ClickModel.predict` over `Split.joined` is the slow twin; its results are the same up to rounding.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ Own = Mapping[
 
 @dataclass(frozen=True)
 class Side:
-    """Fields of a source that are the context's, or the candidates'. ``single``: pooled ones of exactly one key per row, whose
-    vector is the key's: they need no look-up of distinct keys."""
+    """The fields of one source that belong to the context, or those that belong to the candidates.
+
+    ``single`` are pooled fields with exactly one key per row. Their vector is that of the key, so distinct keys need not be
+    found.
+    """
 
     number: int
     source: Source
@@ -82,7 +85,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Found:
-    """What one side of a request reads."""
+    """What one side of a request reads from the tables."""
 
     pools: list[Pooled]
     sequences: dict[str, tuple[torch.Tensor, torch.Tensor]]
@@ -93,7 +96,7 @@ class Found:
 
     @property
     def fresh(self) -> bool:
-        """Whether it would be found again as it is."""
+        """Return whether looking it up again would give the same result."""
         return all(table.changes == met for table, met in self.asked)
 
     @property
@@ -105,7 +108,7 @@ class Found:
 
 
 class ModelScorer:
-    """One version. Any number of threads."""
+    """One version of a click model. Any number of threads may use it."""
 
     def __init__(
         self, click_model: ClickModel, split: Split, keys: ObjectKeys, encoders: RawEncoders | None = None
@@ -136,7 +139,7 @@ class ModelScorer:
             at += width
 
     def embed(self, objects: Mapping[str, Objects]) -> tuple[Own, int]:
-        """Vectors of the objects that came with a request, and for how many the sub-model ran."""
+        """Return vectors of the objects that came with a request, and for how many of them the sub-model ran."""
         self.encoders.check_count(sum(len(given.raw) for given in objects.values()))
         checked: list[tuple[str, Keys, Any]] = []  # objects of a field as the sub-model takes them
         unencoded: list[tuple[str, Objects, Keys]] = []
@@ -185,8 +188,11 @@ class ModelScorer:
             return self._found(batch, self.context_sides, own)
 
     def score(self, context: Batch, found: Found, candidates: Batch, own: Own) -> tuple[Floats, int, tuple[Asked, ...]]:
-        """Return probabilities, how many distinct keys of the request had no vector anywhere, and counts of the candidates'
-        keys by field. For several labels, it returns predictions (rows, labels) in float64 instead of probabilities."""
+        """Return probabilities, the number of distinct keys of the request without any vector, and key counts of the candidates
+        by field.
+
+        For several labels, return predictions (rows, labels) in float64 instead of probabilities.
+        """
         with torch.inference_mode():
             theirs = self._found(candidates, self.candidate_sides, own)
             logits = self._logits(context, found, candidates, theirs)
@@ -280,7 +286,7 @@ class ModelScorer:
 
 
 def single_keys(batch: Batch, fields: Sequence[str]) -> Keys:
-    """Keys of fields of exactly one key per row, field after field."""
+    """Return the keys of fields with exactly one key per row, field after field."""
     rows, sparse, values = batch.rows, batch.sparse, []
     for name in fields:
         keys = sparse[name].values

@@ -52,7 +52,7 @@ class Raw:
 
 @dataclass(frozen=True)
 class Objects:
-    """Raw ids of one field, and what is known of each: lists of numbers or `Raw`, or a matrix."""
+    """Objects of one field: their raw ids, and a list of numbers or a `Raw` for each, or one matrix."""
 
     ids: list[Any]
     rows: Any
@@ -82,7 +82,7 @@ def from_json(given: Any) -> dict[str, Objects]:
 
 
 def raw_of(field: str, name: str, given: dict[str, Any]) -> Raw:
-    """Return the bytes of an image or of a text that JSON holds."""
+    """Return the bytes of an image or of a text in the JSON of a request."""
     what = f"object {brief(name)} of {field[:100]!r}"
     kind = next(iter(given), "")
     if len(given) != 1 or kind not in ("image", "text") or not isinstance(given[kind], str):
@@ -131,7 +131,7 @@ def bounded(found: dict[str, Objects]) -> dict[str, Objects]:
 
 
 class ObjectKeys:
-    """From the raw ids of objects to the keys that the plan gives them."""
+    """Converts the raw ids of objects to the keys that the plan gives them."""
 
     def __init__(self, plan: Plan) -> None:
         self.hashing: dict[tuple[str, str], Plan] = {}
@@ -161,7 +161,7 @@ class ObjectKeys:
         return self.hashed(pa.array(numbers, pa.int64()), space) if kind else np.array(numbers, np.int64)
 
     def hashed(self, ids: pa.Array, space: str) -> Keys:
-        """By a plan of one feature: compiled once, it takes 0.1 ms."""
+        """Return the keys of ids, by a plan of one feature. It is compiled once, and a call takes 0.1 ms."""
         plan = self.hashing.get((space, str(ids.type)))
         if plan is None:
             features = FeatureSet(sparse={"key": col("id").key(space=space)})
@@ -171,7 +171,7 @@ class ObjectKeys:
 
 
 def matrix(field: str, objects: Objects, table: PublishedVectors) -> Any:
-    """Objects of a field as the sub-model of a version takes them."""
+    """Return the objects of a field in the form that the sub-model of a version reads."""
     rows = objects.rows
     if isinstance(rows, list):
         for name, row in zip(objects.ids, rows, strict=True):

@@ -1,4 +1,4 @@
-"""Computes how many connections the open-file limit of the process leaves room for."""
+"""Computes how many connections the server can open within the open-file limit of the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FEWEST = 16  # connections; a server with fewer is of no use
 
 
 def raise_limit() -> int:
-    """Raise the soft limit of open files to the hard one, where that is allowed; returns the limit now."""
+    """Raise the soft limit of open files to the hard limit, if this is allowed, and return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -31,7 +31,7 @@ def open_files() -> int:
 
 
 def connections_allowed(wanted: int) -> int:
-    """Return the connections that may be open at a time: ``wanted``, or fewer where the limit of open files is low."""
+    """Return how many connections may be open at a time: ``wanted``, or fewer if the limit of open files is low."""
     limit = raise_limit()
     left = limit - open_files() - RESERVE
     if left < FEWEST:

@@ -29,7 +29,7 @@ EXAMPLES: dict[str, Any] = {"b": True, "i": 1, "f": 0.5, "s": "text", "t": "2026
 
 
 def objects_schema(raw: bool) -> dict[str, Any]:
-    """``raw``: whether the server encodes images and texts."""
+    """Return the schema of objects in requests. ``raw``: whether the server encodes images and texts."""
     numbers = {"type": "array", "items": {"type": "number"}}
     image = {"type": "string", "contentEncoding": "base64", "description": "bytes of a JPEG, PNG or WebP image"}
     one: dict[str, Any] = {
@@ -259,7 +259,7 @@ td{padding:.15rem 1rem .15rem 0;vertical-align:top}"""
 
 
 def docs(described: dict[str, Any]) -> str:
-    """The same as a page, without anything from outside."""
+    """Return the same description as an HTML page that loads nothing from other servers."""
     parts = [
         f"<h1>{escape(described['info']['title'])}</h1>",
         '<p><a href="/openapi.json">openapi.json</a> · <a href="/">live</a></p>',

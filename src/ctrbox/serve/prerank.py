@@ -55,9 +55,9 @@ class Best:
 
 
 class Prerank:
-    """The user tower of a run and the vectors of the ads. Thread-safe.
+    """The user tower of a run and the vectors of the ads. It is thread-safe.
 
-    ``most``: candidates of one request at most. ``threads``: threads that compute the products of one request.
+    ``most``: largest number of candidates of one request. ``threads``: threads that compute the products of one request.
     """
 
     def __init__(self, run: RunPredictor, folder: PrerankFolder, *, most: int = MOST, threads: int = 1) -> None:

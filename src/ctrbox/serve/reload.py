@@ -1,19 +1,19 @@
 """Loads new versions while serving: a thread watches the CURRENT file of the published folder.
 
-The server has its own copy of the weights (own_copy_of_weights.py). A new version comes as the patches since the version of
-the copy, or as the whole file if that has fewer bytes; each file is compared with the version list, which may be signed,
-before anything is written. Then the copy is loaded beside the model that serves, and one reference is replaced.
-A refused version is logged and counted once, and the server keeps the old version. The reason decides what follows:
+The server has its own copy of the weights (own_copy_of_weights.py). A new version is read as the patches since the version of the
+copy, or as a whole file if that has fewer bytes. Each file is compared with the list of versions, which may be signed, before
+anything is written. Then the new copy is loaded while the old model still serves, and one reference is replaced. A version that
+is refused is logged and counted once, and the server keeps the old version. The reason decides what happens next:
 
-    a passing fault     no file handle, a full disk, no memory, a folder that cannot be read for now: tried again, after 1 s,
-                        2 s, 4 s and so on up to a minute, for as long as it takes
-    a damaged version   a checksum, a signature, a field that the plan has not: not tried again; when a later version is
-                        published, its whole file is taken instead of a chain that holds the bad patch
+    a temporary fault   no file handle, a full disk, no memory, a folder that cannot be read for now: the server tries again after
+                        1 s, 2 s, 4 s and so on up to a minute, until it succeeds
+    a damaged version   a wrong checksum or signature, or a field that the plan does not have: the server does not try again; when
+                        a later version is published, it reads the whole file instead of a chain with the damaged patch
 
-As long as a newer version is published than the one that serves, the model is stale: `Metrics.stale` says since when and why.
+While a newer version is published than the one that is served, the model is stale. `Metrics.stale` says since when and why.
 
-Of several workers the supervisor alone does this, without a thread. It leaves each version that it took as a file that the
-workers open (`SharedVersions`), and they follow (worker_follows_supervisor.py).
+If there are several workers, only the supervisor does this, without a thread. It writes each version that it loaded to a file
+(`SharedVersions`), which the workers then open (worker_follows_supervisor.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger("ctrbox.serve")
 
 
 class Reloader(Watcher):
-    """``start`` to watch every ``period`` seconds; ``look`` does it once, here."""
+    """Loads new versions. ``start`` watches every ``period`` seconds in a thread; ``look`` looks once, in the caller's thread."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Reloader(Watcher):
         shares: bool = False,
         own: OwnCopy | None = None,
     ) -> None:
-        """``shares``: leave each version as a file for other processes. ``own``: the copy that the model was loaded from."""
+        """``shares`` writes each version to a file for other processes. ``own`` is the copy from which the model was loaded."""
         super().__init__(self.look_safely, period, "ctrbox-reload")
         self.served, self.published, self.metrics = served, published, metrics
         self.own = OwnCopy(published, served.version) if own is None else own
@@ -68,7 +68,7 @@ class Reloader(Watcher):
         self.own.close()
 
     def look_safely(self) -> None:
-        """Look once; whatever a folder holds must not end the watch over it."""
+        """Look once. No content of a folder may end the thread that watches it."""
         try:
             self.look()
         except Exception as error:
@@ -114,12 +114,12 @@ class Reloader(Watcher):
         return True
 
     def _update(self, version: Version) -> Update:
-        """Bring the copy to a version, or to one published meanwhile."""
+        """Bring the copy to a version, or to a newer one that was published meanwhile."""
         # A refused version may have a patch that cannot be read, so the versions behind it are loaded from whole files.
         return self.published.updated(self.copy, whole=any(number < version.number for number in self.refused))
 
     def _failed(self, version: Version | None, error: Exception) -> None:
-        """Say and count what went wrong, once for each reason; plan the next try where it may go right by itself."""
+        """Log and count a failure, once for each reason. If it may be temporary, set the time of the next try."""
         what = f"version {version.number}" if version else "the published folder"
         reason = f"{what}: {str(error) or type(error).__name__}"
         then = "it will not be retried"
@@ -138,16 +138,16 @@ class Reloader(Watcher):
 
 
 class SharedVersions:
-    """The version that several processes serve, as a file that never changes: ``file``, "" as long as there is none."""
+    """The version that several processes serve, as a file that never changes. ``file`` is its path, or "" if there is none."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, ""
 
     def give(self, copy: Path, version: Version, take: Callable[[Path], None]) -> None:
-        """Make the file of a version, and keep it where ``take`` accepts it; then the one before goes.
+        """Make the file of a version, and keep it if ``take`` accepts it. Then remove the file of the version before.
 
-        A worker that has not opened the one before yet finds it gone, looks again and finds this one. One that has mapped it
-        keeps its memory.
+        A worker that has not opened the old file yet does not find it, looks again and finds the new one. A worker that has
+        mapped the old file keeps its memory.
         """
         place = self.folder / f"{version.number:08}.shared"
         try:
@@ -167,7 +167,7 @@ class SharedVersions:
 
 
 def passing(error: BaseException) -> bool:
-    """Whether a fault is of the machine, not of what was published: the same try may go right later."""
+    """Return whether a fault is temporary: a fault of the machine, and not of the published version."""
     number = _errno(error)
     if number is not None:
         return number not in (errno.ENOENT, errno.ENOTDIR)  # a file that was removed does not come back
@@ -175,7 +175,7 @@ def passing(error: BaseException) -> bool:
 
 
 def _errno(error: BaseException) -> int | None:
-    """Return the system's error number behind an error; ENOMEM for a MemoryError."""
+    """Return the system's error number of an error; ENOMEM for a MemoryError."""
     met: BaseException | None = error
     while met is not None:
         if isinstance(met, MemoryError):

@@ -2,11 +2,11 @@
 
     {"context": {"user_id": 7, …}, "candidates": [{"ad_id": 1, …}, …]}       or "candidates": {"ad_id": [1, …], …}
 
-Beside them "objects" may come (objects_in_requests.py), and "score", an expression of several labels (answers.py). Which
-columns come once is settled by the model's folder; a run takes any of its columns in either part.
+A request may also have "objects" (objects_in_requests.py), and "score", an expression of several labels (answers.py). The folder
+of the model decides which columns belong to the context. A run accepts any of its columns in either part.
 
-Candidates and the context go from the bytes straight into native frames where they are plain (`_native.RequestRows`); everything
-else, and everything wrong, goes the slow way through Python's values, which gives the same columns or says what is wrong.
+Plain values of the context and the candidates go from the bytes directly into native frames (`_native.RequestRows`). Everything
+else, and everything wrong, goes through Python values, which is slower and gives the same columns or an error message.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Request:
 
 
 class RequestReader:
-    """Reads requests for a model that reads the columns of ``schema``. Thread-safe.
+    """Reads requests for a model that reads the columns of ``schema``. It is thread-safe.
 
-    ``known``: every column of the log. ``context``: those that come once; None: as each request says. ``time_units``: what
-    numbers count in columns of times, by column (`ctrbox.columns.times`). ``frames``: whether requests may hold native frames;
-    otherwise they hold record batches.
+    ``known``: every column of the log. ``context``: the columns that come once per request; None: each request decides.
+    ``time_units``: unit of whole numbers in columns of times, by column (`ctrbox.columns.times`). ``frames``: whether requests
+    may contain native frames; otherwise they contain record batches.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class RequestReader:
         return self._fixed[0].row(given)
 
     def slowly(self, body: bytes) -> Request:
-        """The same by Python's values, for any model and whatever comes."""
+        """Read a request through Python values. This works for any model and any request."""
         try:
             given = read_json(body)
         except orjson.JSONDecodeError as error:
@@ -162,8 +162,11 @@ class RequestReader:
         return Request(partial(once.row, context), rows, rows.num_rows, orjson.dumps(context), embedded, score)
 
     def from_tensors(self, tensors: Mapping[str, np.ndarray], score: str | None = None) -> Request:
-        """Tensors by column: of one element for the context's, else one a candidate. A column of the context has a first
-        dimension of 1; a second one of 1 is taken away where the column holds no lists."""
+        """Read a request from tensors by column: one element for a column of the context, otherwise one element per candidate.
+
+        The first dimension of a column of the context is 1. A second dimension of 1 is removed if the column does not contain
+        lists.
+        """
         plain: dict[str, np.ndarray] = {}
         beside = {n: t for n, t in tensors.items() if n.startswith(objects_in_requests.PREFIX) and n not in self.known}
         for name, values in tensors.items():

@@ -1,15 +1,15 @@
-"""Hands a plan to native code, so that the server and libctrbox (docs/publishing/c_abi.md) score requests without Python.
+"""Passes a plan to native code, so that the server and libctrbox (docs/publishing/c_abi.md) score requests without Python.
 
     save_request_plan(plan, "request.ctr", context=["user_id", "query"])
 
-The file holds what the server runs for a request: the programs of both parts of the plan
-(`ctrbox.compiled_plan.split_for_requests`), the columns that a request brings, with their types, and the rows of the joined
-views as they are now. It holds no weights, so it stays the same while new versions of them are published. The layout is in
-native/core/request/request_plan.h. The file is written aside, read again by the code that libctrbox uses, and renamed. The
-server hands over the same programs in memory (`native_scorer`).
+The file contains what the server runs for a request: the programs of both parts of the plan
+(`ctrbox.compiled_plan.split_for_requests`), the names and types of the columns of a request, and the rows that the joined views
+have now. It contains no weights, so it stays the same when new versions of them are published. The layout is in
+native/core/request/request_plan.h. The file is written under a temporary name, read by the code that libctrbox uses, and renamed.
+The server passes the same programs in memory (`native_scorer`).
 
-Refused for a file: operators written in Python, joined views on a disk, and columns of lists, uint64, float16 or times in
-another unit than microseconds, which only the Python reader of requests can take.
+A file cannot contain operators written in Python, joined views on a disk, and columns that only the Python reader of requests can
+read: lists, uint64, float16, and times in another unit than microseconds.
 """
 
 from __future__ import annotations
@@ -82,8 +82,11 @@ def save_request_plan(plan: Plan, path: str | os.PathLike[str], *, context: Sequ
 
 
 def parts_of(split: Split) -> tuple[Any, Any, Any]:
-    """Return the parts of a plan as native code takes them: the context's features, what candidates read of it or None if they
-    read nothing, and the candidates' features. The plan must not have operators written in Python."""
+    """Return the parts of a plan for native code; the plan must not have operators written in Python.
+
+    The parts are the features of the context, those of them that candidates read (None if they read none), and the features of
+    the candidates.
+    """
     at = {name: k for k, name in enumerate(split.context_schema.names)}
 
     def part(extractor: Extractor, numbers: list[int]) -> Any:
@@ -107,10 +110,10 @@ def parts_of(split: Split) -> tuple[Any, Any, Any]:
 
 
 def native_scorer(split: Split, rows: tuple[Any, Any], engine: DeepFFM) -> Any:
-    """Return what scores requests from their bytes without Python (`_native.RequestScorer`).
+    """Return a `_native.RequestScorer`, which scores requests from their bytes without Python.
 
-    ``rows``: the native readers of the context and of the candidates. None if the plan has operators written in Python, or if
-    the engine does not compute a context once.
+    ``rows``: the native readers of the context and of the candidates. Returns None if the plan has operators written in Python,
+    or if the engine does not compute a context once.
     """
     extractors = [split.once, *([split.shared] if split.shared else []), split.each]
     if not all(isinstance(step, Native) for extractor in extractors for step in extractor.stages.steps):
@@ -151,7 +154,7 @@ def refuse_python(extractor: Extractor) -> None:
 
 
 def views_of(extractors: Sequence[Extractor]) -> list[Dimension]:
-    """Return the joined views that programs read, each once."""
+    """Return the joined views that programs read, each of them once."""
     programs: list[Assembled] = [program for extractor in extractors for program in extractor.programs]
     nodes = [node for program in programs for node in program.nodes if node is not None]
     rows = [node if node.op == "row" else node.args[0] for node in nodes if node.op in ("row", "gather")]

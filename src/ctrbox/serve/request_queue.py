@@ -1,11 +1,12 @@
 """Queues requests up to a limit, for scoring on the event loop or on a few threads.
 
-Without threads the loop scores once it has read and refused what came, then for as long as that took: at twice the load it
-can bear a refusal takes 3 ms. Two threads answer a fifth more, and their refusals wait for the GIL, up to seconds
-(docs/tried.md 18). Threads are for models that compute for long in native code.
+Without threads, the event loop first reads and refuses what has arrived, and then scores for as long as that took. At twice the
+load that it can answer, a refusal takes 3 ms. Two threads answer a fifth more requests, but their refusals wait for Python's
+global lock, for up to seconds (docs/tried.md 18). Threads are useful for models that compute for a long time in native code.
 
-A request that would have to wait behind ``most_waiting`` others, or longer than its deadline at the pace of the last answers, is
-refused at once; one whose deadline passes all the same is refused then. Under overload an answer comes quickly, whatever it is.
+A request is refused at once if ``most_waiting`` others wait before it, or if it would wait longer than its deadline at the rate
+of the last answers. If the deadline passes while it waits, it is refused then. Under overload, every answer or refusal therefore
+comes quickly.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ Waiting = tuple[Work, float, Done, str]
 
 
 class ScoringQueue:
-    """``run`` is called on the event loop, ``run_here`` in any thread. Nothing is taken once it is closed."""
+    """A queue of requests. ``run`` is called on the event loop, ``run_here`` in any thread. A closed queue accepts nothing."""
 
     def __init__(self, threads: int, most_waiting: int, deadline: float, share: float = 1.0) -> None:
-        """``threads``: 0 scores on the event loop. ``deadline``: seconds a request may wait before it is refused. ``share``: the
-        part of the places that one client address may hold, above 0 and at most 1."""
+        """Make a queue. ``threads``: 0 scores on the event loop.
+
+        ``deadline``: seconds that a request may wait before it is refused. ``share``: the part of the places that one client
+        address may have, above 0 and at most 1.
+        """
         self.most_waiting, self.deadline = most_waiting, deadline
         self.pending = 0  # waiting or under way
         self.refusals = 0
@@ -55,7 +59,9 @@ class ScoringQueue:
         self._started = False  # threads start with the first request: a process that is forked loses those it has
 
     def admit(self, client: str = "") -> float:
-        """Take a place for a client address, which ``leave`` gives back; returns the deadline. Refused where there is none."""
+        """Take a place for a client address, which ``leave`` gives back, and return the deadline. Refused if there is no
+        place.
+        """
         with self._lock:
             if self.closed:
                 raise overloaded("this server is shutting down")
@@ -92,7 +98,9 @@ class ScoringQueue:
             raise overloaded(f"the request waited longer than its deadline of {1000 * self.deadline:.0f} ms")
 
     def push(self, work: Work, done: Done, client: str = "") -> None:
-        """``done(result, failure)`` is called on the loop with what ``work()`` returned or raised. Refused where it is full."""
+        """Queue ``work``. ``done(result, failure)`` is called on the loop with what ``work()`` returned or raised. Refused if it
+        is full.
+        """
         deadline = self.admit(client)
         loop = asyncio.get_running_loop()
         if self.threads:
@@ -105,20 +113,20 @@ class ScoringQueue:
                 loop.call_soon(self._turn, loop)
 
     def start(self) -> None:
-        """Start the threads, once; on the event loop."""
+        """Start the threads. Call it once, on the event loop."""
         if not self._started:
             self._started = True
             for thread in self.threads:
                 thread.start()
 
     async def run(self, work: Work) -> Any:
-        """What ``work()`` returns; raises what it raises."""
+        """Return what ``work()`` returns, or raise what it raises."""
         future = asyncio.get_running_loop().create_future()
         self.push(work, partial(settle, future))
         return await future
 
     def run_here(self, work: Work, client: str = "") -> Any:
-        """The same in the caller's thread, which waits for nobody but counts as one."""
+        """Do the same in the caller's thread, which waits for nobody but counts as one of the places."""
         deadline = self.admit(client)
         try:
             self.check(deadline)
@@ -127,9 +135,9 @@ class ScoringQueue:
             self.leave(client)
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Score, once nothing else waits for the loop: reading and refusing others comes first, for a while.
+        """Score when nothing else waits for the loop, because reading and refusing others comes first.
 
-        Then for as long as that took, of this thread's own time, so that under overload half of it goes into answers.
+        Score for as long as that took, in CPU time of this thread, so that half of the time is spent on answers under overload.
         """
         began = time.thread_time()
         others = began - self._ended
@@ -165,12 +173,12 @@ class ScoringQueue:
             del item, work, done, outcome  # nothing of the last request is kept until the next one comes
 
     def close(self) -> None:
-        """Take nothing more."""
+        """Accept nothing more."""
         with self._lock:
             self.closed = True
 
     def drain(self, grace: float) -> bool:
-        """Wait up to ``grace`` seconds for what is under way, then end the threads; whether all of it ended."""
+        """Wait up to ``grace`` seconds for work in progress, then end the threads. Return whether all work has ended."""
         self.close()
         with self._lock:
             ended = self._idle.wait_for(lambda: not self.pending, grace)

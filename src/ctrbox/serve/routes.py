@@ -2,14 +2,15 @@
 
     POST /v1/score                    {"context": …, "candidates": …} → {"scores": […], "version": 7} (answers.py)
     POST /v1/prerank, /v1/cascade     the best of many candidates by the vectors of user and ad, and these scored (prerank.py)
-    POST /v1/events                   {"rows": [{…}, …]} → {"taken": 2, "late": 0, "future": 0, "position": ""}; GET: how far
+    POST /v1/events                   {"rows": [{…}, …]} → {"taken": 2, "late": 0, "future": 0, "position": ""}
+    GET  /v1/events                   the position up to which events were fed
     GET  /v1/views                    versions of joined views; POST /v1/views/refresh: read them again
     GET  /v2 …                        the Open Inference Protocol, JSON and binary tensors
-    GET  /healthz, /v2/health/live    liveness; everything else asks for the token, where there is one
+    GET  /healthz, /v2/health/live    liveness; every other route needs the token, if the server has one
     GET  /metrics, /openapi.json, /docs, /, /v1/live
 
-A request is asked about twice: by its head, which may refuse it before its body is read, and then whole. What is to be scored
-comes back as work for the queue. Every refusal is a status and {"error": one sentence}.
+The routes are called twice for a request: with its head, which may be refused before its body is read, and then with the whole
+request. A request to be scored returns work for the queue. Every refusal is a status and {"error": one sentence}.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Answer(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """Work for the queue; ``route``: its name among the counts."""
+    """Work for the queue. ``route`` is the name under which it is counted."""
 
     route: str
     work: Callable[[], Answer]
@@ -88,7 +89,7 @@ class Routes:
         }
 
     def head(self, method: str, path: str, headers: Headers) -> None:
-        """Refused where the head alone is enough to say so."""
+        """Raise Refused if the head alone is enough to refuse the request."""
         service = self.service
         if service.token and path not in LIVENESS and not service.allows(headers.get(b"authorization", b"")):
             met = (
@@ -108,7 +109,7 @@ class Routes:
             raise too_large(service.limits.body_bytes)
 
     def answer(self, method: str, path: str, headers: Headers, body: bytes) -> Answer | Scoring:
-        """The answer, or the work that makes it; Refused, or another of our errors, where there is none."""
+        """Return the answer, or the work that makes it. Raise Refused, or another error of CTRBox, if there is none."""
         if path == "/v1/score":
             need(method, "POST", path)
             return Scoring("score", partial(self.score, body))
@@ -263,7 +264,7 @@ def too_large(most: int) -> Refused:
 
 
 def answer_of(error: BaseException) -> Answer:
-    """What is told of an error: ours are sentences for the client, others are for the log."""
+    """Return what the client is told about an error. Errors of CTRBox are sentences for the client; others go to the log."""
     if isinstance(error, Refused):
         headers: tuple[Header, ...] = ()
         if error.status == 401:

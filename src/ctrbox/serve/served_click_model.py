@@ -1,6 +1,6 @@
 """Serves the published versions of a run.
 
-One reference holds the tables, vectors and sub-models of a version, so that all are replaced together.
+One reference leads to the tables, vectors and sub-models of a version, so that all of them are replaced together.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOTHING: dict[int, dict[int, np.ndarray]] = {}
 
 @dataclass(frozen=True)
 class LiveModel:
-    """One version, loaded and checked."""
+    """One version that was loaded and checked."""
 
     click_model: ClickModel
     version: int
@@ -93,7 +93,7 @@ class ServedModel(SplitModel[LiveModel]):
         return LiveModel(model, version, ModelScorer(model, parts.split, self.keys, self.encoders), parts)
 
     def take(self, weights: str | os.PathLike[str], version: int, *, shared: bool = False) -> None:
-        """Serve another version from the next request on; tables are copied into memory of this process in any case."""
+        """Serve another version from the next request on. Tables are copied into memory of this process in any case."""
         live = self.read(weights, version)
         with self._changing:
             self.live = live if live.parts is self._parts else self.over(live, self._parts)
@@ -132,8 +132,10 @@ class ServedModel(SplitModel[LiveModel]):
         return Scored(spread(scores, batch, request.rows), live.version, parts.told)
 
     def objects(self) -> dict[str, int]:
-        """Counts of objects: without a vector, embedded on request, and remembered of those; and of images and texts that were
-        encoded, where the server has encoders."""
+        """Return counts of objects: without a vector, embedded on request, and of these the number that are cached.
+
+        If the server has encoders, there are also counts of images and texts that were encoded.
+        """
         tables = {id(t): t for t in self.live.scorer.tables.values()}.values()
         remembered = sum(t.remembered for t in tables)
         found = {

@@ -1,7 +1,8 @@
-"""Defines the models that the server uses: a request in, probabilities out.
+"""Defines the models that the server uses. A model converts a request to probabilities.
 
-Weights and joined views are replaced while requests are under way: `live` is one reference, read once per request, so a request
-sees one version of each from its beginning to its end. The plan's graph and the readers are the same for all versions.
+Weights and joined views are replaced while requests are in progress. `live` is one reference, which is read once per request. A
+request therefore uses one version of the weights and of the views from its beginning to its end. The plan's graph and the readers
+are the same for all versions.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Scored(NamedTuple):
 
 
 class Served(Protocol):
-    """What routes know of a model. ``score`` may be called from many threads."""
+    """The interface of a model for the routes. ``score`` may be called from many threads."""
 
     kind: str
     reader: RequestReader
@@ -75,9 +76,10 @@ class Served(Protocol):
         ...
 
     def answer(self, request: Request) -> Scored:
-        """Return a score for each candidate, NaN where a filter of the plan drops it, and the versions they are of.
+        """Return a score for each candidate, NaN if a filter of the plan drops it, and the versions of model and views.
 
-        For one label they are click probabilities (rows,) in float32, for several labels predictions (rows, labels) in float64.
+        For one label, they are click probabilities (rows,) in float32. For several labels, they are predictions (rows, labels) in
+        float64.
         """
         ...
 
@@ -94,21 +96,21 @@ class Served(Protocol):
         ...
 
     def objects(self) -> dict[str, int]:
-        """Counts of objects whose vectors are published or computed; empty of a model without."""
+        """Return counts of objects whose vectors are published or computed; nothing for a model without objects."""
         ...
 
     def joins(self) -> list[JoinCount]:
-        """Return keys that requests looked up in joined views, and how many of them have no row there."""
+        """Return the number of keys that requests looked up in joined views, and how many of them have no row there."""
         ...
 
 
 class Updated(Protocol):
-    """A model whose versions come while it serves."""
+    """A model whose version can be replaced while it serves."""
 
     @property
     def version(self) -> int: ...
     def take(self, weights: str | os.PathLike[str], version: int, *, shared: bool = False) -> None:
-        """Serve the version of a weight file from the next request on; refused, the old one goes on.
+        """Serve the version of a weight file from the next request on. If it is refused, the old version stays.
 
         ``shared``: a file of `SharedVersions`, which other processes use as well and which never changes.
         """
@@ -117,7 +119,7 @@ class Updated(Protocol):
 
 @dataclass(frozen=True)
 class Live:
-    """One version of a Deep FFM, loaded and checked, with the joined views that it reads."""
+    """One version of a Deep FFM that was loaded and checked, with the joined views that it reads."""
 
     engine: DeepFFM
     version: int
@@ -129,7 +131,7 @@ class Live:
 
 @dataclass(frozen=True)
 class CachedContext:
-    """The cache's entry for a context that the engine does not compute once; otherwise it is a `_native.RequestContext`."""
+    """An entry of the cache for a context that the engine does not compute once. Other entries are `_native.RequestContext`."""
 
     frame: Any  # what candidates read of the context; None where they read nothing
     part: ContextPart  # the features of the context
@@ -211,9 +213,10 @@ class ServedFfm(SplitModel[Live]):
 
 
 class Scorer:
-    """A Deep FFM over the two parts of a plan; ``shares``: it works out a request's context once.
+    """A Deep FFM over the two parts of a plan. ``shares``: it computes the context of a request once.
 
-    That needs an engine whose context fields are the plan's: of another a request is scored as whole rows, with the same result.
+    For this, the context fields of the engine must be those of the plan. Otherwise a request is scored as whole rows, with the
+    same result.
     """
 
     def __init__(self, engine: DeepFFM, split: Split) -> None:
@@ -225,7 +228,7 @@ class Scorer:
         self.direct_context = self._fields_in(split.context_features) if self.shares else None
 
     def _fields_in(self, schema: Schema) -> Any:
-        """Return which field of the engine each column of a batch is; None if the engine leaves out a dense column."""
+        """Return the field of the engine for each column of a batch; None if the engine does not read a dense column."""
         number = {name: n for n, name in enumerate(self.engine.fields)}
         keyed = [(k, f.name) for k, f in enumerate(schema.sparse) if f.name in number]
         if any(name not in number for name in schema.dense_names):
@@ -237,7 +240,7 @@ class Scorer:
         )
 
     def context(self, part: ContextPart) -> CachedContext | _native.RequestContext:
-        """Return what the cache keeps of a context: what the engine computes from it or, if that is nothing, its features."""
+        """Return what the cache stores for a context: what the engine computes from it or, if that is nothing, its features."""
         if not self.shares:
             return CachedContext(part.frame, part.owned())
         native = getattr(part.batch.sparse, "native", None)
@@ -269,7 +272,7 @@ def reader_of(
 
 
 def size_of(context: CachedContext | _native.RequestContext) -> int:
-    """Return the bytes that a cached context holds, to within its small objects."""
+    """Return the bytes of memory of a cached context, without its small objects."""
     return OBJECTS + context.part.bytes if isinstance(context, CachedContext) else context.bytes
 
 
@@ -279,7 +282,7 @@ def no_objects(request: Request) -> None:
 
 
 def no_scores(tasks: Sequence[Task]) -> Scores:
-    """Return the scores of no candidates."""
+    """Return an empty array of scores, for a request without candidates."""
     return np.zeros((0, len(tasks))) if tasks else np.zeros(0, np.float32)
 
 
@@ -400,15 +403,16 @@ def open_served(
     most_images: int | None = None,
     most_pixels: int | None = None,
 ) -> ServedFfm | ServedModel | ServedRun:
-    """The model of a folder, ready to score. ``servers``: vector files of a run's Model Servers, by field. ``state``: the file of
-    the state of histories that the server keeps (`ctrbox.serve.state_of_histories`). ``encoders``: by field of a Model
-    Server, what encodes the images and texts of requests: a `cb.tables.Encoder`, or the weight file of a built-in one
-    (`ctrbox.serve.encode_objects`). ``most_images``: images and texts of one request at most (default: 8); ``most_pixels``:
-    of one image (default: 16,000,000).
+    """Open the model of a folder for scoring. ``servers``: vector files of a run's Model Servers, by field.
 
-    ``views``, ``allow_operators``, ``allow_views``: as for ``cb.Plan.load``. ``own_plan`` and ``own_model``: of the user's job,
-    where the model is of a class of their own. ``own``: the server's copy of the weights; without it,
-    the current version is read in the folder.
+    ``state``: the file of the state of histories that the server keeps (`ctrbox.serve.state_of_histories`). ``encoders``: what
+    encodes the images and texts of requests, by field of a Model Server: a `cb.tables.Encoder`, or the weight file of a built-in
+    encoder (`ctrbox.serve.encode_objects`). ``most_images``: largest number of images and texts in a request (default: 8).
+    ``most_pixels``: largest number of pixels of an image (default: 16,000,000).
+
+    ``views``, ``allow_operators``, ``allow_views``: as for ``cb.Plan.load``. ``own_plan`` and ``own_model``: the plan and model
+    of the user's job, if the model is of a class of their own. ``own``: the server's copy of the weights; without it, the current
+    version is read from the folder.
     """
     if encoders and folder.kind != CLICK_MODEL:
         raise PlanError(

@@ -1,13 +1,13 @@
-"""Runs the server process: HTTP, gRPC, hot reload and an orderly shutdown.
+"""Runs the server process: HTTP, gRPC, loading of new versions and an orderly shutdown.
 
-    the event loop        sockets, HTTP, routes, refusals; scores of a published model, a request a turn: JSON, plan, model
-    ctrbox-score-k        the queue's threads, which score the folder of a run
-    ctrbox-grpc-k         gRPC's, which score what came to them
-    ctrbox-reload         new versions
-    ctrbox-views          joined views that are read again
+    the event loop        sockets, HTTP, routes, refusals; scores of a published model, one request per turn: JSON, plan, model
+    ctrbox-score-k        threads of the queue, which score with a run folder
+    ctrbox-grpc-k         threads of gRPC, which score the requests that they receive
+    ctrbox-reload         a thread that loads new versions
+    ctrbox-views          a thread that reads joined views again
 
-SIGTERM or Ctrl-C: readiness goes to 503, what is under way is answered, then the process ends. Several workers are such processes
-below a supervisor (workers.py), which takes up new versions for all of them.
+After SIGTERM or Ctrl-C, readiness answers 503, the server answers the requests in progress, and then the process ends. With
+several workers, each worker is such a process below a supervisor (workers.py), which loads new versions for all of them.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def loopback(host: str) -> bool:
 
 
 def read_token(path: Path | None) -> str:
-    """The token from a file, or from CTRBOX_TOKEN; "" where neither says one."""
+    """Return the token from a file or from CTRBOX_TOKEN; "" if neither is given."""
     if path is None:
         return os.environ.get(TOKEN, "").strip()
     try:
@@ -175,7 +175,7 @@ def check(settings: Settings) -> None:
 
 @dataclass
 class Server:
-    """A model, loaded; ``run`` serves until a signal comes. Made by ``open``."""
+    """A server with a loaded model. ``open`` makes one, and ``run`` serves until a signal arrives."""
 
     settings: Settings
     service: Service
@@ -253,7 +253,9 @@ class Server:
         return Server(settings, service, reloader, certificate, workers, refresher)
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until SIGTERM or SIGINT; ``ready`` is called when the sockets listen and, of several workers, all serve."""
+        """Serve until SIGTERM or SIGINT. ``ready`` is called when the sockets listen and, with several workers, all of them
+        serve.
+        """
         try:
             if self.workers > 1:
                 Supervisor(self).run(ready)

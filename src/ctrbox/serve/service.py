@@ -93,14 +93,14 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether this process takes requests and, of several workers, all others do."""
+        """Whether this process accepts requests and, with several workers, all others do."""
         if self.queue.closed:
             return False
         board = None if self.desk is None else self.desk.board
         return board is None or (not board.draining and board.serving == len(board.places))
 
     def allows(self, authorization: bytes) -> bool:
-        """Whether a header's value holds the token: as Bearer, or as the password of Basic, which browsers can send."""
+        """Return whether a header contains the token: as Bearer, or as the password of Basic, which browsers can send."""
         if not self.token:
             return True
         kind, _, value = authorization.partition(b" ")
@@ -125,9 +125,10 @@ class Service:
             )
 
     def answer(self, request: Request, version: str = "") -> Answered:
-        """Score the candidates and, if the request asks for an expression of several labels, compute it and rank them by it.
+        """Score the candidates. If the request asks for an expression of several labels, compute it and rank the candidates by
+        it.
 
-        ``version``: refuse to answer with another one.
+        ``version``: refuse to answer with another version.
         """
         asked = None if request.score is None else ScoreExpression.of(request.score, self.labels)
         scored = self.scored(request, version)
@@ -148,7 +149,10 @@ class Service:
         return None if scores is None else Answered(plain.version, scores, views=plain.views)
 
     def infer_plain(self, body: bytes, header: str | None, version: str) -> tuple[Answered, InferRequest] | None:
-        """The same for a request of the Open Inference Protocol; ``header`` as for `read_infer`, ``version`` as for `answer`."""
+        """Score a request of the Open Inference Protocol in one native call.
+
+        ``header`` is as for `read_infer`, and ``version`` as for `answer`. None if the request has to be read first.
+        """
         plain, json_bytes = self.served.plain(), length_of_json(header, len(body))
         if plain is None or json_bytes is None:
             return None
@@ -163,7 +167,7 @@ class Service:
         return Answered(plain.version, scores, views=plain.views), InferRequest(asked, {}, binary)
 
     def tensors_plain(self, tensors: Sequence[Tensor], version: str) -> Answered | None:
-        """The same for tensors."""
+        """Score a request that came as tensors in one native call; None if it has to be read first."""
         plain = self.served.plain()
         if plain is None:
             return None
@@ -181,12 +185,12 @@ class Service:
         return None if self.traces is None or current() is None else _native.RequestTimes()
 
     def _measured(self, times: _native.RequestTimes | None, found: object) -> None:
-        """Note what a native call measured, unless it left the request to Python."""
+        """Record the times that a native call measured, unless it left the request to Python."""
         if times is not None and found is not None and (parts := current()) is not None:
             parts.native(times)
 
     def lap(self, part: str) -> None:
-        """The time since the last part of this thread's request belongs to this one, if the request is traced."""
+        """Add the time since the last part of this thread's request to this part, if the request is traced."""
         if self.traces is not None and (parts := current()) is not None:
             parts.lap(part)
 
@@ -247,7 +251,7 @@ class Service:
         }
 
     def model_config(self) -> dict[str, Any]:
-        """As clients that ask for Triton's configuration expect it; dimensions hold the rows."""
+        """Return the configuration in the form that clients of Triton expect; its dimensions include the rows."""
         metadata = self.model_metadata()
 
         def tensor(entry: dict[str, Any]) -> dict[str, Any]:
@@ -273,7 +277,7 @@ class Service:
         return self.desk.all(own)
 
     def post(self) -> None:
-        """Show the other workers what this one knows of itself."""
+        """Show the figures of this worker to the others."""
         if self.desk is not None:
             self.desk.post(figures_of(self))
 
@@ -289,7 +293,7 @@ class Service:
         return [] if self.desk is None else [place.told() for place in self.desk.board.places]
 
     def live(self) -> dict[str, Any]:
-        """What the page shows."""
+        """Return the figures that the page shows."""
         m, now = self.metrics, self.figures()
         counters, gauges = now["counters"], now["gauges"]
         objects = {w: n for w in ("missing", "embedded", "encoded") if (n := counters.get(f"objects_{w}")) is not None}
@@ -323,7 +327,7 @@ class Service:
         }
 
     def stale(self) -> dict[str, Any] | None:
-        """Say since when and why a newer version is not served; None where the current one is."""
+        """Return since when and why a newer version is not served; None if the current version is served."""
         found = self.metrics.staleness
         if found is None:
             return None
@@ -335,8 +339,10 @@ class Service:
         }
 
     def readiness(self) -> dict[str, Any]:
-        """Return what readiness tells: a stale model, or one that knows no key of a field, still serves; it is ready and
-        says so."""
+        """Return the contents of the readiness answer.
+
+        A model that is stale, or that knows no key of a field, still serves. The server is then ready and reports this.
+        """
         now = self.figures()
         told: dict[str, Any] = {"ready": self.ready, "version": now["versions"][0]}
         if self.desk is not None:
@@ -352,7 +358,7 @@ class Service:
         return told
 
     def learning(self) -> dict[str, Any] | None:
-        """What a learner wrote beside the weights; None where there is none, or none that can be read."""
+        """Return what an online loop wrote beside the weights; None if there is nothing that can be read."""
         if self.online is None:
             return None
         try:

@@ -1,7 +1,7 @@
-"""What a Deep FFM and a published click model share as served models: the newest version, and the joined views that it reads.
+"""Defines what a Deep FFM and a published click model share as served models: the newest version, and its joined views.
 
-The plan of both is split into a part that runs once per context and a part that runs for the candidates. Other joined views take
-the place of the old ones between two requests.
+The plan of both is divided into a part that runs once per context and a part that runs for the candidates. Between two requests,
+other joined views can replace the old ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Live = TypeVar("Live", bound=Numbered)
 
 
 class SplitModel(ABC, Generic[Live]):
-    """``live``: one version, loaded and checked. A request reads it once, and so sees one version from beginning to end."""
+    """A served model. ``live`` is one version, loaded and checked. A request reads it once and so uses one version to its end."""
 
     live: Live
 
@@ -50,7 +50,7 @@ class SplitModel(ABC, Generic[Live]):
 
     @abstractmethod
     def answer(self, request: Request) -> Scored:
-        """Return a score for each candidate, and the versions that they are of."""
+        """Return a score for each candidate, and the versions of model and views."""
 
     def plain(self) -> Plain | None:
         """Return what scores plain requests natively now; None if Python scores every request."""

@@ -4,13 +4,13 @@
     a file that others renew     ──► renew   ──► Histories
     POST /v1/score ──► raw columns ──► columns_of ──► the columns of with_history ──► plan, model
 
-Where calls bring the events, one process owns the state, so such a server has one worker. With a stream (event_stream.py) or a
-file that is followed, every worker has a state of its own. Events of calls go through the same queue as requests, and each call
-holds the lock of the state. A request brings the keys and times that its histories are found by, and no column of a
-history; those are computed by the native code of training, as of the request's time.
+If events come by calls, one process has the state, so such a server has one worker. With a stream (event_stream.py), or a file
+that is followed, every worker has a state of its own. Calls with events go through the same queue as requests, and each call
+locks the state. A request contains the keys and times that its histories need, and no history columns. The native code of
+training computes those columns, as of the time of the request.
 
-What a crash loses: events since the last save. The file holds the position that came with the last event in it, so a sender asks
-GET /v1/events after a restart and sends what follows that position; then each event counts exactly once.
+A crash loses the events since the last save. The file contains the position that came with the last event in it. After a restart,
+a sender asks GET /v1/events for the position and sends what follows it; each event then counts exactly once.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ log = logging.getLogger("ctrbox.serve")
 class ServedPast:
     """The state that a server keeps of the histories of a plan, loaded from ``file`` and saved there.
 
-    ``context``: the log's columns that come once per request; history columns among them are computed once. None: as each
-    request says.
+    ``context``: columns of the log that come once per request; history columns among them are computed once. None: each request
+    decides.
     """
 
     stream: EventStream | None = None  # the stream that feeds the state
@@ -121,7 +121,7 @@ class ServedPast:
 
     @property
     def renewed(self) -> int:
-        """How often the file was read again."""
+        """Number of times that the file was read again."""
         return self._state[1]
 
     # ---- a file that others renew
@@ -138,7 +138,7 @@ class ServedPast:
 
     @property
     def shared(self) -> bool:
-        """Whether several workers can have the state, each a copy of its own."""
+        """Whether several workers can have the state, each with a copy of its own."""
         return self.follows or self.stream is not None
 
     def observe(self, body: bytes) -> dict[str, Any]:
@@ -200,7 +200,7 @@ class ServedPast:
         return broken or self.stale or (self.stream.failing if self.stream is not None else "")
 
     def told(self) -> dict[str, Any]:
-        """Return how far the events were fed, and what the state holds."""
+        """Return the position up to which events were fed, and the size of the state."""
         kept = self.histories
         beside: dict[str, Any] = {}
         if self.stream is not None:

@@ -3,8 +3,8 @@
     BYTES, binary    4 bytes of length, little-endian, then the bytes, for each element
     others, binary   elements in order, little-endian
 
-An input is a raw column of the log: the context's of shape [1] or [1, 1], candidates' of shape [n] or [n, 1]; lists are [n, w].
-Sizes are compared with what came before anything is made of them.
+An input is a raw column of the log. Its shape is [1] or [1, 1] for a column of the context, [n] or [n, 1] for a column of the
+candidates, and [n, w] for lists. Sizes are compared with the number of received bytes before any array is made.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ def wrong(message: str) -> Refused:
 
 
 def read_infer(body: bytes, header_bytes: str | None, labels: Sequence[str] = ()) -> InferRequest:
-    """A request of REST; ``header_bytes``: the JSON's length where tensors follow it, as the header says.
+    """Read a REST request. ``header_bytes`` is the length of its JSON if tensors follow it, as the header says.
 
-    ``labels``: the names of several labels that the model has."""
+    ``labels``: the names of several labels that the model has.
+    """
     head, rest = body, b""
     if header_bytes is not None:
         length = length_of_json(header_bytes, len(body))
@@ -195,7 +196,7 @@ def objects(values: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
 
 
 def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> np.ndarray:
-    """Data in row-major order, flat or nested."""
+    """Return data in row-major order, which may be flat or nested in JSON."""
     if not isinstance(data, list):
         raise wrong(f"input {name!r} has neither data nor binary_data_size")
     flat = data
@@ -223,7 +224,7 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> np.n
 def infer_answer(
     name: str, version: int, request: InferRequest, outputs: Mapping[str, np.ndarray]
 ) -> tuple[bytes, int | None]:
-    """The body, and the JSON's length where outputs follow as binary."""
+    """Return the body, and the length of its JSON if outputs follow as binary data."""
     told: list[dict[str, Any]] = []
     binary: list[bytes] = []
     for output, as_binary in (request.outputs or dict.fromkeys(outputs, request.binary)).items():
@@ -243,12 +244,15 @@ def infer_answer(
 
 
 def little(values: np.ndarray) -> np.ndarray:
-    """Return an output with the byte order of the wire."""
+    """Return an output in little-endian byte order."""
     return np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
 
 
 def inputs_of(columns: Mapping[str, Any], context: frozenset[str] | None) -> list[dict[str, Any]]:
-    """The model's inputs, as its metadata names them. ``columns``: `RawColumn` by name; of a run, any may come once."""
+    """Return the inputs of the model as its metadata names them.
+
+    ``columns``: `RawColumn` by name. For a run, any column may come once per request.
+    """
     found = []
     for name, column in columns.items():
         first = 1 if context is not None and name in context else -1

@@ -12,7 +12,7 @@ log = logging.getLogger("ctrbox.serve")
 
 
 class Certificate:
-    """``context``: for HTTP. ``texts``: key and certificate, for gRPC. ``refresh`` reads changed files again."""
+    """A certificate and its key. ``context`` is for HTTP, ``texts`` is for gRPC, and ``refresh`` reads changed files again."""
 
     def __init__(self, certificate: Path, key: Path | None) -> None:
         self.certificate, self.key = certificate, key or certificate
@@ -20,7 +20,9 @@ class Certificate:
         self.context, self.texts = self._read()
 
     def refresh(self) -> bool:
-        """Reload files that changed; return whether it did. Files that do not fit are logged, and the old certificate is kept."""
+        """Reload files that changed, and return whether it did. If they do not match, this is logged, and the old certificate
+        stays.
+        """
         try:
             facts = self._facts()
             if facts == self._seen:

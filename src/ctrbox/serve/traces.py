@@ -6,12 +6,12 @@
       ├ engine                     the model
       └ writing                    the body of the answer
 
-The parts of a request that one native call answers are measured in that call. Its context and its candidates both have a plan and
-an engine part, which are added up: a part is as long as it took, and begins where the one before it ends. A request that Python
-reads and scores has `reading`, `engine` for plan and model together, and `writing`.
+If one native call answers a request, the call measures these parts. Context and candidates each have a plan part and an engine
+part, whose times are added up. A part begins where the one before it ends. A request that Python reads and scores has `reading`,
+`engine` (plan and model together) and `writing`.
 
-A request with the W3C header ``traceparent`` continues the trace of the caller, and is sampled as the caller decided; another one
-begins a trace, if the sampler of the provider takes it. Without ``--traces`` no span is made and no clock is read.
+A request with the W3C header ``traceparent`` continues the trace of the caller, and is sampled as the caller decided. Any other
+request begins a trace, if the sampler of the provider selects it. Without ``--traces``, no span is made and no clock is read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _current = threading.local()
 
 
 class Parts:
-    """The parts of one request that is being answered in this thread, and how long they took in nanoseconds."""
+    """The parts of the request that this thread answers, and their times in nanoseconds."""
 
     def __init__(self) -> None:
         self.began = self.mark = time.time_ns()
@@ -40,13 +40,13 @@ class Parts:
         self.facts: dict[str, Any] = {}
 
     def lap(self, part: str) -> None:
-        """The time since the last lap belongs to a part."""
+        """Add the time since the last lap to a part."""
         now = time.time_ns()
         self.took[part] = self.took.get(part, 0) + max(0, now - self.mark)
         self.mark = now
 
     def native(self, times: _native.RequestTimes) -> None:
-        """Take over what a native call measured."""
+        """Copy the times that a native call measured."""
         self.took = {"reading": times.reading, "plan": times.plan, "engine": times.engine}
         self.facts["ctrbox.context_cached"] = times.cached
         self.mark = time.time_ns()
@@ -58,7 +58,7 @@ def current() -> Parts | None:
 
 
 class Traces:
-    """Any number of threads may use one. ``provider``: of `opentelemetry.sdk.trace`, which owns the exporter."""
+    """Makes spans. Any number of threads may use one. ``provider``: of `opentelemetry.sdk.trace`, which owns the exporter."""
 
     def __init__(self, provider: Any) -> None:
         from opentelemetry import trace
@@ -70,7 +70,7 @@ class Traces:
 
     @staticmethod
     def to(target: str, model: str) -> Traces:
-        """Return traces that go to a collector, or to stderr. Made in the process that serves: it starts a thread."""
+        """Return traces that go to a collector or to stderr. Call it in the process that serves, because it starts a thread."""
         try:
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
@@ -91,7 +91,7 @@ class Traces:
         return Traced(self, span) if span.is_recording() else None
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the spans that are left."""
         self.provider.shutdown()
 
 
@@ -107,7 +107,7 @@ class Traced:
         return format(self._span.get_span_context().trace_id, "032x")
 
     def around(self, work: Callable[[], Any]) -> Any:
-        """Return what ``work()`` returns, and measure its parts, which end with that of writing."""
+        """Return what ``work()`` returns, and measure its parts; the last part is that of writing."""
         self.parts = _current.parts = Parts()
         try:
             found = work()

@@ -1,7 +1,7 @@
 """Writes the form of the page at /, in which a person fills in one candidate, sends it to /v1/score and reads its score.
 
-The fields are the raw columns that the model reads, with their types and an example of each. The script writes JSON by hand:
-the digits of a whole number go into the request as they were typed, because a browser's numbers hold only 53 bits.
+The form shows the raw columns that the model reads, with their types and an example of each. The script writes JSON itself, so
+that the digits of a whole number are sent as they were typed: numbers of a browser have only 53 bits.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Counts the keys that requests ask for, by field, and those that the model has never learned.
 
-A key that was never learned gets its initial row, so a field whose ids are written in another way than they were trained with
-('0017' instead of '17') gives scores that look fine and use nothing of the field. Each request adds two numbers per field here;
-/metrics has them. Once none of the keys of a field was known in ``REQUESTS`` requests in a row, the log says so, and readiness
-and the page do until a known key comes.
+A key that was never learned gets its initial row. If the ids of a field are written in another way than in training ('0017'
+instead of '17'), the scores look right but do not use the field. For each request, two numbers per field are counted here, and
+/metrics shows them. If none of the keys of a field was known in ``REQUESTS`` requests in a row, the log, readiness and the page
+say so, until a known key comes.
 
-A context that is taken from the cache is not looked up again, and so its keys are counted once. Null values are not counted. A
-Deep FFM knows no keys: its weights are an array that every key points into.
+A context that is in the cache is not looked up again, so its keys count once. Null values are not counted. A Deep FFM has no
+keys: every key points to some weight of an array.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FieldKeys:
 
 
 class KnownKeys:
-    """Counts by field. Any number of threads."""
+    """Counts of keys by field. Any number of threads may add."""
 
     def __init__(self, fields: Iterable[str] = ()) -> None:
         self.fields = {name: FieldKeys() for name in fields}
@@ -68,7 +68,7 @@ class KnownKeys:
             return {name: {"known": c.known, "unknown": c.unknown} for name, c in self.fields.items()}
 
     def restart(self) -> None:
-        """Begin the count of requests in a row anew, for another version of the model."""
+        """Restart the count of requests in a row, for another version of the model."""
         with self._lock:
             for counts in self.fields.values():
                 counts.all_unknown = 0

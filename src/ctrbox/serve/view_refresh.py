@@ -52,7 +52,10 @@ class Watched:
 
 
 class ViewRefresher(Watcher):
-    """``start`` to watch; ``look`` does it once, here. ``every``: seconds between two listings of files; 0: only calls count."""
+    """Reads joined views again. ``start`` watches in a thread; ``look`` looks once, in the caller's thread.
+
+    ``every``: seconds between two listings of the files; 0: views are read only after calls.
+    """
 
     def __init__(self, served: Served, every: float = 0.0) -> None:
         super().__init__(self.look_safely, TICK_SECONDS, "ctrbox-views")
@@ -72,7 +75,7 @@ class ViewRefresher(Watcher):
             return self._calls
 
     def interrupt(self) -> None:
-        """End a read that is under way; safe in a signal's handler."""
+        """End a read in progress. A signal handler may call it."""
         if not self._stop.is_set():
             self._stop.set()
 

@@ -1,7 +1,7 @@
-"""Keeps a plan, split for requests, together with the versions of the joined views that it reads.
+"""Keeps a plan, divided for requests, together with the versions of the joined views that it reads.
 
-A context that is kept in the cache holds values of the views that it reads, so its key holds the versions of these views, and of
-no others: new ads do not empty a cache of users.
+A cached context contains values of the views that it reads. Its cache key therefore contains the versions of these views, and of
+no others, so that new ads do not empty a cache of users.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from ctrbox.engines.missed_keys import JoinCount
 
 @dataclass(frozen=True)
 class SplitViews:
-    """``of_context``: versions of the views that the context's part reads. ``told``: versions of all views, as the response
-    header says them. ``counted``: what the joins met before these views were read."""
+    """A plan with joined views. ``of_context``: versions of the views that the part of the context reads.
+
+    ``told``: versions of all views, in the form of the response header. ``counted``: counts of the joins before these views were
+    read.
+    """
 
     views: JoinedViews
     split: Split
@@ -34,7 +37,9 @@ class SplitViews:
         return SplitViews(views, split, versions, told_of(views), tuple(counted))
 
     def cache_key(self, version: int) -> bytes:
-        """Return what stands before the bytes of a context in the cache: the versions of the model and of the context's views."""
+        """Return the first part of a cache key, before the bytes of the context: the versions of the model and of the context's
+        views.
+        """
         return b"%d %s " % (version, ",".join(map(str, self.of_context)).encode())
 
     def changed(self, views: JoinedViews, context: Sequence[str]) -> SplitViews:

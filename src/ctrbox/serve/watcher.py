@@ -1,4 +1,4 @@
-"""Defines ``Watcher``: a thread that looks for something new every few moments until it is closed."""
+"""Defines ``Watcher``: a thread that calls a function every few moments until it is closed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds until the next try after a passi
 
 
 class Watcher:
-    """``start`` begins to call ``look`` every ``period`` seconds; ``close`` ends it and waits for a call under way."""
+    """A thread. ``start`` begins to call ``look`` every ``period`` seconds; ``close`` ends this and waits for a call in
+    progress.
+    """
 
     def __init__(self, look: Callable[[], object], period: float, name: str) -> None:
         self.period = period

@@ -1,7 +1,7 @@
-"""Follows the supervisor in a worker: a thread takes up the version that the board says, from the file that lies ready.
+"""Follows the supervisor in a worker: a thread loads the version that the board names, from the file that the supervisor wrote.
 
-The supervisor has fetched the patches and checked them, and serves the version itself before it says so (reload.py). So what can
-fail here is a passing fault of the machine, such as no memory: it is logged once and tried again at the next look.
+The supervisor has fetched and checked the patches, and serves the version itself before it names it (reload.py). Only temporary
+faults of the machine, such as no memory, can therefore happen here. Such a fault is logged once, and the next look tries again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ log = logging.getLogger("ctrbox.serve")
 
 
 class Follower(Watcher):
-    """``start`` to look every ``period`` seconds; ``look`` does it once, here."""
+    """Loads versions in a worker. ``start`` looks every ``period`` seconds in a thread; ``look`` looks once, in the caller's
+    thread.
+    """
 
     def __init__(self, served: Updated, board: Board, period: float = 0.5) -> None:
         super().__init__(self.look, period, "ctrbox-follow")
@@ -25,7 +27,7 @@ class Follower(Watcher):
         self._told = ""  # the last fault that was logged
 
     def look(self) -> bool:
-        """Take the version of the board if this process serves another one; return whether it did."""
+        """Load the version of the board if this process serves another one, and return whether it did."""
         if self.board.version in (0, self.served.version):
             return False
         news = self.board.news.read()

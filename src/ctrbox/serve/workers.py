@@ -1,21 +1,20 @@
-"""Serves with several processes: a supervisor opens the model, starts workers, replaces those that die or hang, and ends them in
-order.
+"""Serves with several processes: a supervisor opens the model, starts workers, replaces those that die or hang, and ends them.
 
-    the supervisor     the listening sockets, the model, new versions (reload.py), joined views (view_refresh.py), the board
-                       (memory_shared_by_workers.py); answers no request
-    a worker           takes connections of the shared sockets, scores, follows new versions (worker_follows_supervisor.py)
+    the supervisor     has the listening sockets, the model, new versions (reload.py), joined views (view_refresh.py) and the
+                       board (memory_shared_by_workers.py); it answers no request
+    a worker           accepts connections of the shared sockets, scores, and follows new versions (worker_follows_supervisor.py)
                        and views
 
-The supervisor opens the model and *forks*: whatever it has read by then (weights, joined views, tables) is memory that all
-workers share, because nobody writes to it. Forking needs a process in which no thread holds a lock, so the supervisor starts
-none, and a model whose tables need threads is served by one process (`why_one`).
+The supervisor opens the model and *forks*. Everything that it has read by then (weights, joined views, tables) is memory that all
+workers share, because nobody writes to it. A fork needs a process in which no thread holds a lock. The supervisor therefore
+starts no threads, and a model whose tables need threads is served by one process (`why_one`).
 
-HTTP workers inherit one listening socket instead of opening one each (SO_REUSEPORT): connections that no worker has accepted yet
-wait in one queue, so they survive the death and the end of a worker, and a worker with few connections can take the next one.
-grpcio cannot inherit a socket, so there each worker listens at the port with SO_REUSEPORT, and the supervisor holds the port.
+HTTP workers inherit one listening socket instead of opening one each (SO_REUSEPORT). Connections that no worker has accepted yet
+wait in one queue, so they survive the end of a worker, and a worker with few connections can accept the next one. grpcio cannot
+inherit a socket. For gRPC, each worker therefore listens at the port with SO_REUSEPORT, and the supervisor reserves the port.
 
-Signals: SIGTERM or SIGINT ends the server; workers ignore SIGINT, which a terminal sends to all of them. If the supervisor is
-killed, the workers see the end of a pipe and stop.
+SIGTERM or SIGINT ends the server. Workers ignore SIGINT, which a terminal sends to all of them. If the supervisor is killed, the
+workers notice the end of a pipe and stop.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class Worker:
 
 
 def why_one(kind: str, served: Served, prerank: Prerank | None) -> str:
-    """Return why only one process can serve a model; "" where several can."""
+    """Return why only one process can serve a model; "" if several can."""
     if sys.platform != "linux":
         return "several worker processes are supported on Linux only"
     if served.past is not None and not served.past.shared:
@@ -126,7 +125,7 @@ def worker_count(asked: int | None, kind: str, served: Served, connections: int,
 
 
 class Supervisor:
-    """``run`` serves until a signal comes, in the main thread."""
+    """Starts and watches workers. ``run`` serves until a signal arrives, in the main thread."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -198,7 +197,7 @@ class Supervisor:
     # ---- starting
 
     def _start(self, worker: Worker) -> None:
-        """Fork a worker. Signals wait meanwhile, so that none reaches the child while it has the supervisor's handlers."""
+        """Fork a worker. Signals are blocked meanwhile, so that none reaches the child while it has the supervisor's handlers."""
         says, say = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -224,7 +223,7 @@ class Supervisor:
         self.board.occupy(worker.number, process)
 
     def _child(self, worker: Worker, say: int) -> None:
-        """Serve as a worker; does not return."""
+        """Serve as a worker. This call does not return."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -283,7 +282,9 @@ class Supervisor:
                 self._failed(worker, said)
 
     def _failed(self, worker: Worker, said: dict[str, Any]) -> None:
-        """A worker could not begin: at the start of the server that is its end, later it is logged and tried again."""
+        """Handle a worker that could not begin. At the start of the server, this ends the server; later, it is logged and tried
+        again.
+        """
         if not self._news:
             if said["module"]:
                 raise ImportError(said["failed"], name=said["module"])
@@ -291,7 +292,7 @@ class Supervisor:
         log.error("worker %d could not start: %s", worker.number + 1, said["failed"])
 
     def _reap(self, first: bool = False) -> None:
-        """Take note of workers that have ended."""
+        """Note which workers have ended."""
         for worker in self.workers:
             if not worker.process:
                 continue
@@ -338,7 +339,7 @@ class Supervisor:
             worker.says = -1
 
     def _later(self, worker: Worker, what: str) -> None:
-        """Plan the next process of a worker: at once, or after a while where the last ones ended soon."""
+        """Set when the next process of a worker starts: at once, or after a while if the last ones ended soon."""
         wait = min(LONGEST_WAIT, 2.0 ** (worker.short - 2)) if worker.short > 1 else 0.0
         worker.due = time.monotonic() + wait
         log.warning("%s; another one starts %s", what, f"in {wait:g} s" if wait else "now")
@@ -355,7 +356,7 @@ class Supervisor:
         self._tell_news()
 
     def _tell_news(self) -> None:
-        """Write what changed to the board: the version to serve, what became of others, the memory of all processes."""
+        """Write changes to the board: the version to serve, what happened to other versions, the memory of all processes."""
         now = time.monotonic()
         if now >= self._next_memory:
             self._next_memory = now + MEMORY_SECONDS
@@ -373,7 +374,7 @@ class Supervisor:
     # ---- the end
 
     def _end(self) -> None:
-        """Let the workers answer what is under way, for a while; a second signal ends them at once."""
+        """Let the workers answer requests in progress for a while. A second signal ends them at once."""
         self.board.drain()
         self._close_sockets()
         running = [worker for worker in self.workers if worker.process]
@@ -403,7 +404,7 @@ class Supervisor:
 
 
 def tell(pipe: int, message: dict[str, Any]) -> None:
-    """Send a worker's first message; nobody hears a second one."""
+    """Send a worker's first message to the supervisor; further messages are not read."""
     with contextlib.suppress(OSError):
         os.write(pipe, json.dumps(message).encode())
         os.close(pipe)
@@ -420,7 +421,7 @@ def words_of(status: int) -> str:
 
 
 def reserved(host: str, port: int) -> list[socket.socket]:
-    """Hold a port at which workers will listen with SO_REUSEPORT; PlanError where somebody else has it."""
+    """Reserve a port at which workers will listen with SO_REUSEPORT. PlanError if another process uses it."""
     held: list[socket.socket] = []
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
@@ -444,7 +445,7 @@ def reserved(host: str, port: int) -> list[socket.socket]:
 
 
 def memory_of(process: int) -> int:
-    """Return the memory of a process in bytes, of pages that it shares with others its part (proportional set size)."""
+    """Return the memory of a process in bytes. Of pages that it shares with others, its part counts (proportional set size)."""
     try:
         for line in Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii").splitlines():
             if line.startswith("Pss:"):
