@@ -1,4 +1,4 @@
 """Compiles expressions into a graph of operators in layers, and decides where each operator runs.
 
-It runs nothing and needs no device.
+This package runs no operator and needs no device.
 """

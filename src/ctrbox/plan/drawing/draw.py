@@ -1,9 +1,9 @@
 """Draws a plan as a self-contained SVG file.
 
-A lane is a view, a row of a lane is a layer, a box is an operator. Joined views stand above the log, side by side as
-far as the width of a page allows, so that every curve runs down. A layer with many operators takes several lines.
-Features lie at the bottom. In a large plan operators that play the same part are one box, marked ×n; hovering over a
-box names what it stands for.
+A lane is a view, a row of a lane is a layer, and a box is an operator. Joined views are above the log, side by side as far as the
+width of a page allows, so that every curve runs down. A layer with many operators takes several lines. Features are at the
+bottom. In a large plan, operators that have the same part are one box, marked ×n. Hovering over a box shows the operators that it
+represents.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ FORBIDDEN = re.compile("[\ud800-\udfff\ufffe\uffff]")  # in XML
 
 @dataclass
 class Box:
-    """One operator, or several that play the same part."""
+    """One operator, or several that have the same part."""
 
     nodes: list[Node]
     frame: int
@@ -126,13 +126,13 @@ class Lane:
         return self.columns * (BOX_W + GAP_X) - GAP_X + LANE_LEFT + LANE_RIGHT
 
     def lines(self, row: int) -> int:
-        """Lines of boxes in a row of the picture."""
+        """The lines of boxes in a row of the picture."""
         layer = row - self.shift
         return -(-len(self.layers[layer]) // self.columns) if 0 <= layer < len(self.layers) else 0
 
 
 def draw(graph: Graph, path: str | os.PathLike[str], device: Any = "auto") -> None:
-    """Write the picture of a plan, placed on a device, to an SVG file; aside first, then renamed."""
+    """Write the picture of a plan, placed on a device, to an SVG file. The file is written under a temporary name and renamed."""
     target = local_path(path, "the drawing of a plan")
     text = picture(graph, device).encode("utf-8", "backslashreplace")
     handle, aside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -156,7 +156,7 @@ def for_notebook(title: str, graph: Graph, device: Any) -> str:
 
 
 def picture(graph: Graph, device: Any = "auto") -> str:
-    """The SVG text."""
+    """Return the text of the SVG file."""
     placement = place(graph, device)
     boxes, lanes = _boxes(graph, placement)
     return _Page(graph, placement, boxes, lanes).text()
@@ -201,7 +201,7 @@ def _parts(
     where: dict[int, tuple[int, int]],
     placement: Placement,
 ) -> dict[int, int]:
-    """A number for each node, the same for nodes that are drawn as one box."""
+    """Return a number for each node; nodes that are drawn as one box have the same number."""
     nodes = [n for frame in layers.values() for layer in frame for n in layer]
     if len(nodes) <= MOST_BOXES[0]:
         return {n.id: n.id for n in nodes}
@@ -290,7 +290,9 @@ class _Page:
         self.down()
 
     def place(self) -> None:
-        """Put lanes on shelves of at most PAGE pixels, what is gathered above what gathers it, the log on the last one."""
+        """Put lanes on shelves of at most PAGE pixels: a view above the lanes that take values from it, and the log on the last
+        shelf.
+        """
         waiting = [lane for frame, lane in self.lanes.items() if frame]
         shelves: list[list[Lane]] = []
         placed: set[int] = set()
@@ -323,7 +325,7 @@ class _Page:
         return {inner.frame for layer in lane.layers for box in layer for inner in box.gathered}
 
     def order(self) -> None:
-        """Boxes of a layer in the order of what they read, then of who reads them: fewer crossings."""
+        """Sort the boxes of a layer by what they read, then by what reads them, so that fewer curves cross."""
         for sweep in range(6):
             down = sweep % 2 == 0
             for lane in sorted(self.lanes.values(), key=lambda lane: lane.shift):
@@ -397,7 +399,7 @@ class _Page:
         )
 
     def chips(self) -> list[Chip]:
-        """Features under the log's last layer, in the order of the operators that give them."""
+        """Draw the features below the last layer of the log, in the order of the operators that compute them."""
         wanted = [(self.boxes[o.node.id], o) for o in self.graph.outputs if o.node.id in self.boxes]
         wanted.sort(key=lambda pair: (pair[0].x, pair[0].y))
         self.linked = len(wanted) <= MOST_LINKED
@@ -420,7 +422,7 @@ class _Page:
         return chips
 
     def by_box(self, chips: list[Chip], room: float) -> Iterator[list[Chip]]:
-        """Too many features for curves: each box's together, after its name."""
+        """Draw the features of each box together after its name, if there are too many features for curves."""
         for _, group in groupby(chips, key=lambda chip: id(chip.box)):
             members = list(group)
             box = members[0].box
@@ -552,7 +554,7 @@ def _middle(box: Box, down: bool) -> float:
 
 
 def _lines(chips: list[Chip], room: float) -> list[list[Chip]]:
-    """As few lines as there is room for, filled column by column: a feature lies below its operator."""
+    """Divide features into as few lines as possible, column by column, so that a feature is below its operator."""
     for count in range(1, len(chips)):
         made = [chips[k::count] for k in range(count)]
         if all(fsum(c.width + CHIP_GAP for c in line) - CHIP_GAP <= room for line in made):
@@ -573,7 +575,7 @@ def _short(label: str) -> str:
 
 
 def _text(value: str) -> str:
-    """As text of an element; characters that XML cannot hold become �."""
+    """Return a text for an SVG element; characters that XML cannot contain become �."""
     safe = "".join(c if c in "\t\n" or (c >= " " and not FORBIDDEN.match(c)) else "�" for c in value)
     return escape(safe)
 

@@ -1,7 +1,7 @@
 """Collects the facts about a plan: what is read, and where, in which layer and why each operator runs.
 
-`explain_json` gathers the facts as plain data, `explain` sets them as a page (explain_text.py). Reads no row and needs no
-GPU; the same plan, device and measurements give the same page.
+`explain_json` collects the facts as plain data, and `explain` prints them as a page (explain_text.py). Both read no row and need
+no GPU. The same plan, device and measurements give the same page.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Loaded = Mapping[int, Mapping[str, Any]]
 
 
 class Words:
-    """Writes operators of one graph compactly."""
+    """Writes the operators of one graph in a short form."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -92,7 +92,7 @@ class Words:
         return brackets[0] + ", ".join(values) + brackets[1]
 
     def features(self, node: Node) -> list[str]:
-        """The outputs that an operator is computed for, in their order; then filters, keys, fits."""
+        """Return the outputs for which an operator is computed, in their order; then filters, keys and fits."""
         mask, found = self.users.get(node.id, 0), []
         while mask:
             lowest = mask & -mask
@@ -117,7 +117,7 @@ def constant(value: Any) -> str:
 
 
 def users(graph: Graph) -> dict[int, int]:
-    """For each node a bit mask of the outputs it is computed for; then bits for filters, keys and fits."""
+    """Return a bit mask for each node: the outputs for which it is computed, then bits for filters, keys and fits."""
     masks: dict[int, int] = {}
     beyond = len(graph.outputs)
     for k, output in enumerate(graph.outputs):
@@ -146,18 +146,18 @@ def users(graph: Graph) -> dict[int, int]:
 def explain(
     graph: Graph, device: Any = "auto", *, measured: Measured | None = None, loaded: Loaded | None = None
 ) -> str:
-    """The plan as a page of plain text. ``measured`` and ``loaded``: as of `explain_json`."""
+    """Return the plan as a page of plain text. ``measured`` and ``loaded`` are as for `explain_json`."""
     return page(explain_json(graph, device, measured=measured, loaded=loaded))
 
 
 def explain_json(
     graph: Graph, device: Any = "auto", *, measured: Measured | None = None, loaded: Loaded | None = None
 ) -> dict[str, Any]:
-    """Everything `explain` says, as data that JSON can hold.
+    """Return everything that `explain` says, as data for JSON.
 
-    ``measured``: nanoseconds a row by device and operator, ``{"cuda": {"json": 2.5, "%12": 0.1, "layer_3": 4.0}}``;
-    they are shown beside the estimates and take their place where an operator's device is chosen. ``loaded``: where the
-    joined views lie that have been loaded, by the number of their frame.
+    ``measured``: nanoseconds per row by device and operator, ``{"cuda": {"json": 2.5, "%12": 0.1, "layer_3": 4.0}}``. They are
+    shown beside the estimates, and replace them when the device of an operator is chosen. ``loaded``: where the joined views are
+    stored that have been loaded, by the number of their frame.
     """
     placement, words = place(graph, device, measured), Words(graph)
     live = {f.id for f in live_frames(graph)}
@@ -284,7 +284,7 @@ def _frame(
 
 
 def _memory(frame: FrameSpec, loaded: Loaded) -> dict[str, Any]:
-    """The memory budget of a joined view, and where it lies if it is loaded."""
+    """Return the memory budget of a joined view and, if it is loaded, where it is stored."""
     found: dict[str, Any] = {
         "budget_bytes": frame.budget_bytes,
         "spill": None if frame.spill is None else frame.spill or tempfile.gettempdir(),
@@ -346,7 +346,7 @@ def _operator(node: Node, placed: Placed, words: Words, weighed: bool) -> dict[s
 
 
 def _sharing(graph: Graph) -> dict[str, int]:
-    """Operators if every feature were computed by itself, and how many are left."""
+    """Return the number of operators if every feature were computed by itself, and the number that is left after sharing."""
     live = live_frames(graph)
     kept = {n.id for f in live for n in graph.nodes(f)}
     sizes: dict[int, int] = {}

@@ -115,7 +115,7 @@ def _frame_lines(frame: Facts, placed: bool) -> list[str]:
 
 
 def _where_lines(memory: Facts | None) -> list[str]:
-    """Return the lines about where a joined view lies, if it may lie on a disk."""
+    """Return the lines about where a joined view is stored, if it may be on a disk."""
     if memory is None or memory["spill"] is None:
         return []
     budget = shown_bytes(memory["budget_bytes"])
@@ -275,7 +275,7 @@ def cut(line: str) -> str:
 
 
 def listed(names: list[str], room: int, arrow: str = " →") -> str:
-    """As many names as there is room for, and how many more."""
+    """Return as many names as there is room for, and the number of the others."""
     shown = arrow
     for k, name in enumerate(names):
         more = f" +{len(names) - k}"

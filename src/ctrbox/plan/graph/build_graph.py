@@ -31,7 +31,7 @@ NOTHING: dict[str, Any] = {"s": "", "f": 0.0, "i": 0, "b": False, "t": Time(0), 
 
 @dataclass(frozen=True)
 class Unusable:
-    """A column of a type that no operator takes, and the view whose data has it."""
+    """A column of a type that no operator accepts, and the view whose data contain it."""
 
     type: pa.DataType
     view: str
@@ -39,7 +39,7 @@ class Unusable:
 
 @dataclass
 class Scope:
-    """The columns of a view at some step, as nodes of its frame."""
+    """The columns of a view after some step, as nodes of its frame."""
 
     builder: Builder
     frame: FrameSpec
@@ -110,7 +110,7 @@ class Builder:
 
     # ---- views
     def open(self, view: View, role: str, time: str | None = None) -> Scope:
-        """Open a view; ``time``: the name of its time column, if it is joined by an as-of join."""
+        """Open a view. ``time`` is the name of its time column, if an as-of join reads the view."""
         frame = FrameSpec(len(self.frames), view.name, role, [SourceSpec(view)], key=view.key)
         self.frames.append(frame)
         self.views.append(view)
@@ -206,7 +206,7 @@ class Builder:
                     scope.columns[name] = scope.past[name]
 
     def filter(self, scope: Scope, condition: Any) -> None:
-        """Add a filter; a column that it asks to be not null is not null in what follows."""
+        """Add a filter. If it requires that a column is not null, the column is not null in later steps."""
         asked = [tested(part) for part in conjuncts(condition)] if isinstance(condition, Expr) else []
         # A condition of its own for each, so that one about the label can be left out where there is no label.
         parts = conjuncts(condition) if any(asked) else [condition]
@@ -261,7 +261,7 @@ class Builder:
         self.bring(scope, inner, row, step.prefix, step.view, step.as_of[1:] if step.as_of and same else ())
 
     def single_key(self, scope: Scope, members: tuple[Node, ...]) -> Node:
-        """The hash of a join key; PlanError unless each member is one value per row of a type that can be a key."""
+        """Return the hash of a join key. PlanError unless each column has one value per row, of a type that can be a key."""
         for member in members:
             if member.kind not in ("i", "s", "b", "t", "k"):
                 raise PlanError(
@@ -271,7 +271,7 @@ class Builder:
         return crossed(scope, members, 1) if len(members) > 1 else hashed(scope, members[0], "join")
 
     def row(self, scope: Scope, frame: FrameSpec, members: tuple[Node, ...], when: tuple[Node, ...] = ()) -> Node:
-        """Return the row of a joined view that each row takes its columns from; ``when``: the time of an as-of join."""
+        """Return, for each row, the row of a joined view from which it takes columns. ``when`` is the time of an as-of join."""
         value = self.single_key(scope, members)
         return self.typed.nodes.intern("row", (value, *when), (("frame", frame.id),), "i", False, scope.frame.id)
 
@@ -336,7 +336,8 @@ class Builder:
 def key_advice(name: str, mine: str, theirs: str, other: str | None, view: View) -> str:
     """Return what to do about a join key that has another type in the joined view.
 
-    Numbers become text, never text numbers: text that is no number would become null, and a null finds no row.
+    The advice is to convert numbers to text, never text to numbers: text that is not a number would become null, and a null finds
+    no row.
     """
     if mine != "s" or other not in ("i", "b"):
         return f"cast it before the join: .cast({name}='{name_of(other) if other else 'str'}')"
@@ -349,7 +350,9 @@ def key_advice(name: str, mine: str, theirs: str, other: str | None, view: View)
 
 
 def looks_ordered(view: View, key: str) -> bool:
-    """Whether statistics say that row groups ascend and the first rows do; the stream checks every row it meets."""
+    """Return whether row groups ascend according to their statistics, and the first rows too. The stream checks every later
+    row.
+    """
     if not view.source.ordered(key):
         return False
     if isinstance(view.source, RecordedSource):
@@ -361,7 +364,7 @@ def looks_ordered(view: View, key: str) -> bool:
 
 
 def build(log: View, features: FeatureSet) -> Graph:
-    """The graph of a job; PlanError where it cannot be."""
+    """Return the graph of a job. PlanError if it cannot be built."""
     builder = Builder()
     scope = builder.open(log, "log")
     outputs: list[Output] = []
@@ -434,7 +437,7 @@ def columns_after(view: View) -> dict[str, Node | Unusable]:
 
 
 def build_columns(log: View, columns: dict[str, Any]) -> Graph:
-    """The graph of plain expressions, nulls and all; outputs have role "column"."""
+    """Return the graph of plain expressions, which may be null; its outputs have the role "column"."""
     builder = Builder()
     scope = builder.open(log, "log")
     steps = len(builder.typed.units_unsaid)  # those of a saved view are not asked for

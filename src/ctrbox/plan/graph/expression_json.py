@@ -1,11 +1,11 @@
 """Converts expressions, features and the steps of views to and from JSON.
 
-Everything lies in flat tables, and an entry refers only to entries before it: reading needs no recursion and
-cannot loop. Equal expressions are one entry. Reading checks structure, names of operators and sizes before it
-builds anything, runs no code, and answers whatever is malformed with one `PlanError`.
+Everything is stored in flat tables, and an entry refers only to entries before it. Reading therefore needs no recursion and
+cannot loop. Equal expressions are one entry. Before it makes anything, reading checks the structure, the names of operators and
+sizes. It runs no code, and raises one `PlanError` for everything that is malformed.
 
     expressions: [operator, [arguments: places], {parameter: value}]
-    views:       {"name", "key", "keep", "steps": [[step, …]]}; a step's view is a place in this table
+    views:       {"name", "key", "keep", "steps": [[step, …]]}; a view in a step is a place in this table
     values:      null, true, 5, "text"; {"float": hex}, {"time": µs}, {"bytes": base64}, {"tuple": […]},
                  {"dictionary": place}, {"operator": {…}}
 """
@@ -51,7 +51,7 @@ ROLES = ("label", "group", "weight")
 
 
 def canonical(value: Any) -> str:
-    """One text for equal data, whatever the order of its keys."""
+    """Return a text that is the same for equal data, whatever the order of its keys."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
@@ -65,7 +65,7 @@ CALLED = {stored: op for op, stored in STORED.items()}
 
 @dataclass
 class Writer:
-    """Collects expressions, dictionaries and views, each once."""
+    """Collects expressions, dictionaries and views, each of them once."""
 
     expressions: list[list[Any]] = field(default_factory=list)
     dictionaries: list[Dictionary] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Writer:
     _placed: dict[int, int] = field(default_factory=dict)
 
     def expression(self, e: Expr) -> int:
-        """The place of an expression; arguments come before what uses them."""
+        """Return the place of an expression. Arguments have places before the expressions that use them."""
         stack = [e]
         while stack:
             here = stack[-1]
@@ -95,7 +95,7 @@ class Writer:
         return self._seen[id(e)][1]
 
     def value(self, value: Any) -> Any:
-        """A parameter as JSON can hold it, bit for bit."""
+        """Return a parameter in a form that JSON stores without changing a bit."""
         value = plain(value)
         match value:
             case None | bool() | str():
@@ -139,7 +139,7 @@ class Writer:
         return len(table) - 1
 
     def view(self, view: View) -> int:
-        """The place of a view; views it joins come before it. One that is joined twice is one entry."""
+        """Return the place of a view. Views that it joins have earlier places. A view that is joined twice is one entry."""
         if id(view) not in self._placed:
             for step in view.steps:
                 for other in views_of(step):
@@ -204,12 +204,14 @@ def malformed(what: str) -> PlanError:
 
 
 def _memory_of_past(past: Past) -> Any:
-    """Return the budget of a past, with true if events may lie on a disk; the folder belongs to this machine."""
+    """Return the budget of a past, and true if its events may be on a disk. The folder is not saved: it belongs to this
+    machine.
+    """
     return past.budget if past.spill is None else [past.budget, True]
 
 
 def memory_of(step: Join) -> list[dict[str, Any]]:
-    """Return what a file says about the memory of a joined view: nothing if it has the default."""
+    """Return what a file contains about the memory of a joined view; nothing if it has the default."""
     found: dict[str, Any] = {} if step.budget_bytes == DEFAULT_BUDGET else {"budget": step.budget_bytes}
     if step.spill is not None:
         found["spill"] = True  # the folder belongs to this machine
@@ -251,7 +253,7 @@ def texts(value: Any, what: str) -> tuple[str, ...]:
 
 
 def sizes(expressions: list[list[Any]]) -> list[int]:
-    """The calls of each expression, written out; PlanError where one is too large to be kept in a file."""
+    """Return the number of calls of each expression, written out. PlanError if one is too large for a file."""
     depth: list[int] = []
     calls: list[int] = []
     for _, args, _ in expressions:
@@ -268,7 +270,7 @@ def sizes(expressions: list[list[Any]]) -> list[int]:
 
 @dataclass
 class Reader:
-    """Builds expressions, features and steps from their tables. `operator` finds a user's operator again."""
+    """Makes expressions, features and steps from their tables. `operator` finds an operator of a user."""
 
     dictionaries: Sequence[Dictionary]
     operator: Callable[[dict[str, Any]], UserOperator]
@@ -276,7 +278,7 @@ class Reader:
     _calls: list[int] = field(default_factory=list)  # of each expression, written out
 
     def expressions(self, table: Any) -> None:
-        """Check a whole table of expressions, then make it."""
+        """Check a whole table of expressions, then make them."""
         entries = a_list(table, "expressions")
         for place, entry in enumerate(entries):
             op, args, params = a_list(entry, "an expression", length=3)
@@ -358,7 +360,7 @@ class Reader:
         return FeatureSet(**roles, sparse=many["sparse"], dense=many["dense"], labels=several)
 
     def step(self, written: Any, views: Sequence[View]) -> Step:
-        """A step of a view; `views`: those made so far."""
+        """Return a step of a view. ``views`` are those that were made so far."""
         parts = a_list(written, "a step")
         if not parts:
             raise malformed("an empty step")

@@ -1,7 +1,7 @@
 """Defines the compiled form of a job as plain data: frames, nodes and outputs. Engines run it.
 
-A frame is a set of rows that operators run over: the log (frame 0) or a dimension view. Each frame has its own sources (its
-view's, and views merged by streaming), filters, and the nodes that are asked of it.
+A frame is a set of rows that operators run over: the log (frame 0) or a dimension view. Each frame has its own sources, its
+filters, and the nodes that others need from it. Its sources are those of its view, and of views that are merged by streaming.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ctrbox.views.view import View
 
 @dataclass
 class SourceSpec:
-    """One source of a frame. ``on``: the id column a streamed merge is aligned by."""
+    """One source of a frame. ``on`` is the id column by which a streamed merge is aligned."""
 
     view: View
     on: str | None = None
@@ -84,12 +84,14 @@ class Graph:
         self.asked: list[list[Node]] = self._ask()
 
     def check_units(self) -> None:
-        """Raise PlanError where a whole number is cast to a time without a unit. A plan that is loaded is not checked."""
+        """Raise PlanError if a whole number is cast to a time without a unit. A plan that is loaded from a file is not
+        checked.
+        """
         if self.typed.units_unsaid:
             raise PlanError(self.typed.units_unsaid[0])
 
     def _ask(self) -> list[list[Node]]:
-        """What each frame has to compute for others: outputs of the log, gathered nodes of dimensions."""
+        """Find what each frame has to compute for others: outputs of the log, and nodes of dimension views that others gather."""
         asked: list[dict[int, Node]] = [{} for _ in self.frames]
         for output in self.outputs:
             asked[0].setdefault(output.node.id, output.node)
@@ -113,11 +115,11 @@ class Graph:
         return [*frame.filters, *(node for node in (frame.hash, frame.time) if node is not None)]
 
     def nodes(self, frame: FrameSpec) -> list[Node]:
-        """Every node of a frame, inputs before users."""
+        """Return every node of a frame, inputs before the nodes that use them."""
         return closure([*self.asked[frame.id], *self.roots(frame)])
 
     def columns(self, frame: FrameSpec, source: int, nodes: Iterable[Node] | None = None) -> list[str]:
-        """The columns that are read from a source, in order of first use."""
+        """Return the columns that are read from a source, in the order of their first use."""
         names: dict[str, None] = {}
         for node in self.nodes(frame) if nodes is None else nodes:
             if node.op == "column" and node.param("source") == source:
@@ -125,7 +127,7 @@ class Graph:
         return list(names)
 
     def layers(self, frame: FrameSpec) -> list[list[Node]]:
-        """Operators of a frame by layer; constants belong to none."""
+        """Return the operators of a frame by layer. Constants belong to no layer."""
         nodes = [n for n in self.nodes(frame) if n.frame != LITERAL or n.op != "literal"]
         return layers({n: [a for a in n.args if a.op != "literal"] for n in nodes})
 

@@ -18,13 +18,13 @@ MOST_NAMED = 5  # features that one warning names
 
 @dataclass(frozen=True)
 class Reads:
-    """What an output reads: whole columns, and parts of columns with the columns that they are taken from."""
+    """The columns that an output reads: whole columns, and parts of columns together with their columns."""
 
     columns: frozenset[int]
     parts: frozenset[tuple[int, int]]  # node of the part, node of its column
 
     def shared(self, other: Reads) -> frozenset[int]:
-        """Return the columns of which both read the same; two different parts of a column are not the same."""
+        """Return the columns of which two outputs read the same. Two different parts of a column are not the same."""
         mine, theirs = {column for _, column in self.parts}, {column for _, column in other.parts}
         whole = (self.columns & (other.columns | theirs)) | (other.columns & mine)
         return whole | {column for _, column in self.parts & other.parts}

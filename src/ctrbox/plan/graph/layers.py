@@ -1,6 +1,6 @@
 """Sorts operators into layers by their depth in the graph (Figure 4 of the FeatureBox paper).
 
-Operators of a layer do not depend on each other, so a layer is issued as one piece of work and synchronized once.
+Operators of a layer do not depend on each other. A layer is therefore started as one piece of work, and waited for once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def depths(dependencies: Mapping[T, Sequence[T]]) -> dict[T, int]:
-    """Each operator's layer, from 0; raises ValueError naming a cycle's member."""
+    """Return the layer of each operator, from 0. Raises a ValueError that names an operator if there is a cycle."""
     depth: dict[T, int] = {}
     for start in dependencies:
         stack = [(start, iter(dependencies[start]))] if start not in depth else []
@@ -34,7 +34,7 @@ def depths(dependencies: Mapping[T, Sequence[T]]) -> dict[T, int]:
 
 
 def layers(dependencies: Mapping[T, Sequence[T]]) -> list[list[T]]:
-    """Operators layer by layer, in the order given within a layer."""
+    """Return operators layer by layer, in the given order within a layer."""
     depth = depths(dependencies)
     result: list[list[T]] = [[] for _ in range(1 + max(depth.values(), default=-1))]
     for operator in dependencies:

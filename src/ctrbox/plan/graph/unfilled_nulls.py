@@ -14,12 +14,12 @@ MOST_LINES, MOST_COLUMNS = 10, 20  # of one message, and of one line
 
 
 class NullsUnfilled(PlanError):
-    """Outputs may be null, and nothing fills them."""
+    """An error about outputs that may be null and that nothing fills."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """An output that may be null: where that begins and what to add."""
+    """An output that may be null, with the place where the null begins and the step to add."""
 
     node: int  # where it begins
     what: str
@@ -30,9 +30,9 @@ class Gap:
 
 
 def told(gaps: list[Gap]) -> str:
-    """Return a line for each gap, at most ten, so that a user mends them all at once; columns of one view share a line.
+    """Return a line for each gap, at most ten, so that a user can mend all of them at once.
 
-    Columns of one view are filled by one call, which can be copied. A single line has no head.
+    Columns of one view share a line and are filled by one call, which can be copied. A single line has no head.
     """
     found = list({gap.node: gap for gap in reversed(gaps)}.values())[::-1]  # what several read is filled once
     together: dict[object, list[Gap]] = {}
@@ -57,7 +57,7 @@ def _line(several: list[Gap]) -> str:
 
 
 def present(node: Node, what: str, gaps: list[Gap]) -> Node:
-    """Return the node; where it may be null is noted among the gaps."""
+    """Return the node, and note it among the gaps if it may be null."""
     for begin in null_origins(node) if node.nullable else ():
         raw = origin(begin)
         if what in UNKNOWN:
@@ -77,7 +77,7 @@ def _example(begin: Node) -> str:
 
 
 def _argument(name: str, example: str) -> str:
-    """Return the argument of .fill for a column, also for a name that Python does not take as one."""
+    """Return the argument of .fill for a column, also if its name is not a name in Python."""
     return f"{name}={example}" if name.isidentifier() and not iskeyword(name) else f"**{{{name!r}: {example}}}"
 
 
@@ -93,7 +93,7 @@ def _fill(begin: Node, raw: Node) -> tuple[str, str]:
 def _without_time(begin: Node, raw: Node) -> tuple[str, str]:
     """Return why a time may be null, and the filter that drops the rows without one.
 
-    A fill of the time itself is not advised: one that is made up, such as 1970, gives a wrong hour, weekday or age.
+    A fill of the time itself is not advised, because an invented time, such as 1970, gives a wrong hour, weekday or age.
     """
     kept = f'.filter(col("{raw.name}").is_not_null())'
     drops = "which drops the rows without a time"
@@ -126,7 +126,7 @@ UNKNOWN = ("label", "weight", "group")
 def _drop(begin: Node, raw: Node, what: str) -> tuple[str, str]:
     """Return why a label, a weight or a group may be null, and the filter that drops the rows where it is.
 
-    A fill would make up what is not known: a label of 0 is a row without a click.
+    A fill would invent what is not known: a label of 0 is a row without a click.
     """
     if begin.op == "column":
         cause = f"column {raw.name!r} may be null ({begin.why})"
@@ -142,7 +142,9 @@ def _drop(begin: Node, raw: Node, what: str) -> tuple[str, str]:
 
 
 def null_origins(node: Node) -> list[Node]:
-    """The nodes where nulls of ``node`` begin: columns, and operators that make nulls, behind which one fill does."""
+    """Return the nodes where nulls of ``node`` begin: columns, and operators that make nulls. One fill after such a node
+    suffices.
+    """
 
     def below(node: Node) -> list[Node]:
         if node.inner is not None and node.inner.nullable:

@@ -1,7 +1,7 @@
 """Removes filters on the label from a plan, so that rows without a label can be predicted.
 
-``.filter(col("click").is_not_null())`` drops rows whose label is unknown from training. A row that is to be scored has
-no label yet, so such a filter does not apply where a plan runs without labels.
+``.filter(col("click").is_not_null())`` drops rows whose label is unknown from training. A row that is to be scored has no label
+yet. Such a filter is therefore left out when a plan runs without labels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def conjuncts(condition: Expr) -> list[Expr]:
 
 
 def tested(condition: Expr) -> str | None:
-    """Return the column that a condition asks to be not null and asks nothing else of, or None."""
+    """Return the column if a condition only requires that a column is not null; otherwise None."""
     if condition.op != "not" or condition.args[0].op != "is_null":
         return None
     inner = condition.args[0].args[0]
@@ -42,7 +42,7 @@ def tested(condition: Expr) -> str | None:
 
 
 def without_label_filters(graph: Graph, roles: tuple[str, ...] = LABELS) -> Graph:
-    """Return the graph without the log's filters that ask for a value that only outputs of these roles read."""
+    """Return the graph without those filters of the log that require a value which only outputs of these roles read."""
     log, *others = graph.frames
     asking = [n for n in log.filters if n.op == "not" and n.args[0].op == "is_null"]
     kept = [n for n in log.filters if n not in asking]
@@ -62,7 +62,7 @@ def _columns(nodes: list[Node]) -> set[int]:
 
 
 def unlabeled(log: View, features: FeatureSet) -> View:
-    """Return the log without filters that ask for a label or a weight that no other feature reads."""
+    """Return the log without filters that require a label or a weight that no other feature reads."""
     labels = (features.label, features.weight, *(e for label in features.labels.values() for e in label.expressions))
     theirs = {name for e in labels for name in _names(e)}
     others = (features.group, *features.dense.values(), *features.sparse.values())

@@ -1,7 +1,7 @@
 """Generates the tables of operators in docs/operators/*.md: syntax, kinds and behavior.
 
-Behavior is told by the ``catalogue_<family>`` modules, kinds by the native catalogue. What is added here is
-how each row is written (``WRITTEN``). ``tools/make_operator_docs.py`` puts the table of each family into its page.
+The ``catalogue_<family>`` modules describe the behavior, and the native catalogue has the kinds. This module adds the notation of
+each row (``WRITTEN``). ``tools/make_operator_docs.py`` writes the table of each family into its page.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Written:
-    """How a row is written. ``calls``: methods of Expr (``.lower``), functions of ``cb`` (``cross``)."""
+    """The notation of a row. ``calls`` are methods of Expr (``.lower``) and functions of ``cb`` (``cross``)."""
 
     examples: tuple[str, ...]
     calls: tuple[str, ...]
@@ -59,7 +59,7 @@ def one(example: str, call: str, *kernels: str, kinds: str = "", hashed: bool = 
 
 
 def plain(names: str, columns: str) -> dict[str, Written]:
-    """Methods without arguments whose kernel has their name."""
+    """Return the methods without arguments whose kernel has the same name."""
     return {name: one(f'col("{columns}").{name}()', f".{name}", name) for name in names.split()}
 
 
@@ -216,7 +216,7 @@ ROWS: tuple[Row, ...] = tuple(
 
 
 def signatures(family: str, written: Written) -> list[str]:
-    """What a row takes and gives by the native catalogue; kernels alike but for one kind share a T."""
+    """Return the arguments and results of a row by the native catalogue. Kernels that differ in one kind only share a T."""
     found: dict[str, dict[str, str]] = {}  # arguments with T → kind T stands for → result
     for name, arguments, result, _ in _native.catalogue():
         args = arguments.split(",")
@@ -232,7 +232,7 @@ def signatures(family: str, written: Written) -> list[str]:
 
 
 def told(shape: str, results: dict[str, str]) -> list[str]:
-    """A shape of arguments for its kinds: up to two are written out, all of them need no list."""
+    """Return the arguments for several kinds in words: up to two kinds are listed, and all kinds need no list."""
     kinds = sorted(results, key=ORDER.index)
     general = {r.replace(k, "T") for k, r in results.items()}
     if len(general) > 1:
@@ -244,7 +244,7 @@ def told(shape: str, results: dict[str, str]) -> list[str]:
 
 
 def of_family(family: str, name: str, args: list[str]) -> bool:
-    """Whether a kernel is this family's: length, contains, ngrams, min, max and comparisons are in two."""
+    """Return whether a kernel belongs to this family. length, contains, ngrams, min, max and comparisons belong to two."""
     if family == "lists":
         return args[0].startswith("*")
     if family == "strings":
@@ -255,7 +255,7 @@ def of_family(family: str, name: str, args: list[str]) -> bool:
 
 
 def shown(kind: str) -> str:
-    """'*s' → 'list[str]'; T and H stay letters."""
+    """Return the name of a kind in the documentation: 'list[str]' for '*s'. T and H stay letters."""
     inner = kind.lstrip("*")
     name = NAMES.get(inner, inner)
     return f"list[{name}]" if kind.startswith("*") else name
@@ -267,7 +267,7 @@ COLUMNS = ("example", "kinds", "what it does", "special cases")
 
 
 def markdown(family: str) -> str:
-    """The table of a family, in docs/operators_FAMILY.md."""
+    """Return the table of a family, for docs/operators/FAMILY.md."""
     lines = [line_of(COLUMNS), line_of(["---"] * len(COLUMNS))]
     for row in ROWS:
         if row.family == family:
@@ -277,7 +277,7 @@ def markdown(family: str) -> str:
 
 
 def special_cases(row: Row) -> str:
-    """Return what a row says of nulls, empty values, Unicode and large numbers, without the rules of all operators."""
+    """Return what a row says about nulls, empty values, Unicode and large numbers, without the rules of all operators."""
     texts = (row.null.removeprefix(NULL).strip(), row.empty, row.unicode, row.overflow)
     return " ".join(text for text in texts if text and text not in GENERAL)
 

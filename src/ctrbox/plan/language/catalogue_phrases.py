@@ -1,6 +1,6 @@
 """Sentences that several rows of the operator tables share.
 
-docs/operators.md says those of `GENERAL` once for all operators, so the tables leave them out.
+docs/operators.md contains those of `GENERAL` once for all operators, so the tables leave them out.
 """
 
 NULL = "A null gives a null."

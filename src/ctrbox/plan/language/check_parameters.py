@@ -1,7 +1,7 @@
 """Checks the parameters of operators.
 
-Asked where an expression is written, so that the error names the user's own line, and again where it is resolved: an
-expression can also come from a file.
+They are checked when an expression is written, so that the error names the user's own line. They are checked again when it is
+resolved, because an expression can also come from a file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RANGES = {
 
 
 def shown(value: Any, most: int = 80) -> str:
-    """A value in an error text: of bounded length, and never an error of its own."""
+    """Return a value for an error text. The text has a limited length, and making it never fails."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no int of more than 4,300 digits
@@ -46,7 +46,7 @@ def whole(op: str, name: str, value: Any) -> int:
 
 
 def number(needs: str, value: Any) -> float:
-    """Any number but NaN that a float can hold."""
+    """Return any number except NaN that a float can represent."""
     try:
         found = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     except OverflowError:
@@ -61,7 +61,7 @@ def fits_64_bits(value: int) -> bool:
 
 
 def too_long(value: int) -> str:
-    """What is said of a whole number that does not fit 64 bits."""
+    """Return the error about a whole number that does not fit into 64 bits."""
     try:
         return f"{shown(value)} does not fit 64 bits; write it as a float: {float(value)!r}"
     except OverflowError:
@@ -69,7 +69,7 @@ def too_long(value: int) -> str:
 
 
 def encoded(op: str, value: Any) -> bytes:
-    """The bytes of a text. What `surrogateescape` made of bytes becomes them again."""
+    """Return the bytes of a text. Characters that `surrogateescape` made of bytes become these bytes again."""
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
@@ -81,7 +81,7 @@ def encoded(op: str, value: Any) -> bytes:
 
 
 def name(what: str, value: Any) -> bytes:
-    """The bytes of a name, which is a str and nothing else."""
+    """Return the bytes of a name, which must be a str."""
     if not isinstance(value, str):
         raise PlanError(f"{what} must be a string, got {shown(value)}")
     return encoded(what, value)
@@ -108,7 +108,7 @@ def boundaries(values: Any) -> tuple[float, ...]:
 
 
 def history(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of shows, clicks and rate, as an engine takes them."""
+    """Return the parameters of shows, clicks and rate in the form that an engine reads."""
     what = params["what"]
     if what not in ("shows", "clicks", "rate"):
         raise PlanError(f"what= must be shows, clicks or rate, got {shown(what)}")

@@ -1,7 +1,7 @@
 """Defines the expressions that users write. Each call is one operator; nothing is computed here.
 
 An expression is plain immutable data (operator, arguments, parameters), so it can be compared, saved and shared. Types are
-checked when a plan is built, where the columns are known.
+checked when a plan is built, because the columns are known only then.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ class Expr:
         return ~self.is_null()
 
     def cast(self, to: str, *, unit: str | None = None) -> Expr:
-        """Convert to "int", "float", "str", "bool" or "time"; what does not parse becomes null.
+        """Convert to "int", "float", "str", "bool" or "time". A value that cannot be converted becomes null.
 
         A whole number becomes a time only with ``unit``, which says what the number counts since 1970 UTC: "s" (seconds),
         "ms" (milliseconds), "us" (microseconds) or "ns" (nanoseconds, rounded down to microseconds). A number outside the
-        years 0001 to 9999 becomes null. Text takes no unit.
+        years 0001 to 9999 becomes null. Text has no unit.
         """
         if unit is None:
             return self._call("cast", to=to)
@@ -361,7 +361,7 @@ class Expr:
     def as_key(self, space: str | None = None) -> Expr:
         """Use whole numbers as keys without hashing them, such as features written by ``plan.materialize``.
 
-        0 is the null slot, so ``.fill(0)`` before it means "no key"; lists are filled with ``[]``.
+        0 is the key that means "no value", so ``.fill(0)`` before it means "no key"; lists are filled with ``[]``.
         """
         return self._call("as_key", space=space)
 
@@ -379,7 +379,7 @@ class Expr:
 
 
 def plain(value: Any) -> Any:
-    """A Python value as a literal: times become microseconds tagged as such."""
+    """Return a Python value as a literal. Times become microseconds and are marked as times."""
     if isinstance(value, datetime):
         moment = value if value.tzinfo else value.replace(tzinfo=UTC)
         return Time((moment - EPOCH) // timedelta(microseconds=1))
@@ -402,16 +402,16 @@ def plain(value: Any) -> Any:
 
 
 class Time(int):
-    """Microseconds since 1970 UTC as a literal."""
+    """A time as a literal, in microseconds since 1970 UTC."""
 
 
 def expression(value: Any) -> Expr:
-    """An expression as it is; anything else as a literal."""
+    """Return an expression unchanged, and anything else as a literal."""
     return value if isinstance(value, Expr) else lit(value)
 
 
 def column(value: Any) -> Expr:
-    """An expression as it is; a string as the name of a column."""
+    """Return an expression unchanged, and a string as the column of this name."""
     return col(value) if isinstance(value, str) else expression(value)
 
 
@@ -504,7 +504,7 @@ def max_(a: Any, b: Any) -> Expr:
 
 
 def render(e: Expr) -> str:
-    """How the user would have written it, cut where it is long."""
+    """Return an expression as the user would have written it, cut off if it is long."""
     parts: list[str] = []
     length = 0
     waiting: list[Expr | str] = [e]
@@ -521,7 +521,7 @@ def render(e: Expr) -> str:
 
 
 def pieces(e: Expr) -> list[Expr | str]:
-    """A call as text and the expressions between."""
+    """Return a call as text, and the expressions between its parts."""
     params = dict(e.params)
     if e.op == "column":
         return [f"col({params['name']!r})"]

@@ -1,8 +1,9 @@
 """Parses features that are given as text on a command line, such as ``"x_y=cross('x', 'y')"``.
 
-Nothing is evaluated by Python: the text is parsed, its tree is walked, and only what stands in the tables below is called.
-A name, or a string where a function wants a column, is a column. Refused: everything else that Python can write, with what
-was met and an example; texts above 2,000 characters and trees deeper than 100, so that no text can exhaust the stack.
+Python evaluates nothing: the text is parsed, its tree is visited, and only functions of the tables below are called. A name, or a
+string where a function expects a column, is a column. Everything else that can be written in Python is refused, with an error
+that shows what was found and gives an example. Texts above 2,000 characters and trees deeper than 100 are refused as well, so
+that no text can exhaust the stack.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ INSTEAD = {
 
 
 def parse_features(texts: Iterable[str]) -> dict[str, Expr]:
-    """Several features, each name once."""
+    """Return several features; each name may occur once."""
     found: dict[str, Expr] = {}
     for text in texts:
         name, e = parse_feature(text)
@@ -84,7 +85,7 @@ def parse_features(texts: Iterable[str]) -> dict[str, Expr]:
 
 
 def parse_feature(text: str) -> tuple[str, Expr]:
-    """``name=expression`` → the name and the expression."""
+    """Return the name and the expression of ``name=expression``."""
     if not isinstance(text, str):
         raise PlanError(f"a feature is written as name=expression, got {check_parameters.shown(text)}; {EXAMPLE}")
     if len(text) > MOST_CHARACTERS:
@@ -118,7 +119,7 @@ def parse_feature(text: str) -> tuple[str, Expr]:
 
 
 class _Reader:
-    """Walks one tree. Values are expressions, half-built whens, and literals that stand for themselves."""
+    """Visits one tree. Values are expressions, unfinished whens, and literals."""
 
     def __init__(self, feature: str) -> None:
         self.feature = feature
@@ -177,7 +178,7 @@ class _Reader:
         return found
 
     def expression(self, node: ast.AST, depth: int) -> Expr:
-        """Never a bare literal: Python must not compute with what a text holds."""
+        """Return an expression, and never a bare literal, because Python must not compute with the contents of a text."""
         value = self.read(node, depth + 1)
         if isinstance(value, When | Then):
             raise PlanError(f"feature {self.feature!r} uses a when(…) without .otherwise(…)")

@@ -155,7 +155,7 @@ def _several(labels: Any, label: Any) -> dict[str, Label]:
 
 
 def space_of(name: str, e: Expr) -> tuple[Expr, str]:
-    """A sparse feature with its key space settled: the one the user gave, else the feature's name."""
+    """Return a sparse feature with its key space: the one that the user gave, else the name of the feature."""
     params = dict(e.params)
     if e.op in ("key", "cross", "as_key"):
         space = params["space"] or name
@@ -167,7 +167,7 @@ SPANS = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_00
 
 
 def span(text: str) -> int:
-    """'6h' → microseconds."""
+    """Return the microseconds of a span of time such as '6h'."""
     if not isinstance(text, str) or not re.fullmatch(r"-?[0-9]{1,15}[smhdw]", text):
         raise PlanError(f"expected a span such as '30m', '6h', '1d' or '2w', got {check_parameters.shown(text)}")
     return int(text[:-1]) * SPANS[text[-1]]

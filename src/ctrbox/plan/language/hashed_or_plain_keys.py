@@ -6,9 +6,9 @@ from ctrbox.plan.language.node import Node
 
 
 def hashed_kind(node: Node) -> str | None:
-    """Return the kind of value that a sparse feature hashes; "" where it takes whole numbers as keys.
+    """Return the kind of value that a sparse feature hashes; "" if it uses whole numbers as keys.
 
-    Return None where a key is made of several values, or of values other than text and whole numbers.
+    Return None if a key is made of several values, or of values other than text and whole numbers.
     """
     while node.inner is not None:  # a key that was computed below a join
         node = node.inner

@@ -7,9 +7,9 @@
         ctr_7d=ad.mean("clicked", within="7d"),
     )
 
-An event is a row that passes `where`: a row of the log or, with `clicks.history(…)`, a row of the view `clicks`. A row at time
-t sees the events of its own key with time < t - gap: never itself, never an event of the same time, and never a later one.
-These classes only describe; `ctrbox.engines.history` computes.
+An event is a row that passes `where`: a row of the log or, with `clicks.history(…)`, a row of the view `clicks`. A row at time t
+sees the events of its own key with time < t - gap. It never sees itself, an event of the same time, or a later event. The classes
+of this module only describe history columns; `ctrbox.engines.history` computes them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KINDS = ("history", "count", "sum", "mean", "decayed", "since", "distinct")
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """The events that rows with the same key can look back at. Made by ``cb.past``; its methods are the features."""
+    """The earlier events that rows with the same key can see, made by ``cb.past``. Its methods are the features."""
 
     by: tuple[Expr, ...]
     time: Expr
@@ -52,18 +52,20 @@ class Past:
         return PastFeature(self, "history", _columns(values), last=last, within=_window("within", within))
 
     def count(self, within: str | None = None) -> PastFeature:
-        """Count the events of the last ``within`` (such as "1h" or "7d"; default: of all time)."""
+        """Count the events within ``within`` before the row (such as "1h" or "7d"; default: of all time)."""
         return PastFeature(self, "count", within=_window("within", within))
 
     def sum(self, value: Any, within: str | None = None) -> PastFeature:
-        """Return the sum of a number or bool over the events of the last ``within``, 0.0 where there are none.
+        """Return the sum of a number or bool over the events within ``within`` before the row; 0.0 if there are none.
 
         Events whose value is null, NaN or infinite are not counted.
         """
         return PastFeature(self, "sum", _columns((value,)), within=_window("within", within))
 
     def mean(self, value: Any, within: str | None = None) -> PastFeature:
-        """Return the mean over the events of the last ``within``, null where there are none. Of a click it is the click rate."""
+        """Return the mean over the events within ``within`` before the row; null if there are none. For clicks, it is the click
+        rate.
+        """
         return PastFeature(self, "mean", _columns((value,)), within=_window("within", within))
 
     def decayed(self, value: Any = None, *, half_life: str) -> PastFeature:
@@ -72,7 +74,7 @@ class Past:
         return PastFeature(self, "decayed", values, half_life=_window("half_life", half_life))
 
     def distinct(self, *values: Any, within: str | None = None, last: int = 1000) -> PastFeature:
-        """Count the different values of the last ``last`` events, from 1 to 100,000, of the last ``within``.
+        """Count the distinct values of the last ``last`` events, from 1 to 100,000, within ``within`` before the row.
 
         ``values``: a column or expression, or several columns, whose combinations are counted. Events with a null among them
         are left out. The number is exact for keys with at most ``last`` events in the window, and never larger than ``last``.
@@ -80,7 +82,7 @@ class Past:
         return PastFeature(self, "distinct", _columns(values), last=last, within=_window("within", within))
 
     def since(self, within: str | None = None) -> PastFeature:
-        """Return the seconds since the last event, null where there is none (in the last ``within``)."""
+        """Return the seconds since the last event; null if there is none (within ``within`` before the row)."""
         return PastFeature(self, "since", within=_window("within", within))
 
 

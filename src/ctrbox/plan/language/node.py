@@ -1,7 +1,7 @@
 """Defines the operators of a plan as typed nodes of a graph. Equal nodes are one node.
 
-A node lives in a frame: the log (0) or a dimension view (1, 2, …). ``gather`` is the only node whose value comes from another
-frame: ``inner`` is computed once per row of that frame, ``args[0]`` says which row.
+A node belongs to a frame: the log (0) or a dimension view (1, 2, …). ``gather`` is the only node whose value comes from another
+frame: ``inner`` is computed once per row of that frame, and ``args[0]`` gives the row.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Node:
 
 @dataclass
 class Nodes:
-    """Hands out nodes; asks for an equal one give the same one."""
+    """Makes nodes. If an equal node exists, it is returned instead of a new one."""
 
     known: dict[Any, Node] = field(default_factory=dict)
     order: list[Node] = field(default_factory=list)
@@ -64,14 +64,14 @@ class Nodes:
 
 
 def marked_value(value: Any) -> Any:
-    """A parameter as a key that tells 1 from 1.0 and True, and 0.0 from -0.0."""
+    """Return a parameter as a key that differs for 1, 1.0 and True, and for 0.0 and -0.0."""
     if isinstance(value, tuple):
         return tuple(marked_value(v) for v in value)
     return type(value).__name__, repr(value) if isinstance(value, float) else value
 
 
 def reached(begin: Node, below: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
-    """Yield ``begin`` and the nodes that ``below`` leads to from it, each once; the node that was named last comes first."""
+    """Yield ``begin`` and all nodes that ``below`` leads to from it, each once. Of the known nodes, the newest comes first."""
     seen: set[int] = set()
     waiting = [begin]
     while waiting:
@@ -83,7 +83,7 @@ def reached(begin: Node, below: Callable[[Node], Iterable[Node]]) -> Iterator[No
 
 
 def closure(roots: Iterable[Node], given: Container[int] = ()) -> list[Node]:
-    """Everything the roots need inside their frame, inputs before users; what is ``given``, by id, needs nothing."""
+    """Return everything that the roots need inside their frame, inputs first. Nodes in ``given`` (ids) need nothing."""
     seen: set[int] = set()
     out: list[Node] = []
     stack: list[tuple[Node, bool]] = [(r, False) for r in reversed(list(roots))]

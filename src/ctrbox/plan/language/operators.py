@@ -23,7 +23,7 @@ from ctrbox.plan.language.user_operators import UserOperator
 
 
 class Names(Protocol):
-    """The names by which columns are looked up."""
+    """The names by which columns are found."""
 
     known: dict[int, tuple[Expr, Node]]  # expressions resolved so far, by id
 
@@ -98,7 +98,7 @@ UNITS = {"seconds": 1e6, "minutes": 60e6, "hours": 3600e6, "days": 86400e6}
 
 
 def resolve(e: Expr, names: Names) -> Node:
-    """The node of an expression; PlanError where a column or a type is wrong."""
+    """Return the node of an expression. PlanError if a column or a type is wrong."""
     # Arguments before what uses them, shared ones once, and without recursion: an expression may be of any depth.
     known, waiting = names.known, [e]
     while waiting:
@@ -164,7 +164,7 @@ def fill(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
 
 
 def fit_literal(names: Names, literal: Node, like: Node) -> Node:
-    """A constant as the kind of another value, where that loses nothing."""
+    """Return a constant as the kind of another value, if that loses nothing."""
     value = literal.param("value")
     if isinstance(value, tuple):
         return names.typed.literal((), like.kind) if like.kind.startswith("*") else literal
@@ -183,7 +183,7 @@ def fit_literal(names: Names, literal: Node, like: Node) -> Node:
 
 
 def unit_unsaid(number: int, like: Node) -> list[str]:
-    """Say what is wrong with a whole number beside a time; nothing is wrong with 0, which is 1970 in every unit."""
+    """Return the error about a whole number beside a time. For 0, there is no error, because 0 is 1970 in every unit."""
     # Not refused here: plans that were saved before this was asked have counted microseconds.
     if number == 0 or isinstance(number, Time):
         return []
@@ -429,8 +429,11 @@ def salted(names: Names, value: Node, space: str) -> Node:
 
 
 def crossed(names: Names, args: tuple[Node, ...], limit: int) -> Node:
-    """The fold of all members. Only the last fold cuts at ``limit`` and counts the row: the ones before it keep one key
-    more, by which the last one can tell that there were too many."""
+    """Combine all members by crossing two at a time.
+
+    Only the last step cuts at ``limit`` and counts the row. The steps before it keep one key more, which tells the last one that
+    there were too many.
+    """
     result = hashed(names, args[0], "cross")
     for k, member in enumerate(args[1:], 2):
         member = hashed(names, member, "cross")
@@ -458,7 +461,7 @@ def overlap_count(names: Names, args: tuple[Node, ...], params: dict[str, Any]) 
 
 
 def overlap_jaccard(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
-    """From the sizes of both sets and of what they share, each an operator of its own."""
+    """Compute the Jaccard index from the sizes of both sets and of what they share, each of which is an operator of its own."""
     sets = [hashed(names, a, "overlap") for a in args]
     sizes = [names.typed.call("distinct_count", (s,)) for s in sets]
     return names.typed.call("jaccard", (names.typed.call("overlap_count", tuple(sets)), *sizes))
@@ -491,7 +494,7 @@ def dictionary(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> 
 
 
 def history(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
-    """args: label, time, then the key's members."""
+    """Return the node of a click history. ``args``: label, time, then the parts of the key."""
     label, time, *members = args
     params = check_parameters.history(params)
     if not members:

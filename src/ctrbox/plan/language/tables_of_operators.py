@@ -1,4 +1,4 @@
-"""Defines the tables that operators are given: dictionaries of words, and descriptions of what an engine builds."""
+"""Defines the tables that operators read: dictionaries of words, and descriptions of tables that an engine makes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ctrbox.plan.language.check_parameters import shown
 
 @dataclass(frozen=True)
 class TableSpec:
-    """What a native table is built from: sets and boundaries by value, fits by number, dictionaries by identity."""
+    """The description of a native table: sets and boundaries by value, fits by number, dictionaries by identity."""
 
     what: str
     data: Any
@@ -36,7 +36,7 @@ FITTED: dict[str, dict[str, type]] = {
 
 
 def misfit(how: str, state: Any) -> str:
-    """Why arrays cannot be what a fit of this kind learned, or "". Native tables trust them."""
+    """Return why arrays cannot be what a fit of this kind learned, or "". Native tables do not check their arrays."""
     wanted = FITTED[how]
     if not isinstance(state, dict) or state.keys() != wanted.keys():
         return f"{how} need {', '.join(wanted)}, got {shown(list(state) if isinstance(state, dict) else state)}"

@@ -1,6 +1,6 @@
 """Infers the types of operators: which kernel fits the arguments, its result type, and whether it may be null.
 
-The native catalogue is the one list of kernels. Arguments are widened where nothing is lost: bool → int → float.
+The native catalogue is the only list of kernels. Arguments are widened if nothing is lost: bool → int → float.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WIDER = {"b": "i", "i": "f", "*b": "*i", "*i": "*f"}
 
 @cache
 def kernels() -> dict[str, dict[tuple[str, ...], tuple[str, bool]]]:
-    """Operator → argument kinds → (result kind, makes nulls)."""
+    """Return the kernels of each operator: argument kinds → (result kind, whether it makes nulls)."""
     table: dict[str, dict[tuple[str, ...], tuple[str, bool]]] = {}
     for name, args, result, makes_nulls in _native.catalogue():
         table.setdefault(name, {})[tuple(args.split(","))] = (result, makes_nulls)
@@ -28,7 +28,9 @@ def kernels() -> dict[str, dict[tuple[str, ...], tuple[str, bool]]]:
 
 
 class Typed:
-    """Makes typed nodes: picks the kernel, widens arguments, shares equal nodes and sinks what it can below joins."""
+    """Makes typed nodes: chooses the kernel, widens arguments, shares equal nodes, and moves operators before joins if
+    possible.
+    """
 
     def __init__(self) -> None:
         self.nodes = Nodes()
@@ -48,8 +50,11 @@ class Typed:
         why: str = "",
         **params: Any,
     ) -> Node:
-        """A node of operator ``op``. ``params``: ints, floats, texts (tuples), table (a description), strict. ``why``: why
-        its arguments may be null, where a message should name this node instead of them."""
+        """Return a node of operator ``op``.
+
+        ``params``: ints, floats, texts (tuples), table (a description), strict. ``why``: why its arguments may be null, if a
+        message should name this node instead of them.
+        """
         kinds, result, makes_nulls = self.match(op, args)
         args = tuple(self.widen(a, k) for a, k in zip(args, kinds, strict=True))
         if nullable is None:
@@ -66,7 +71,7 @@ class Typed:
         nullable: bool,
         why: str,
     ) -> Node:
-        """The node; where every argument comes through one join, computed below it (hoisting)."""
+        """Return the node. If every argument comes through one join, it is computed before this join (hoisting)."""
         rows = {a.args[0].id for a in args if a.op == "gather"}
         if len(rows) == 1 and all(a.op in ("gather", "literal") for a in args):
             first = next(a for a in args if a.op == "gather")
@@ -77,7 +82,7 @@ class Typed:
         return self.nodes.intern(op, args, params, kind, nullable, frames.pop() if frames else LITERAL, why=why)
 
     def gather(self, row: Node, inner: Node) -> Node:
-        """The value of a dimension's node for each row of the outer frame."""
+        """Return the value of a dimension view's node for each row of the outer frame."""
         return self.nodes.intern("gather", (row,), (), inner.kind, inner.nullable, row.frame, inner, inner.name)
 
     def widen(self, node: Node, kind: str) -> Node:
@@ -121,7 +126,7 @@ class Typed:
 
 
 def cast_hint(args: tuple[Node, ...], known: list[tuple[str, ...]]) -> str:
-    """What would make the one argument fit, where a cast would."""
+    """Return the cast that would make a single argument fit, if there is one."""
     for wanted in known:
         if (
             len(args) == len(wanted) == 1
@@ -155,7 +160,7 @@ HINTS = {
 
 
 def shown_name(op: str) -> str:
-    """An operator as the user wrote it."""
+    """Return an operator as the user wrote it."""
     return SIGNS.get(op, op)
 
 
@@ -187,7 +192,7 @@ def literal_kind(value: Any) -> str:
 
 
 def origin(node: Node) -> Node:
-    """The column a node's value comes from: follow first arguments down."""
+    """Return the column from which a node's value comes, found through first arguments."""
     while node.op != "column":
         if node.inner is not None:
             node = node.inner

@@ -1,13 +1,13 @@
 """Defines operators that users write: Python functions with declared types, optionally with a body for the GPU.
 
-    a function over columns     gets one array per argument (pyarrow, or NumPy with ``arrays="numpy"``) of any number of
-                                rows and returns one of equal length; runs on the CPU, under the GIL
-    … with ``cuda="…"``         the same, and beside it the body of a C++ function of one row, which the GPU runs
-    ``scalar=True``             gets the plain numbers of one row and returns one; numba compiles it for both
+    a function over columns     gets one array per argument (pyarrow, or NumPy with ``arrays="numpy"``) of any number of rows, and
+                                returns an array of equal length; runs on the CPU and holds Python's global lock
+    … with ``cuda="…"``         the same, and in addition the body of a C++ function of one row, which the GPU runs
+    ``scalar=True``             gets the plain numbers of one row and returns one number; numba compiles it for both
 
-However it is given, it must work row by row: how rows are grouped into calls is not promised. One that can run on a GPU
-never sees a null: its result is null where an argument is, and only there. Results of variable length, and strings or
-lists for a scalar function, are refused when it is declared.
+Every operator must work row by row, because it is not defined which rows are in one call. An operator that can run on a GPU never
+gets a null: its result is null exactly in the rows where an argument is null. Results of variable length, and strings or lists
+for a scalar function, are refused when the operator is declared.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class UserOperator:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU can run it; then its result is null where an argument is, and only there."""
+        """Whether a GPU can run it. Its result is then null exactly in the rows where an argument is null."""
         return self.scalar or bool(self.cuda)
 
     @property
@@ -164,7 +164,7 @@ def check_scalar(takes: list[str], arrays: str) -> None:
 
 
 def parameters(function: Callable[..., Any], count: int, what: str) -> tuple[str, ...]:
-    """The names of a function's parameters, as many as it has columns."""
+    """Return the names of a function's parameters, which must be as many as the operator has columns."""
     try:
         found = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

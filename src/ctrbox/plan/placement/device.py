@@ -1,6 +1,6 @@
-"""Describes the device of a plan: the CPU, or a GPU with a given memory next to a number of cores.
+"""Describes the device of a plan: the CPU, or a GPU with a given memory and a number of CPU cores beside it.
 
-Needs no GPU: a device is a description, and a plan can be placed on one that is not here.
+This module needs no GPU. A device is a description, and a plan can be placed on a device that this machine does not have.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Device:
 
     @property
     def budget(self) -> int:
-        """Its memory in bytes; 0 for a CPU, which takes whatever is left."""
+        """The memory of the GPU in bytes; 0 for a CPU, which has no limit here."""
         return bytes_within("memory of a device", self.memory, 0, MOST_BUDGET)
 
     def __str__(self) -> str:
@@ -59,10 +59,10 @@ class Device:
 
 
 def device_named(device: Any, *, gpu_bytes: int | None = None) -> Device:
-    """A device from "cpu", "cuda", "cuda:3", "cuda:32GB", "auto" or a `Device`.
+    """Return the device for "cpu", "cuda", "cuda:3", "cuda:32GB", "auto" or a `Device`.
 
-    ``gpu_bytes``: the memory of this machine's GPU, where an engine has found it. Without a GPU, "auto" and
-    "cuda" are the CPU, and the device's note says so; a "cuda" whose size nobody knows is a PlanError.
+    ``gpu_bytes``: the memory of this machine's GPU, if an engine has found it. Without a GPU, "auto" and "cuda" are the CPU, and
+    the note of the device says so. PlanError for a "cuda" whose size is not known.
     """
     if isinstance(device, Device):
         return device
@@ -104,7 +104,7 @@ def gpu_decodes_parquet() -> bool:
 
 
 def gpu_here() -> bool:
-    """Whether a driver shows a GPU to this process; asks no library."""
+    """Return whether a driver shows a GPU to this process; this loads no library."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return False
     try:
@@ -114,7 +114,7 @@ def gpu_here() -> bool:
 
 
 def shown_bytes(count: float) -> str:
-    """1536 → '1.5 KB'."""
+    """Return bytes in words, such as '1.5 KB' for 1536."""
     size = float(count)
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1024:

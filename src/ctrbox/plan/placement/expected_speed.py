@@ -1,6 +1,6 @@
-"""Estimates the speed of a plan on a GPU: copies, kernels and the CPU's share overlap, so the slowest decides.
+"""Estimates the speed of a plan on a GPU: copies, kernels and the CPU's share overlap, so the slowest of them decides.
 
-Reading and decoding files is not counted: the figures are for columns that lie in host memory.
+Reading and decoding files is not counted: the figures are for columns that are in host memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ctrbox.plan.placement.placement import Placement
 
 @dataclass(frozen=True)
 class Expected:
-    """Nanoseconds per row of what goes on side by side; of the CPU's share with all its cores."""
+    """Nanoseconds per row of the parts that run at the same time; the CPU's share is for all its cores together."""
 
     copy: float
     kernels: float
@@ -31,7 +31,7 @@ class Expected:
 
 
 def expected(graph: Graph, placement: Placement, kernels: list[MetaKernel]) -> Expected | None:
-    """None where nothing is placed on a GPU."""
+    """Return the expected speed; None if no operator runs on a GPU."""
     costs, device = placement.costs, placement.device
     if costs is None:
         return None
@@ -49,7 +49,9 @@ def expected(graph: Graph, placement: Placement, kernels: list[MetaKernel]) -> E
 
 
 def around(graph: Graph, names: list[str], costs: Costs) -> float:
-    """Rows picked by the mask, the batch put together: as measured, or the outputs read and written once."""
+    """Return the time to select the rows of a mask and to make the batch: as measured, or for reading and writing outputs
+    once.
+    """
     known = costs.known.get("cuda", {})
     told = [known[name] for name in names if name in known and not name.startswith(("filter_", "layer_"))]
     if told:

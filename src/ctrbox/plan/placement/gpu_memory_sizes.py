@@ -1,7 +1,7 @@
 """Computes sizes: registers on a GPU, columns that are copied to it, and tables that stay there.
 
-Strings and lists have the size of an average one; what a plan says (the width of a fixed list, the first five,
-a vector's length) is taken at its word. Nothing is read.
+Strings and lists are assumed to have an average size. What a plan says exactly is used as it is: the width of a fixed list, the
+first five elements, or the length of a vector. No data are read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KEEPING_TEXT = frozenset(["fill", "lower", "strip", "replace", "concat", "select
 
 
 class Sizes:
-    """Average sizes of every node of a graph, a row."""
+    """Average sizes per row of every node of a graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -64,11 +64,11 @@ class Sizes:
             self._items[node.id] = self._own_items(node)
 
     def text(self, node: Node) -> float:
-        """Bytes of a string, or of a string in a list; 0 of anything else."""
+        """Bytes of a string, or of a string in a list; 0 for anything else."""
         return self._text.get(node.id, 0.0)
 
     def items(self, node: Node) -> float:
-        """Elements of a list; 1 of anything else."""
+        """Elements of a list; 1 for anything else."""
         return self._items.get(node.id, 1.0)
 
     def _own_text(self, node: Node) -> float:
@@ -118,23 +118,23 @@ class Sizes:
 
     # ---- on the GPU
     def variable(self, node: Node) -> float:
-        """What a value takes beyond its entry, wherever those bytes lie."""
+        """Bytes of a value beyond its entry, wherever they are."""
         if node.kind.startswith("*"):
             return self.items(node) * (entry_bytes(node.kind[1:]) + self.text(node))
         return self.text(node)
 
     def entry(self, node: Node) -> int:
-        """A register's entry with the byte that says whether it is null."""
+        """Bytes of an entry of a register, including the byte that says whether it is null."""
         return entry_bytes(node.kind) + (1 if node.nullable else 0)
 
     def register(self, node: Node) -> float:
-        """A row of an operator's result: entry, and what lies in the pool."""
+        """Bytes of one row of an operator's result: its entry, and its part of the pool."""
         points = node.op in POINTING or (node.op == "column" and node.kind == "s")
         return self.entry(node) + (0 if points else self.variable(node))
 
     # ---- between the devices
     def traveling(self, node: Node) -> float:
-        """Bytes a row of a raw column as it lies in memory, or of an operator's result as a column."""
+        """Bytes per row of a raw column in memory, or of an operator's result as a column."""
         if node.op == "column":
             source = self.graph.frames[node.frame].sources[node.param("source")].view.source
             type_ = source.schema.field(node.name).type
@@ -144,7 +144,7 @@ class Sizes:
 
 
 def stored_bytes(type_: pa.DataType, text: float, items: float) -> float:
-    """A value in Arrow's layout."""
+    """Return the bytes of a value in Arrow's layout."""
     if pa.types.is_dictionary(type_):
         return float(type_.index_type.bit_width) / 8
     if pa.types.is_fixed_size_list(type_):
@@ -167,7 +167,7 @@ def entry_bytes(kind: str) -> int:
 
 
 def records_bytes(graph: Graph, frame: FrameSpec, sizes: Sizes) -> int | None:
-    """Index and records of a joined view; None where nobody knows how many rows it has."""
+    """Return the bytes of the index and rows of a joined view; None if its number of rows is not known."""
     source = frame.view.source
     rows = source.rows
     if rows is None:
@@ -189,7 +189,7 @@ def index_bytes(entries: int) -> int:
 
 
 def table_bytes(spec: TableSpec, graph: Graph) -> int | None:
-    """What a table takes; of fitted ones, the most it can."""
+    """Return the bytes of a table; for a fitted table, the most that it can take."""
     match spec.what:
         case "int_set" | "float_set":
             return index_bytes(len(spec.data))
@@ -209,7 +209,7 @@ def table_bytes(spec: TableSpec, graph: Graph) -> int | None:
 
 
 def described(spec: TableSpec, graph: Graph) -> str:
-    """A table in words."""
+    """Return a table in words."""
     match spec.what:
         case "dictionary":
             table: Dictionary = spec.data

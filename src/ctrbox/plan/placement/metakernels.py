@@ -1,20 +1,21 @@
 """Groups the operators on the GPU into meta-kernels: one launch for each layer.
 
-The log has two programs: the filters', where it has filters and they run on the GPU, and the features'. A layer
-is the depth of an operator below what its program loads: raw columns, results of the CPU, results kept from the
-filters' program. Layer 0 of a program is those loads.
+The log has up to two programs: that of the filters, if there are filters and they run on the GPU, and that of the features. The
+layer of an operator is its depth below what its program loads: raw columns, results of the CPU, and results kept from the program
+of the filters. These loads are layer 0.
 
-A kernel's groups run side by side, each thread block in one of them:
+The groups of a kernel run at the same time. Each thread block runs one group:
 
     plain   up to 4 operators whose result is an entry of fixed width; all columns of one joined row count as one
-    pool    an operator whose results, or whose working memory, are of any length
+    pool    an operator whose results, or whose working memory, have any length
     scan    JSON paths of one document, at most 32
 
-Their order is that of the generated kernels, so the number of a group says what was timed when it ran alone.
+The groups have the order of the generated kernels, so the number of a group tells what was timed when it ran alone.
 
-A split at one byte whose only reader is a hash belongs to the hash's group and layer: the engine runs both as one instruction.
+If only a hash reads the result of a split at one byte, the split belongs to the group and layer of the hash: the engine runs both
+as one instruction.
 
-Constants are part of the code and of no layer. Pure: needs a graph and its placement, no GPU.
+Constants are part of the code and belong to no layer. This module needs a graph and its placement, but no GPU.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Group:
 
 @dataclass(frozen=True)
 class MetaKernel:
-    """One launch. ``loads``: those of its operators that only fetch what a program starts with."""
+    """One launch. ``loads`` are those of its operators that only read what a program starts with."""
 
     name: str
     operators: tuple[Node, ...]
@@ -63,7 +64,7 @@ class MetaKernel:
 
 @dataclass(frozen=True)
 class Program:
-    """What one run over the rows computes, and what is there already, by node id."""
+    """What one run over the rows computes, and what exists before it, by node id."""
 
     name: str  # "filter" or "layer"
     wanted: tuple[Node, ...]
@@ -76,8 +77,9 @@ class Program:
 
 
 def metakernels(graph: Graph, placement: Placement, *, fused: bool = True) -> list[MetaKernel]:
-    """In the order of their launches; none where nothing runs on the GPU. Without ``fused``, every operator has its own layer, as
-    in the CPU engine.
+    """Return the meta-kernels in the order of their launches; none if nothing runs on the GPU.
+
+    Without ``fused``, every operator has its own layer, as in the CPU engine.
     """
     if placement.costs is None:
         return []
@@ -85,7 +87,7 @@ def metakernels(graph: Graph, placement: Placement, *, fused: bool = True) -> li
 
 
 def programs(graph: Graph, placement: Placement) -> list[Program]:
-    """The filters' program, where the GPU runs it, and the features'."""
+    """Return the program of the filters, if the GPU runs it, and that of the features."""
     outputs = list({o.node.id: o.node for o in graph.outputs}.values())
     filters = graph.frames[0].filters
     carried = frozenset(c.node.id for c in placement.copies if c.node.op != "column")
@@ -106,7 +108,7 @@ def programs(graph: Graph, placement: Placement) -> list[Program]:
 
 
 def conjunction(filters: list[Node]) -> list[Node]:
-    """The operators that make one mask of all filters; they belong to no feature and are in no graph."""
+    """Return the operators that combine all filters to one mask. They belong to no feature and are in no graph."""
     made: list[Node] = []
     both = filters[0]
     for k, other in enumerate(filters[1:], 1):
@@ -171,19 +173,19 @@ def is_load(node: Node, program: Program) -> bool:
 
 
 def load_bytes(node: Node, program: Program, sizes: Sizes) -> float:
-    """Read and written: of what was kept the entries, of a column its bytes too."""
+    """Return the bytes that are read and written: for kept results their entries, for columns all their bytes."""
     if node.id in program.kept:
         return 2.0 * sizes.entry(node)
     return sizes.register(node) + sizes.traveling(node)
 
 
 def moved_bytes(node: Node, sizes: Sizes) -> float:
-    """Entries read; the result, with what it holds beside its entry, written."""
+    """Return the bytes of entries that are read and of the result that is written, including its bytes beside the entry."""
     return sizes.register(node) + sum(sizes.entry(a) for a in node.args if a.op != "literal")
 
 
 def grouped(operators: list[Node], program: Program, splits: Mapping[int, Node]) -> tuple[Group, ...]:
-    """Plain ones first, then the others, each in the order of the program: documents and records come last."""
+    """Sort groups: plain ones first, then the others, each in the order of the program. Documents and joined rows come last."""
     plain: list[tuple[Node, ...]] = []
     alone: list[Group] = []
     scans: dict[tuple[int, bool], list[Node]] = {}
@@ -222,7 +224,7 @@ def uses_pool(node: Node) -> bool:
 
 
 def launches(graph: Graph, kernels: list[MetaKernel]) -> list[str]:
-    """Every launch of a chunk by name: the meta-kernels, what makes rows of a mask, what puts the batch together."""
+    """Return every launch of a chunk by name: the meta-kernels, selecting the rows of a mask, and making the batch."""
     filters = [k.name for k in kernels if k.name.startswith("filter_")]
     names = [*filters, *(["pick_count", "pick_scan", "pick_write"] if filters else [])]
     names += [k.name for k in kernels if k.name not in filters]
@@ -233,7 +235,7 @@ def launches(graph: Graph, kernels: list[MetaKernel]) -> list[str]:
 
 
 def by_operator(kernels: list[MetaKernel], spent: Mapping[tuple[str, int], float], costs: Costs) -> dict[str, float]:
-    """Nanoseconds per row by operator from those of each (kernel, group), divided as the estimates are."""
+    """Return nanoseconds per row by operator, from those of each (kernel, group), divided in proportion to the estimates."""
     found: dict[str, float] = {}
     for kernel in kernels:
         for number, group in enumerate(kernel.groups):

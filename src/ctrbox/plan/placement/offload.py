@@ -1,11 +1,11 @@
 """Decides which operators to move to the CPU because they cost less there, including the copies.
 
-An operator that moves takes along whatever only it needs on the GPU, raw columns included; what others need
-too is computed twice. So the candidates form a tree: the parent of a node is the nearest operator that all its
-results go through (its immediate post-dominator), and a subtree is what a move of its root takes along. One
-sweep over the tree finds the best set: an operator moves if that gains more than the best moves below it.
+An operator that moves takes with it everything on the GPU that only it needs, including raw columns. What other operators need as
+well is computed twice. The candidates therefore form a tree: the parent of a node is the nearest operator through which all its
+results go (its immediate post-dominator), and a subtree is what moves together with its root. One pass over the tree finds the
+best set: an operator moves if that gains more than the best moves below it.
 
-A first operator on the CPU costs more than itself: rows are prepared there, and the filters go there too.
+The first operator on the CPU costs more than its own time, because rows are prepared there and the filters move there as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SINK = -1  # the batch
 
 
 class Compared(NamedTuple):
-    """Nanoseconds per row of a move: what the CPU takes with all its cores, what the GPU took; copies included."""
+    """Nanoseconds per row of a move, including copies: what the CPU takes with all its cores, and what the GPU took."""
 
     cpu: float
     gpu: float
@@ -29,7 +29,7 @@ class Compared(NamedTuple):
 
 @dataclass(frozen=True)
 class Offload:
-    """What moves and why; ``filters``: set where the filters move for their own sake."""
+    """The operators that move, and why. ``filters`` is set if the filters move for their own sake."""
 
     moved: dict[int, Compared] = field(default_factory=dict)
     filters: Compared | None = None
@@ -41,7 +41,7 @@ def within(roots: list[Node], stop: Container[int] = ()) -> list[Node]:
 
 
 def offload(outputs: list[Node], filters: list[Node], pinned: Collection[int], costs: Costs) -> Offload:
-    """The moves that pay. ``pinned``: operators that are on the CPU already, their filters with them."""
+    """Return the moves that gain time. ``pinned`` are operators that are already on the CPU, and their filters with them."""
     search = _Search(outputs, filters, pinned, costs)
     best = search.best()
     if pinned:
@@ -72,13 +72,13 @@ class _Search:
         return node.op == "column" or node.id in self.pinned
 
     def on_gpu(self, roots: list[Node]) -> float:
-        """Kernels and copies of everything the roots need."""
+        """Return the time for kernels and copies of everything that the roots need."""
         nodes = within(roots, self.pinned)
         copies = sum(self.costs.copied(n) for n in nodes if self.leaf(n))
         return copies + self.costs.total([n for n in nodes if n.id not in self.pinned], "cuda")
 
     def best(self) -> float:
-        """What the best moves gain; ``moved`` has them."""
+        """Return what the best moves gain; ``moved`` contains them."""
         costs = self.costs
         parent = self.parents()
         gpu = self.shares(parent)  # of a subtree
@@ -110,7 +110,9 @@ class _Search:
         return below[SINK]
 
     def all_below(self, node: Node) -> float:
-        """Nanoseconds on one core of an operator and everything it needs that is not on the CPU anyway."""
+        """Return the nanoseconds on one core of an operator and of everything that it needs and that is not on the CPU
+        already.
+        """
         # Of an operator with one input that is the input's and its own: a long chain is counted once, not once a link.
         chain: list[Node] = []
         while node.id not in self.counted:
@@ -137,7 +139,7 @@ class _Search:
         self.moved = {n.id: chosen[n.id] for n in within(self.outputs, moved | set(self.pinned)) if n.id in moved}
 
     def parents(self) -> dict[int, int]:
-        """For each node the nearest operator that everything made of it goes through, or the batch."""
+        """Find, for each node, the nearest operator through which everything goes that is made of it, or the batch."""
         users: dict[int, list[int]] = {n.id: [] for n in self.nodes}
         for node in self.nodes:
             for a in () if self.leaf(node) else node.args:
@@ -154,7 +156,7 @@ class _Search:
         return parent
 
     def meeting(self, nodes: list[int], parent: dict[int, int]) -> int:
-        """The nearest node of the tree that is above all of these, or one of them."""
+        """Return the nearest node of the tree that is above all of these nodes, or is one of them."""
         first, *others = nodes
         for other in others:
             while first != other:
@@ -165,7 +167,7 @@ class _Search:
         return first
 
     def shares(self, parent: dict[int, int]) -> dict[int, float]:
-        """What groups share on the GPU, with the operator that has to move for it to be saved."""
+        """Return the costs that groups share on the GPU, with the operator that has to move to save them."""
         groups: dict[tuple[int, Any], list[Node]] = {}
         for node in self.nodes:
             group = self.costs.group(node)

@@ -1,12 +1,13 @@
 """Estimates the cost of operators in nanoseconds per row on one core and on a GPU, and of copies between them.
 
-CPU: a base, bytes of the strings and elements of the lists that go in, from profiles of the extraction job of
-benchmarks/ and of single operators on a Neoverse-N1. GPU: registers read and written at the speed of its
-memory, and a term a byte for those that walk along strings. What operators share (one scan of a document for
-all its paths, one visit of a record for all its columns) is counted once, apart from what each adds.
+The cost on a CPU is a constant, plus terms for the bytes of strings and the elements of lists that an operator reads. The figures
+come from profiles of the extraction job of benchmarks/ and of single operators on a Neoverse-N1. The cost on a GPU is the bytes
+of the registers that are read and written, at the speed of its memory, plus a term for each byte if an operator scans strings.
+Work that operators share is counted once, apart from what each operator adds: one scan of a document for all its paths, and one
+access to a joined row for all its columns.
 
-Measured times take the place of estimates. Estimates are good to a factor of two or three: they choose a
-device, they promise nothing.
+Measured times replace estimates. Estimates can be wrong by a factor of two or three. They are good enough to choose a device, but
+they do not predict a speed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Measured = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Rate:
-    """Nanoseconds on one core: of a row, of a byte of its strings, of an element of its lists."""
+    """Nanoseconds on one core: for a row, for a byte of its strings, and for an element of its lists."""
 
     row: float
     byte: float = 0.0
@@ -107,7 +108,7 @@ class Costs:
 
     # ---- one operator
     def measured(self, node: Node, where: str) -> float | None:
-        """By its number, by the name of a user's function, by its class."""
+        """Return the measured time of an operator, by its number, by the name of a user's function, or by its class."""
         names = self.known.get(where, {})
         if not names:
             return None
@@ -118,7 +119,7 @@ class Costs:
         return self.cpu_estimate(node) if where == "cpu" else self.gpu_estimate(node)
 
     def own(self, node: Node, where: str) -> float:
-        """What this operator adds, without what its group shares."""
+        """Return what this operator adds, without what its group shares."""
         found = self.measured(node, where)
         return self.estimated(node, where) if found is None else found
 
@@ -161,18 +162,18 @@ class Costs:
 
     @staticmethod
     def moved(count: float) -> float:
-        """Bytes read or written by the GPU in its own memory."""
+        """Return the bytes that the GPU reads or writes in its own memory."""
         return count / GPU_BYTES_NS
 
     # ---- what a group shares
     def group(self, node: Node) -> tuple[int, Any] | None:
-        """Operators of one group have the same: paths of one document, columns of one joined row."""
+        """Return the group of an operator: paths of one document, or columns of one joined row, belong to one group."""
         if node.op == "json":
             return node.args[0].id, node.param("strict")
         return (node.args[0].id, "row") if node.op == "gather" else None
 
     def shared(self, node: Node, where: str) -> float:
-        """What the whole group of an operator pays once; nothing where the operator itself was measured."""
+        """Return what the whole group of an operator costs once; 0 if the operator itself was measured."""
         if self.group(node) is None or self.measured(node, where) is not None:
             return 0.0
         if node.op == "json":
@@ -181,17 +182,17 @@ class Costs:
         return VISIT_NS + self.missed(node) if where == "cpu" else SECTORS / GPU_BYTES_NS
 
     def total(self, nodes: list[Node], where: str) -> float:
-        """All of them once on one core, or on the GPU; each group's share once."""
+        """Return the cost of all operators once, on one core or on the GPU, with the shared cost of each group once."""
         groups = {self.group(n): self.shared(n, where) for n in nodes}
         return sum(self.own(n, where) for n in nodes) + sum(groups.values())
 
     # ---- between the devices
     def copied(self, node: Node) -> float:
-        """A column or a result on its way to the GPU: 1 GB per second is a byte a nanosecond."""
+        """Return the time to copy a column or a result to the GPU; at 1 GB per second, a byte takes a nanosecond."""
         return self.sizes.traveling(node) / self.device.pcie
 
     def laid_out(self, node: Node) -> float:
-        """A result of the CPU made a column, on one core."""
+        """Return the time on one core to convert a result of the CPU to a column."""
         text = self.sizes.text(node) * self.sizes.items(node)
         items = self.sizes.items(node) if node.kind.startswith("*") else 0
         return EMIT.row + EMIT.byte * text + EMIT.item * items
@@ -202,7 +203,7 @@ class Costs:
 
 
 def checked(measured: Measured | None, graph: Graph) -> Measured:
-    """Refuses devices, operators and times that cannot be."""
+    """Refuse devices, operators and times that cannot exist."""
     if measured is None:
         return {}
     if not isinstance(measured, Mapping):

@@ -1,18 +1,21 @@
-"""Decides where each operator runs. The rule of the FeatureBox paper: an operator runs on the GPU unless its memory
-does not fit there.
+"""Decides where each operator runs. The rule is that of the FeatureBox paper: on the GPU, unless its memory does not fit there.
 
-Three things keep an operator of the log on the CPU: it is a Python function; the table it looks into (a
-dictionary, the index and the records of a joined view, a set, fitted state) is larger than what is left of the
-GPU; the CPU's cores together are faster, the copies of both ways included (offload.py). What such an operator
-needs is computed on the CPU too, from raw columns, again where the GPU needs it as well: results travel to the
-GPU, never back. Filters go where such an operator is, since they come before it.
+Three reasons keep an operator of the log on the CPU:
 
-Memory: chunks first, of as many rows as fit in half of the GPU; then tables, the smallest first, each once however
-many operators share it. So it is the largest that stay on the CPU.
+- It is a Python function.
+- The table that it reads is larger than the free memory of the GPU: a dictionary, the index and rows of a joined view, a set, or
+  fitted state.
+- The cores of the CPU together are faster, including the copies in both directions (offload.py).
 
-Joined views are loaded by the CPU, what was hoisted included; index and records are copied once.
+The inputs of such an operator are computed on the CPU as well, from raw columns, even if the GPU also computes them for other
+operators: results are copied to the GPU, but never back. If an operator runs on the CPU, so do the filters, which come before it.
 
-Needs no GPU: a placement for any size can be computed and inspected anywhere.
+Memory of the GPU is given first to chunks, which have as many rows as fit into half of it. Then it is given to tables, the
+smallest first, and a table that several operators share counts once. So the largest tables stay on the CPU.
+
+The CPU loads joined views and computes the operators that were hoisted. Index and rows are copied to the GPU once.
+
+This module needs no GPU: a placement for a GPU of any size can be computed and inspected anywhere.
 """
 
 from __future__ import annotations
@@ -74,7 +77,7 @@ SPARE = 1.25  # memory whose need is learned is made a quarter larger than the n
 
 @dataclass(frozen=True)
 class OperatorPlacement:
-    """Layers and devices of named operators; ``copies``: whose result crosses, and which way."""
+    """Layers and devices of named operators. ``copies`` are the operators whose result is copied, and in which direction."""
 
     layers: list[list[Any]]
     devices: dict[Any, str]
@@ -88,7 +91,7 @@ def place_operators(
     *,
     host_only: Collection[T] = (),
 ) -> OperatorPlacement:
-    """The paper's schedule for operators with declared memory: GPU first, layer by layer, while it fits."""
+    """Return the schedule of the paper for operators with declared memory: GPU first, layer by layer, while it fits."""
     schedule = layers(dependencies)
     devices: dict[T, str] = {}
     left = budget
@@ -103,7 +106,7 @@ def place_operators(
 def crossings(
     dependencies: Mapping[T, Sequence[T]], devices: Mapping[T, str], delivered: Collection[T]
 ) -> list[tuple[T, str]]:
-    """Results that another device needs, once each way. What nobody uses and is delivered goes to the GPU."""
+    """Return results that another device needs, once for each direction. Results that only the batch needs go to the GPU."""
     ways: dict[tuple[T, str], None] = {}
     used: set[T] = set()
     for operator, needs in dependencies.items():
@@ -124,9 +127,9 @@ def crossings(
 
 @dataclass(frozen=True)
 class Placed:
-    """An operator's device, why, the bytes it needs, and its nanoseconds a row there, estimated and measured.
+    """The device of an operator, the reason, the bytes it needs, and its nanoseconds per row there, estimated and measured.
 
-    ``again``: it runs on the GPU, and on the CPU as well, for operators that are there.
+    ``again``: it runs on the GPU and also on the CPU, for operators that are there.
     """
 
     node: Node
@@ -149,7 +152,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Copy:
-    """A raw column or a result of the CPU that travels to the GPU, once a batch."""
+    """A raw column or a result of the CPU that is copied to the GPU once per batch."""
 
     node: Node
     way: str  # always "H2D": nothing travels back
@@ -157,13 +160,13 @@ class Copy:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of a batch."""
+        """Return the bytes for a batch."""
         return int(self.row_bytes * BATCH_ROWS)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Something that stays in memory as long as the plan: what, for whom, how large."""
+    """A table that stays in memory as long as the plan: what it is, for which operators, and its size."""
 
     what: str
     device: str
@@ -173,8 +176,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of the GPU in bytes: registers and pool once, since kernels run one chunk after the other; columns as they came
-    and outputs of every chunk under way; tables."""
+    """The memory of the GPU in bytes.
+
+    It consists of registers and pool, which exist once because chunks run one after the other; of the input columns and the
+    outputs of every chunk in progress; and of tables.
+    """
 
     registers: int = 0
     pool: int = 0
@@ -204,12 +210,12 @@ class Placement:
 
     @property
     def used_bytes(self) -> int:
-        """Return the used bytes of the GPU."""
+        """Return the bytes of the GPU's memory that are used."""
         return self.memory.bytes
 
     @property
     def carried(self) -> list[Node]:
-        """Results of the CPU that travel to the GPU, for operators there or for the batch."""
+        """Return the results of the CPU that are copied to the GPU, for operators there or for the batch."""
         return [c.node for c in self.copies if c.node.op != "column"]
 
     def device_of(self, node: Node) -> str:
@@ -218,7 +224,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class _Need:
-    """The table an operator looks into; ``key`` is equal for equal tables."""
+    """The table that an operator reads; ``key`` is equal for equal tables."""
 
     key: Any
     what: str
@@ -226,12 +232,12 @@ class _Need:
 
 
 def read_by_the_cpu() -> str:
-    """Why a raw column is the CPU's: a page of `explain` says for each source who decodes it where a GPU decodes files."""
+    """Return why the CPU reads a raw column; if a GPU decodes files, `explain` says for each source what decodes it."""
     return "read by the CPU" if gpu_decodes_parquet() else "read and decoded by the CPU"
 
 
 def place(graph: Graph, device: Any, measured: Measured | None = None) -> Placement:
-    """A device for each operator of a plan, with reasons; the same for the same plan, device and measurements."""
+    """Return a device for each operator of a plan, with reasons; they are the same for the same plan, device and measurements."""
     placer = _Placer(graph, device_named(device), measured)
     return placer.on_cpu() if placer.device.kind == "cpu" else placer.on_gpu()
 
@@ -321,7 +327,7 @@ class _Placer:
         )
 
     def may_lie_on_disk(self, node: Node) -> FrameSpec | None:
-        """Return the joined view that a node looks into, if the CPU may read it from a disk."""
+        """Return the joined view that a node reads, if the CPU may read it from a disk."""
         if node.op not in ("row", "gather", "found"):
             return None
         row = node if node.op == "row" else node.args[0]
@@ -332,7 +338,7 @@ class _Placer:
         return node.op == "column" or node.id in self.pinned
 
     def split(self) -> None:
-        """What each device computes for a batch, and what travels."""
+        """Return what each device computes for a batch, and what is copied."""
         moves: Offload = self.moves
         self.filters_there = bool(self.filters) and (bool(self.pinned) or moves.filters is not None)
         self.here = within([*self.outputs, *([] if self.filters_there else self.filters)], self.pinned)
@@ -351,7 +357,7 @@ class _Placer:
                     self.members[where, group] = self.members.get((where, group), 0) + 1
 
     def memory(self, nodes: list[Node], rows: int) -> Memory:
-        """What chunks of so many rows take on the GPU, and the tables kept there so far."""
+        """Return what chunks of this number of rows take on the GPU, and the tables that are on the GPU so far."""
         pool = sum(self.sizes.register(n) - self.sizes.entry(n) for n in nodes)
         columns = sum(self.sizes.traveling(n) for n in nodes if self.leaf(n))
         outputs = 8 * len(self.graph.outputs) + sum(self.sizes.variable(o.node) for o in self.graph.outputs)
@@ -364,7 +370,7 @@ class _Placer:
         )
 
     def live_bytes(self, nodes: list[Node]) -> int:
-        """Return the most bytes of a row's registers that are alive in any one layer; dead registers are reused."""
+        """Return the most bytes per row of the registers that are in use in any one layer; registers are reused."""
         depth = depths({n: [] if self.leaf(n) else [a for a in n.args if a.op != "literal"] for n in nodes})
         last = dict(depth)
         for node in nodes:
@@ -380,7 +386,9 @@ class _Placer:
         return max(accumulate(change))
 
     def chunk(self, nodes: list[Node], budget: int) -> int:
-        """Rows of a chunk such that a budget holds all chunks; the least, where it holds not even those."""
+        """Return the rows of a chunk such that all chunks fit into a budget, or the smallest allowed number if they do not
+        fit.
+        """
         rows = CHUNK_ROWS
         while rows > LEAST_ROWS and self.memory(nodes, rows).bytes > budget:
             rows //= 2
@@ -392,7 +400,7 @@ class _Placer:
         return self.on_cpu(f"{least}, the GPU has {shown_bytes(self.device.budget)}")
 
     def fit_tables(self, left: int) -> None:
-        """Pins what looks into a table that does not fit."""
+        """Keep operators on the CPU if the table that they read does not fit."""
         nodes = [n for n in within([*self.outputs, *self.filters], self.pinned) if not self.leaf(n)]
         tables: dict[Any, _Need] = {}
         for node in nodes:
@@ -429,7 +437,7 @@ class _Placer:
         return self.placed(node, where, reason, estimated_ns=estimated, measured_ns=measured, again=again)
 
     def stays(self, node: Node, frame: FrameSpec) -> str:
-        """Why a table is kept by the CPU."""
+        """Return why a table stays on the CPU."""
         need = self.needs.get(node.id)
         _, _, unfit = self.unfit.get(None if need is None else need.key, "").partition(": ")
         return f"for {frame.name}, which the CPU loads" if frame.id else unfit or "for operators on the CPU"
@@ -463,12 +471,12 @@ def faster(compared: Compared, cores: int) -> str:
 
 
 def python_only(node: Node) -> bool:
-    """A user's function that only Python can run: it has no body for a GPU."""
+    """Return whether only Python can run a user's function, because it has no body for a GPU."""
     return node.op == "user" and not node.param("function").on_gpu
 
 
 def live_frames(graph: Graph) -> list[FrameSpec]:
-    """The log and the joined views that something asks for; others are never read."""
+    """Return the log and the joined views that something needs; other views are never read."""
     live = {0}
     waiting = [0]
     while waiting:
