@@ -376,6 +376,7 @@ ELSEWHERE = {
     "serve_load": PART,
     "serve_peer": PART,
     "serve_soak": PROCESSES,
+    "serve_sparse": PROCESSES,
     "serve_tensors": "starts servers; tests/serve/test_plain_tensors.py compares both ways",
     "table_layout": "compiles the paper's store for ten seconds",
 }

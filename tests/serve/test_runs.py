@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 import ctrbox as cb
-from ctrbox.errors import CtrboxError, DataError, PlanError
+from ctrbox.errors import BudgetError, CtrboxError, DataError, PlanError
 from ctrbox.serve.model_folder import ModelFolder, create
 from ctrbox.serve.served_click_model import ServedModel
 from ctrbox.serve.served_models import ServedRun, open_served
@@ -100,6 +102,39 @@ def test_a_run_with_a_sparse_table_is_served_by_one_process(tmp_path: Path) -> N
     with pytest.raises(PlanError, match=r"--workers 2 is not possible: the run has a Sparse Table.*; use --workers 1"):
         Server.open(tmp_path / "run", Settings(workers=2))
     assert Server.open(tmp_path / "run", Settings(workers=None)).workers == 1
+
+
+def test_rows_of_a_sparse_table_are_read_from_disk_within_the_memory_that_is_set(folder: Path, tmp_path: Path) -> None:
+    plan = on_disk(tmp_path, rows=20_000)
+    model = cb.models.DeepFM(plan.schema, dim=64, hidden=(8,))
+    table = cb.SparseTable(tmp_path / "table", dim=64, ram="64MB")
+    cb.Trainer(model, table).fit(plan, batch_size=500, epochs=1, out=tmp_path / "run")
+    opened = ModelFolder.open(tmp_path / "run")
+    row = {"ad": 2, "tags": ["t0"], "price": 0.5, "device": "ios"}
+
+    def scores(**options: Any) -> tuple[list[list[float]], cb.SparseTable]:
+        served = open_served(opened, **options)
+        assert isinstance(served, ServedRun)
+        (found,) = served.run.click_model.embedders
+        bodies = [
+            {"context": {"user": user}, "candidates": [{**row, "ad": ad} for ad in range(9)]} for user in range(300)
+        ]
+        assert isinstance(found, cb.SparseTable)
+        return [served.score(served.reader.from_json(orjson.dumps(b)))[0].tolist() for b in bodies], found
+
+    whole, large = scores()
+    with pytest.raises(
+        BudgetError, match=r"ram=1,000 bytes holds fewer than 1,024 rows .*expected at least ([\d,]+)"
+    ) as told:
+        open_served(opened, table_memory=1_000)
+    least = int(re.findall(r"at least ([\d,]+)", str(told.value))[0].replace(",", ""))
+    few, small = scores(table_memory=least)
+    assert few == whole
+    assert (large.ram, small.ram) == (2 << 30, least)
+    with pytest.raises(
+        PlanError, match=r"^ram= is for Sparse Tables, but the tables of .* are in memory; remove ram=$"
+    ):
+        open_served(ModelFolder.open(folder), table_memory=1 << 30)
 
 
 @pytest.mark.slow

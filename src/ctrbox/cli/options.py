@@ -101,14 +101,21 @@ RowsAsJson = Annotated[
 
 
 @contextlib.contextmanager
-def in_words_of_options() -> Iterator[None]:
-    """Errors name Python's arguments; on a command line their options are nearer."""
+def in_words_of_options(**also: str) -> Iterator[None]:
+    """Name options in errors in place of the arguments of Python that they set.
+
+    ``also``: more arguments, each with the option that sets it in the command that runs, such as ``ram="--table-memory"``.
+    """
+    words = [*WORDS]
+    for argument, option in also.items():
+        words.append((re.compile(rf"\b{argument}=(?=[ ,;]|$)"), option))
+        words.append((re.compile(rf"\b{argument}=(?=\d)"), f"{option} "))
     try:
         yield
     except CtrboxError as error:
         told = str(error)
-        for argument, option in WORDS:
-            told = argument.sub(option, told)
+        for pattern, text in words:
+            told = pattern.sub(text, told)
         if told == str(error):
             raise
         raise Mistake(told) from error

@@ -15,7 +15,7 @@ from ctrbox.cli.terminal import Mistake, hint, say_json, tell
 from ctrbox.files.urls import url_of
 
 MOST_BODY = 256 << 20  # what all bodies together may take
-MOST_CACHE = 1 << 50
+MOST_CACHE = MOST_TABLE_MEMORY = 1 << 50
 
 EXAMPLES = """\b
 Examples:
@@ -182,6 +182,14 @@ def serve(
             "disables the cache.",
         ),
     ] = "256MB",
+    table_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory for the rows of all Sparse Tables of a run folder, such as 512MB (units are powers of 1024). Other "
+            "rows stay on disk and are read when a request needs them. Default: 2GB for each table.",
+        ),
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -374,6 +382,9 @@ def serve(
         limits=limits,
         views=(views := pairs_of("--view", view, "users=tomorrow/users")),
         servers=vector_files(servers),
+        table_memory=None
+        if table_memory is None
+        else bytes_within("--table-memory", table_memory, 1, MOST_TABLE_MEMORY),
         allow_operators=allow_operators or operators_in(own),
         allow_views=allow_views or (),
         encoders=encoders_of(own, pairs_of("--encoder", encoder, "ad_image=vgg16.safetensors")),
@@ -398,7 +409,7 @@ def serve(
         access_log=access_log,
     )
     try:
-        with in_words_of_options(), asking_for_the_job(own):
+        with in_words_of_options(ram="--table-memory", table_memory="--table-memory"), asking_for_the_job(own):
             server = Server.open(model, settings)
         url = f"{'https' if tls_cert else 'http'}://{bracketed(host)}:{port}"
 

@@ -402,6 +402,7 @@ def open_served(
     encoders: Mapping[str, Encoder | str | os.PathLike[str]] | None = None,
     most_images: int | None = None,
     most_pixels: int | None = None,
+    table_memory: int | None = None,
 ) -> ServedFfm | ServedModel | ServedRun:
     """Open the model of a folder for scoring. ``servers``: vector files of a run's Model Servers, by field.
 
@@ -412,7 +413,7 @@ def open_served(
 
     ``views``, ``allow_operators``, ``allow_views``: as for ``cb.Plan.load``. ``own_plan`` and ``own_model``: the plan and model
     of the user's job, if the model is of a class of their own. ``own``: the server's copy of the weights; without it, the current
-    version is read from the folder.
+    version is read from the folder. ``table_memory``: bytes for all Sparse Tables of a run (default: 2 GB for each table).
     """
     if encoders and folder.kind != CLICK_MODEL:
         raise PlanError(
@@ -434,10 +435,16 @@ def open_served(
             plan=own_plan,
             views=dict(views or {}),
             servers=data,
+            ram=table_memory,
             allow_operators=allow_operators,
             allow_views=allow_views,
         )
         return ServedRun(run, most_candidates=most_candidates, past=past_of(run.plan, state))
+    if table_memory is not None:
+        raise PlanError(
+            f"table_memory= is for the Sparse Tables of a run folder, and {folder.folder} was published with its rows in "
+            "one file, which the server maps into memory; remove table_memory="
+        )
     if servers:
         raise PlanError(
             f"servers= can only be used with a run folder; {folder.folder} was published with its vectors, so remove servers="

@@ -88,6 +88,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     views: Mapping[str, Any] = field(default_factory=dict)
     servers: Mapping[str, str] = field(default_factory=dict)  # vector files of a run's Model Servers, by field
+    table_memory: int | None = None  # bytes for all Sparse Tables of a run; None: 2 GB for each of them
     allow_operators: bool | Sequence[UserOperator] = False
     prerank: Path | None = None  # folder of `ctrbox vectors prerank`; None: no pre-rank
     prerank_run: Path | None = None  # the run with the user tower; None: the served run itself
@@ -224,6 +225,7 @@ class Server:
             encoders=settings.encoders,
             most_images=limits.images,
             most_pixels=limits.pixels,
+            table_memory=settings.table_memory,
         )
         if served.past is not None:
             served.past.follows = settings.follow_state is not None

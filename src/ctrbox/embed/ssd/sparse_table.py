@@ -123,8 +123,8 @@ class SparseTable(WithCheckpoint, Table):
         self._under_way = 0  # calls; closing waits for them
         self._idle = threading.Condition()
         self._lock = -1
-        if dim:
-            self._check_budget(self._row)  # before there is a folder
+        if dim and not (self.path / "MANIFEST").exists():
+            self._check_budget(self._row)  # before there is a folder; a saved table says whether its rows are longer
         warn_of_memory(self.ram)
         self._lock = locked(self.path, read_only)
         self._closed = False
