@@ -369,7 +369,7 @@ def test_a_stopped_training_says_how_to_go_on_and_does(
         (
             ("model = Mine", "table = cb.SparseTable('params', 4)\nmodel = Mine"),
             {"look_ahead": 8, "patience": 1},
-            "--look-ahead reads rows into memory before it is known if training continues; remove --look-ahead or --patience",
+            "--look-ahead cannot be used with --patience, because it creates rows",
         ),
         (("", ""), {"out": Path("data")}, "data is not a run folder: it holds "),
         (('label=col("clicked")', 'label=col("position").fill(0)'), {}, "label"),

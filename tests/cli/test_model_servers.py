@@ -71,7 +71,7 @@ def test_with_a_vector_file_they_give_what_the_run_gives(world: ImageWorld, run:
         ),
         (["--server", "user=x.ctrvec"], r"no Model Server for 'user', it has those of 'ad_image', 'behavior'$"),
         (["--server", "ad_image=a", "--server", "ad_image=b"], r"ad_image=… is given twice: a and b"),
-        (["--server", "ad_image=a", "--server", "behavior=a"], r"share one Model Server in .* for 'ad_image' only"),
+        (["--server", "ad_image=a", "--server", "behavior=a"], r"share one Model Server in .* only for 'ad_image'"),
         (["--server", "ad_image"], r"expected NAME=PATH, such as --server ad_image=images\.ctrvec"),
         (["--server", "ad_image=absent.ctrvec"], r"absent\.ctrvec"),
     ],
@@ -138,7 +138,7 @@ def test_a_row_damaged_while_it_is_served_is_no_mistake_of_the_client(
     with copied.open("r+b") as file:
         file.seek(ROWS_AT)
         file.write(b"\x01" * (4 * WIDTH * len(cb.tables.VectorFile(world.file))))
-    with pytest.raises(Refused, match="a file of the model cannot be read; see the log of the server") as met:
+    with pytest.raises(Refused, match="the server cannot read a file of the model; its log has the details") as met:
         service.score(request)
     assert met.value.status == 500
     assert "copied.ctrvec was modified while it was open" in caplog.text  # found before any row of it is read

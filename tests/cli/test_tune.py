@@ -91,7 +91,7 @@ def tune(trial):
     found = json.loads(stdout)
     assert [t["state"] for t in found["trials"]] == ["fail", "complete", "fail", "complete"]
     assert "trial 0 failed: clip must be a number above 0" in told
-    with pytest.raises(Mistake, match="none of the 3 trials in other ran to completion: gauc is nan"):
+    with pytest.raises(Mistake, match="none of the 3 trials in other was completed: gauc is nan"):
         tune(JOB + SPACE, trials=3, metric="gauc", out=Path("other"))
 
 
@@ -147,7 +147,7 @@ def test_a_job_without_a_space_is_told_how_to_declare_one(tune: Any, text: str, 
     ],
 )
 def test_what_no_trial_can_train_is_said(tune: Any, text: str, words: str) -> None:
-    with pytest.raises(Mistake, match=f"none of the 1 trials in tune/job ran to completion.*{words}"):
+    with pytest.raises(Mistake, match=f"none of the 1 trials in tune/job was completed.*{words}"):
         tune(JOB + text, trials=1)
 
 

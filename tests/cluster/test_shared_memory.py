@@ -63,7 +63,7 @@ def test_memory_holds_as_many_keys_as_its_size_says(width: int) -> None:
     assert (keys == 1).all()  # nothing overlaps
     assert (rows == 2).all()
     with pytest.raises(
-        TrainError, match=f"^{most + 1:,} keys of {width} floats do not fit into the 1,048,560 bytes of memory shared"
+        TrainError, match=f"^{most + 1:,} keys of {width} floats do not fit into the 1,048,560 bytes of memory that"
     ):
         lane.views(most + 1, width)
     lane.let_go()

@@ -67,7 +67,10 @@ def test_a_choice_has_its_columns_in_its_own_order() -> None:
     assert chosen.dense.tolist() == [[3, 1, 2], [7, 5, 6], [11, 9, 10]]
     assert list(chosen.sparse) == ["tags"]
     assert whole.select(Schema(SPARSE, DENSE, True, False, False)).dense is whole.dense
-    with pytest.raises(PlanError, match="feature 'prize' is not in this batch; nearest: 'price'"):
+    with pytest.raises(
+        PlanError,
+        match="feature 'prize' is neither a sparse feature nor a dense column of this batch; nearest: 'price'",
+    ):
         whole.select(Schema((), (("prize", 1),), False, False, False))
 
 

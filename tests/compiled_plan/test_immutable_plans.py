@@ -68,7 +68,9 @@ def test_a_model_made_before_the_plan_was_fitted_trains_with_it() -> None:
 @pytest.mark.parametrize("name", ["log", "features", "device", "threads", "chunk_rows", "graph", "fitted", "position"])
 def test_no_attribute_of_a_plan_can_be_set(name: str) -> None:
     plan = plan_of()
-    with pytest.raises(PlanError, match=f"{name} of a plan cannot be set, because a plan does not change") as met:
+    with pytest.raises(
+        PlanError, match=f"{name} cannot be set, because a plan cannot be changed after it was compiled"
+    ) as met:
         setattr(plan, name, 1)
     assert ("using(threads=…)" in str(met.value)) == (name == "threads")
 

@@ -49,5 +49,5 @@ def test_delays_are_known_for_conversions_alone_and_follow_their_distribution(tm
 
 
 def test_conversions_must_be_true_or_false(tmp_path: Path) -> None:
-    with pytest.raises(cb.errors.DataError, match="conversions to be True or False, got 1"):
+    with pytest.raises(cb.errors.DataError, match="conversions= of adlog must be True or False, got 1"):
         cb.datasets.adlog(10, 0, tmp_path / "log", conversions=1)  # type: ignore[arg-type]

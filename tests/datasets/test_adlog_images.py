@@ -144,8 +144,8 @@ def test_a_log_with_images_is_not_taken_for_one_without(tmp_path: Path) -> None:
     assert one.images.exists()
     assert adlog(100, 1, tmp_path / "log").image_width == 0
     assert not one.images.exists()
-    with pytest.raises(DataError, match="images of 0 to 65,536 numbers"):
+    with pytest.raises(DataError, match="must be from 0 to 65,536"):
         adlog(100, 1, tmp_path / "log", images=-1)
-    with pytest.raises(DataError, match="images as an int"):
+    with pytest.raises(DataError, match="images of adlog must be a whole number"):
         adlog(100, 1, tmp_path / "log", images="4096")  # type: ignore[arg-type]
     assert pa.types.is_string(pq.read_schema(next(one.users.glob("*.parquet"))).field("history").type)

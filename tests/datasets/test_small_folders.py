@@ -96,7 +96,11 @@ def test_a_line_has_a_most_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     longest = 2 * line_blocks.BLOCK_BYTES - len(first)
     monkeypatch.setattr(line_blocks, "LINE_BYTES", longest)
     path.write_bytes(first + b"x" * (longest + more))
-    says = "line 2: the line is longer than 7 MiB; expected a text log" if more else "line 2: label is"
+    says = (
+        "line 2: the line is longer than 7 MiB; check that the file is a text log with one row per line"
+        if more
+        else "line 2: label is"
+    )
     with pytest.raises(DataError, match=says) as caught:
         list(libffm(path, fields=1).batches())
     assert len(str(caught.value)) < 600
@@ -174,7 +178,7 @@ def test_movielens_columns_are_full_and_of_their_types(tmp_path: Path) -> None:
 
 
 def test_a_synthetic_log_needs_a_folder() -> None:
-    with pytest.raises(DataError, match="adlog needs a folder to write to, got out=5"):
+    with pytest.raises(DataError, match="out= of adlog must be the folder to write to, got 5"):
         adlog(10, out=5)  # type: ignore[arg-type]
 
 
@@ -206,7 +210,7 @@ def test_a_stream_is_written_once_and_at_its_rate(tmp_path: Path, monkeypatch: p
     chunks = len(list((tmp_path / "out").iterdir()))
     assert chunks == -(-done // 100)
     assert slept == [0.0] + [2.0] * (chunks - 1)
-    with pytest.raises(WriteError, match=r"out already holds a stream \(chunk-000000\.\w+ …\)"):
+    with pytest.raises(WriteError, match=r"out already contains the chunks of a stream \(chunk-000000\.\w+ …\)"):
         adlog_events(tmp_path / "log", tmp_path / "out")
     (tmp_path / "file").write_text("")
     with pytest.raises(WriteError, match=r"cannot write a stream to .*file: File exists"):

@@ -50,5 +50,5 @@ def test_the_same_seed_gives_the_same_stream_and_formats_agree(log: Path, tmp_pa
     ]
     with pytest.raises(DataError, match="format must be one of parquet, arrow, jsonl"):
         adlog_events(log, tmp_path / "c", format="csv")
-    with pytest.raises(DataError, match="holds no ad log"):
+    with pytest.raises(DataError, match="does not contain an ad log"):
         adlog_events(tmp_path / "nothing", tmp_path / "c")

@@ -65,7 +65,11 @@ def test_a_state_belongs_to_an_optimizer(tmp_path: Path) -> None:
     optimizer.step()
     tensors, plain = optimizer_state(optimizer)
     restore_optimizer(torch.optim.Adam(weights()), tensors, plain, tmp_path)
-    with pytest.raises(DataError, match="holds optimizer state for more weights than this model has"):
+    with pytest.raises(
+        DataError,
+        match="contains the optimizer state of more weights than this model has; load it with the model that it was "
+        "saved with",
+    ):
         restore_optimizer(torch.optim.Adam(weights(1)), tensors, plain, tmp_path)
     for name in ("exp_avg", "x.exp_avg", "0.", ".x"):
         with pytest.raises(
@@ -82,9 +86,7 @@ def test_the_clock_of_a_table_has_a_last_period() -> None:
     table.open(Row(2))
     table.advance(MOST_PERIODS)
     table.advance(0)
-    with pytest.raises(
-        PlanError, match=f"the clock is at period {MOST_PERIODS:,} and cannot go beyond {MOST_PERIODS:,}, got 1 more"
-    ):
+    with pytest.raises(PlanError, match=f"the table is in period {MOST_PERIODS:,}, so it cannot advance by 1 periods"):
         table.advance()
     assert table.clock == MOST_PERIODS
 
@@ -101,7 +103,7 @@ def test_a_published_table_is_only_looked_up() -> None:
     assert table.pull(KEYS).tolist() == VECTORS.tolist()
     table.open(Row(4))
     for ask, says in (
-        (lambda: table.push(KEYS, VECTORS), "a published table is read-only and cannot be trained"),
+        (lambda: table.push(KEYS, VECTORS), "a published table cannot be trained; train the table of the run instead"),
         (lambda: table.save("x"), "a published table cannot be saved; copy the file of its version instead"),
         (lambda: table.restore("x"), "a published table cannot be restored; open the file of its version instead"),
         (lambda: table.open(Row(5)), "this published table holds rows of .*, but the model reads "),
@@ -141,7 +143,7 @@ def test_a_folder_of_tables_of_several_dims(tmp_path: Path) -> None:
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "file").write_text("")
         with pytest.raises(
-            PlanError, match="other is a folder without tables, which is not replaced; choose a new folder"
+            PlanError, match="other contains other files than tables, which are not replaced; choose a new folder"
         ):
             tables.save(tmp_path / "other")
         tables._process += 1
@@ -252,7 +254,7 @@ def test_the_optimizer_of_a_sub_model_has_numbers_of_its_weights(vectors: cb.tab
         with pytest.raises(DataError, match="f is damaged: its optimizer state is "):
             server._check_states({}, plain, "f")
     for name, shape in (("0.exp_avg", (3, 2)), ("2.exp_avg", (2, 3)), ("x.exp_avg", (2, 3))):
-        with pytest.raises(DataError, match=rf"f holds the state of a different optimizer: '{name}' has shape "):
+        with pytest.raises(DataError, match=rf"f holds the state of another optimizer: '{name}' has shape "):
             server._check_states({name: torch.ones(shape)}, {}, "f")
 
 

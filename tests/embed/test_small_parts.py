@@ -161,7 +161,7 @@ def test_parts_are_put_into_one_order() -> None:
 
 def test_what_a_folder_holds_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (segments_of(tmp_path, 0).name, segments_of(tmp_path, 3).name) == ("segments", "segments-3")
-    with pytest.raises(SourceError, match="holds no table: it has no MANIFEST"):
+    with pytest.raises(SourceError, match="holds no table, because the file MANIFEST is missing"):
         described(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(SourceError, match="is a file, expected the folder of a Sparse Table"):

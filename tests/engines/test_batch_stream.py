@@ -147,8 +147,8 @@ def test_position_is_plain_data() -> None:
 def test_a_position_inside_a_shuffle_window_needs_the_shuffle() -> None:
     with pytest.raises(
         cb.errors.PlanError,
-        match="the position lies inside a shuffle window; continue with the "
-        "shuffle= and seed= of the stream that it comes from",
+        match="the position lies inside a shuffle window, so it needs the "
+        "shuffle= and seed= of the stream from which it comes",
     ):
         next(plan_of("plain").batches(10, start=cb.types.Position(0, 3)))
 

@@ -56,15 +56,17 @@ def test_a_stream_goes_on_inside_a_window_with_the_same_shuffle_alone() -> None:
     assert rest == [rows for rows, _ in whole[1:]]
     with pytest.raises(
         PlanError,
-        match="the position lies inside a shuffle window; continue with the shuffle= and "
-        "seed= of the stream that it comes from",
+        match="the position lies inside a shuffle window, so it needs the shuffle= and "
+        "seed= of the stream from which it comes",
     ):
         next(plan.batches(2, start=Position(0, 2, 0)).positioned())
 
 
 def test_costs_are_known_once_a_batch_was_taken() -> None:
     plan = compiled()
-    with pytest.raises(PlanError, match="this plan has not run yet; read a batch first"):
+    with pytest.raises(
+        PlanError, match="this plan has not run yet, so there are no measured times; read a batch first"
+    ):
         plan.measure()
     list(plan.batches(8))
     found = plan.measure()
@@ -86,7 +88,9 @@ def test_costs_are_known_once_a_batch_was_taken() -> None:
 
 
 def test_tables_that_are_not_fitted_yet_or_that_do_not_exist() -> None:
-    with pytest.raises(PlanError, match=r"operators that learn from the log; call plan\.fit\(\) first"):
+    with pytest.raises(
+        PlanError, match=r"operators that are fitted on the log, such as quantiles, but was not fitted yet"
+    ):
         Tables({}).native(TableSpec("fit", 0, "quantiles"))
     with pytest.raises(PlanError, match="no native table 'tree'"):
         build(TableSpec("tree", ()))
@@ -162,7 +166,7 @@ def test_parts_are_the_batches_cut_at_the_same_places(shuffle: int) -> None:
 def test_a_window_must_hold_a_batch() -> None:
     plan = compiled()
     with pytest.raises(
-        PlanError, match="shuffle=7 is smaller than a batch; expected a window of at least batch_size=8 rows"
+        PlanError, match="shuffle=7 is a window smaller than a batch; it must have at least batch_size=8 rows"
     ):
         plan.batches(8, shuffle=7).positioned()
     assert [b.rows for b, _ in plan.batches(8, shuffle=8).positioned()] == [8, 8, 4]

@@ -491,9 +491,9 @@ def test_a_scalar_function_that_cannot_be_compiled_is_refused_before_the_first_r
         ({"cuda": "return n;", "result": "list[int]"}, r"not list\[int\]"),
         (
             {"cuda": "return n;", "nullable": True},
-            "returns no nulls of its own, because its result is null where an argument is null; remove",
+            "cannot return nulls of its own: its result is null only where an argument is null; remove",
         ),
-        ({"scalar": True, "nullable": True}, "a scalar function returns no nulls of its own, because"),
+        ({"scalar": True, "nullable": True}, "a scalar function cannot return nulls of its own"),
         ({"scalar": True, "result": "str"}, "a scalar function returns one bool, int, float or time per row, not str"),
         ({"scalar": True, "args": ["str"]}, "takes bool, int, float or time, not str; cuda= takes any kind"),
         ({"scalar": True, "args": ["list[int]"]}, r"not list\[int\]"),
@@ -591,7 +591,9 @@ def test_a_saved_plan_knows_its_bodies(tmp_path: Path, monkeypatch: pytest.Monke
         other = made(written(body, scalar))
         assert other.fingerprint != first.fingerprint
         with pytest.raises(
-            cb.errors.PlanError, match="has a different CUDA body or way of running than when the plan was saved"
+            cb.errors.PlanError,
+            match="has another CUDA body or other options than when the plan was saved; restore its declaration, or save "
+            "the plan again",
         ):
             cb.Plan.load(file, views={"log": pa.table({"n": [5]})}, allow_operators=True)
 
@@ -649,8 +651,8 @@ def test_a_dictionary_over_a_function_and_below_a_join() -> None:
 def test_dictionaries_are_checked_when_made() -> None:
     for words, entries, message in (
         ([1.5], None, "strings or whole numbers"),
-        (["a", None], None, "must not be null; 1 of them are"),
-        (["a"], [1, 2], "1 words, 2 values"),
+        (["a", None], None, "must not contain nulls, but 1 of them are null"),
+        (["a"], [1, 2], "1 words and 2 values"),
         (["a"], [1.5], "must be whole numbers"),
     ):
         with pytest.raises(cb.errors.PlanError, match=message):

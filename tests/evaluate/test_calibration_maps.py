@@ -316,12 +316,12 @@ def good() -> dict[str, Any]:
 )
 def test_a_damaged_calibration_is_refused(place: str, value: Any) -> None:
     assert Calibration.of(good(), "here").keys == (3, 5)
-    with pytest.raises(DataError, match="here is damaged: it has a calibration that cannot be read"):
+    with pytest.raises(DataError, match="here is damaged: its calibration cannot be read"):
         Calibration.of({**good(), place: value}, "here")
 
 
 def test_a_calibration_of_another_format_and_a_falling_line_are_refused() -> None:
-    with pytest.raises(DataError, match="here has a calibration of format 2; this version of CTRBox reads 1"):
+    with pytest.raises(DataError, match="here has a calibration of format 2, but this version of CTRBox reads 1"):
         Calibration.of({**good(), "format": 2}, "here")
     for slope in (-1.0, math.nan, math.inf, None, "1"):
         plain = Calibration("platt", PlattMap(1.0, 0.0)).plain()

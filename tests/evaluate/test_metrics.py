@@ -241,7 +241,7 @@ def test_metrics_agree_with_scikit_learn() -> None:
         ({"weight": [1.0, -1.0, 1.0]}, "weight of row 1 is -1.0; expected a finite number, 0 or more"),
         ({"weight": [1.0, 1.0, math.inf]}, "weight of row 2 is inf"),
         ({"weight": [math.nan, 1.0, 1.0]}, "weight of row 0 is nan"),
-        ({"group": [0.5, 1.0, 2.0]}, "group has type float64; expected integers"),
+        ({"group": [0.5, 1.0, 2.0]}, "group has type float64; expected whole numbers"),
         ({"time": [0.5, 1.0, 2.0]}, "time has type float64; expected int64 microseconds"),
         ({"time": np.array(["2024-01-01", "NaT", "2024-01-01"], "datetime64[s]")}, "time of row 1 is .*missing"),
     ],
@@ -530,7 +530,7 @@ def test_seeds_that_disagree_widen_the_interval_beyond_that_of_the_rows() -> Non
     ("label", "a", "b", "sentence"),
     [
         ([0, 1], [0.5], [0.5, 0.5], "scores of a have shape"),
-        ([0, 1], [[0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]], "a has 1 seeds and b has 2"),
+        ([0, 1], [[0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]], "the first model has scores of 1 seeds, and the second of 2"),
         ([0, 1], [0.5, 0.5], [0.5, math.nan], "probability of row 1 is nan"),
         ([0, 3], [0.5, 0.5], [0.5, 0.5], "label of row 1 is 3"),
     ],

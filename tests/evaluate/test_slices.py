@@ -170,7 +170,7 @@ def test_a_column_that_is_none_is_refused_by_name(values: Any, sentence: str) ->
 
 
 def test_settings_below_one_are_refused() -> None:
-    with pytest.raises(PlanError, match="min_rows and top must be 1 or more"):
+    with pytest.raises(PlanError, match="min_rows= and top= must be 1 or more"):
         slices({}, [], [], min_rows=0)
 
 

@@ -123,7 +123,7 @@ def test_values_need_min_rows_and_the_rest_is_one_slice() -> None:
     assert names(values, min_rows=1, top=1) == [("a", 3), (OTHER, 3), (MISSING, 2)]
     assert names(values, min_rows=3) == [("a", 3), (OTHER, 3)]
     for wrong in ({"min_rows": 0}, {"top": 0}):
-        with pytest.raises(PlanError, match="min_rows and top must be 1 or more"):
+        with pytest.raises(PlanError, match="min_rows= and top= must be 1 or more"):
             names(values, **wrong)
 
 

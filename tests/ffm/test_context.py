@@ -113,7 +113,7 @@ def test_fields_on_the_wrong_side_are_refused() -> None:
         model.score(model.context(parsed("1 |c x\n", order)), parsed("1 |a x\n", order))
     with pytest.raises(cb.errors.PlanError, match="'z', which is not a field"):
         DeepFFM(FIELDS, context=["z"])
-    with pytest.raises(cb.errors.PlanError, match="named twice"):
+    with pytest.raises(cb.errors.PlanError, match="two fields have the name"):
         DeepFFM(FIELDS, context=["a", "a"])
     with pytest.raises(cb.errors.PlanError, match="expected a Batch or Examples"):
         model.context({"a": 1})
@@ -149,7 +149,7 @@ def test_batches_give_only_the_fields_that_are_asked() -> None:
         ),
         (lambda: cb.DeepFFM(["a", "b"], context="a", bits=8), "context= must be a list of field names, got 'a'"),
         (lambda: cb.DeepFFM(["a", "b"], context=None, bits=8), "context= must be a list of field names, got None"),
-        (lambda: cb.DeepFFM(5, bits=8), "fields= must be names, got 5"),
+        (lambda: cb.DeepFFM(5, bits=8), "fields= must be a list of names, got 5"),
         (
             lambda: cb.DeepFFM(["a", "b"], bits=8).score(None, None),
             "score needs the result of this model's `context` method, got N",
@@ -162,7 +162,7 @@ def test_batches_give_only_the_fields_that_are_asked() -> None:
             lambda: cb.ffm.ExampleText("x", fields=["a"], interactions=[5]),
             "an interaction must have two or more fields.* got 5",
         ),
-        (lambda: cb.ffm.ExampleText("x", fields=5), "fields= must be names, got 5"),
+        (lambda: cb.ffm.ExampleText("x", fields=5), "fields= must be a list of names, got 5"),
         (lambda: cb.ffm.ExampleText("x", ignore=5), "ignore= must be a list of field names, got 5"),
     ],
 )

@@ -271,7 +271,7 @@ def test_an_output_that_is_not_finite_stops() -> None:
         ({"bits": 5, "k": 17}, "cannot hold one row"),
         ({"lr": None, "ffm": None}, "cannot both be off"),
         ({"hidden": [0]}, "a layer of hidden must be"),
-        ({"hidden": 16}, "neurons of each layer"),
+        ({"hidden": 16}, "numbers of neurons of the layers"),
         ({"hidden": [1] * 9}, "hidden must have at most 8 layers"),
         ({"ffm": -0.1}, "rate"),
         ({"ffm": float("nan")}, "rate"),
@@ -292,9 +292,9 @@ def test_settings_that_cannot_be_are_refused(options: dict[str, Any], match: str
 def test_names_of_fields_are_checked_and_memory_is_bounded() -> None:
     for fields, match in [
         ((), "1 to 512"),
-        (("a", "a"), "named twice"),
-        ("ab", "must be names"),
-        ((1,), "must be names"),
+        (("a", "a"), "two fields have the name"),
+        ("ab", "must be a list of names"),
+        ((1,), "must be a list of names"),
     ]:
         with pytest.raises(cb.errors.PlanError, match=match):
             DeepFFM(fields)

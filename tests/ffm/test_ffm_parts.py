@@ -86,8 +86,8 @@ def test_a_model_tells_what_it_is() -> None:
         ({"bits": 3}, "bits"),
         ({"bits": 37}, "bits"),
         ({"seed": -1}, "seed"),
-        ({"hidden": 5}, r"hidden= must be the neurons of each layer, such as \(24, 24\), got 5"),
-        ({"hidden": "5"}, "hidden= must be the neurons of each layer"),
+        ({"hidden": 5}, r"hidden= must be the numbers of neurons of the layers, such as \(24, 24\), got 5"),
+        ({"hidden": "5"}, "hidden= must be the numbers of neurons of the layers"),
         ({"hidden": (0,)}, "a layer of hidden"),
         ({"hidden": (1025,)}, "a layer of hidden"),
     ],
@@ -119,7 +119,7 @@ def test_what_cannot_be_learned_from_is_named() -> None:
     for source in (5, "text", b"text", {"a": 1}):
         with pytest.raises(PlanError, match=f"cannot learn from or predict {type(source).__name__}"):
             model.learn(source)
-    with pytest.raises(PlanError, match="cannot score int; expected a Batch or Examples"):
+    with pytest.raises(PlanError, match="score cannot read a int; expected a Batch or Examples"):
         model.context(5)
     with pytest.raises(PlanError, match="score needs the result of this model's `context` method, got int"):
         model.score(5, 5)  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ def test_text_and_cache_have_them_as_fields(tmp_path: Path) -> None:
         ({"interactions": [("a", "b")]}, "needs fields="),
         ({"fields": FIELDS, "interactions": [("a", "bb")]}, "'bb', which is not a field"),
         ({"fields": FIELDS, "interactions": [("a",)]}, "two or more fields"),
-        ({"fields": FIELDS, "interactions": [("a", "b"), ("a", "b")]}, "named twice"),
+        ({"fields": FIELDS, "interactions": [("a", "b"), ("a", "b")]}, "two fields have the name"),
     ],
 )
 def test_what_is_no_interaction_is_refused(options: dict[str, list], message: str, tmp_path: Path) -> None:

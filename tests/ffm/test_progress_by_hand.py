@@ -140,13 +140,13 @@ def test_a_line_has_a_longest(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ([], "a model has 1 to 512 fields, got 0"),
-        ([f"f{k}" for k in range(513)], "a model has 1 to 512 fields, got 513"),
-        (["a", "b", "a"], "field 'a' is named twice"),
+        ([], "fields= must have 1 to 512 names, got 0"),
+        ([f"f{k}" for k in range(513)], "fields= must have 1 to 512 names, got 513"),
+        (["a", "b", "a"], "two fields have the name 'a'; give"),
         (["x" * 1001], "the name of a field has at most 1,000 bytes, got 1,001: 'xxxx"),
-        ("ab", "fields= must be names, got 'ab'"),
-        (["a", 5], r"fields= must be names, got \['a', 5\]"),
-        (5, "fields= must be names, got 5"),
+        ("ab", "fields= must be a list of names, got 'ab'"),
+        (["a", 5], r"fields= must be a list of names, got \['a', 5\]"),
+        (5, "fields= must be a list of names, got 5"),
     ],
 )
 def test_names_of_fields_are_some_and_different(given: Any, says: str) -> None:
@@ -167,7 +167,7 @@ def test_interactions_are_numbered_behind_all_fields() -> None:
         (["a"], [("a",)], r"an interaction must have two or more fields, got \('a',\)"),
         (["ad"], [("ad", "usr")], "interactions= names 'usr', which is not a field"),
         (["ad", "user"], [("ad", "usr")], "interactions= names 'usr', which is not a field; nearest: 'user'"),
-        (["a", "b", "a*b"], [("a", "b")], r"field 'a\*b' is named twice"),
+        (["a", "b", "a*b"], [("a", "b")], r"two fields have the name 'a\*b'; give"),
     ):
         with pytest.raises(PlanError, match=says):
             crossings(given, interactions)  # type: ignore[arg-type]
@@ -249,7 +249,7 @@ def test_lines_come_in_pieces_that_know_their_rows(monkeypatch: pytest.MonkeyPat
     assert [row for piece in told(long) for row in piece[4]] == [1]
     assert told(long)[-1][5] == ""
     monkeypatch.setattr(chunk_module, "LINE_BYTES", held - 1)
-    assert told(long)[-1][5] == f"line 2 is longer than {held - 1} bytes"
+    assert told(long)[-1][5] == f"line 2 is longer than {held - 1} bytes; write one event per line"
 
 
 @pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
@@ -310,8 +310,8 @@ def test_a_line_is_read_by_the_rules_of_requests() -> None:
     assert row.column("a.b").to_pylist() == [5]
     assert row_of_line(b'{"event": "click", "a": null}', nested).column("a.b").to_pylist() == [None]
     for text, says in (
-        (b"[1]", "a line must be an object of fields, got [1]"),
-        (b'{"a": 5}', "column 'a.b' is a nested field, but its parent is 5; expected an object"),
+        (b"[1]", "a line must be a JSON object with the fields of one event, got [1]"),
+        (b'{"a": 5}', "column 'a.b' is nested in a field that is 5; expected a JSON object there"),
         (b'{"a": {"b": "x"}}', "'a.b'"),
     ):
         with pytest.raises(DataError, match=re.escape(says)) as caught:

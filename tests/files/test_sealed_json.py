@@ -39,7 +39,7 @@ def test_a_sealed_object_comes_back_with_its_format_and_without_its_seal(tmp_pat
     ],
 )
 def test_json_that_is_no_sealed_object_is_refused(text: str) -> None:
-    with pytest.raises(DataError, match=r"^config\.json is damaged, or is not a file of a CTRBox run folder$"):
+    with pytest.raises(DataError, match=r"^config\.json is not a file of a CTRBox run folder, or it is damaged: "):
         opened(text)
 
 
@@ -51,11 +51,14 @@ def test_an_object_without_a_format_is_no_sealed_object_whatever_its_seal() -> N
 
 def test_a_changed_value_and_a_changed_format_are_refused() -> None:
     text = sealed({"a": 1})
-    with pytest.raises(DataError, match=r"^config\.json is damaged: its checksum does not match$"):
+    with pytest.raises(
+        DataError,
+        match=r"^config\.json is damaged: its checksum does not match its contents; restore the file from a copy$",
+    ):
         opened(text.replace('"a": 1', '"a": 2'))
     newer = {"format": FORMAT + 1, "a": 1}
     with pytest.raises(
-        DataError, match=f"^config.json has format {FORMAT + 1}; this version of CTRBox reads {FORMAT}$"
+        DataError, match=f"^config.json has format {FORMAT + 1}, but this version of CTRBox reads format {FORMAT}; use"
     ):
         opened(json.dumps({**newer, "seal": sealed_file._seal(newer)}))
 

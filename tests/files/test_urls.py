@@ -37,7 +37,7 @@ def test_a_url_is_told_from_a_local_path(path: str | Path, url: str | None) -> N
 
 
 def test_a_file_url_is_answered_with_the_plain_path() -> None:
-    with pytest.raises(PlanError, match=r"a saved plan takes a plain path: /data/a\.plan"):
+    with pytest.raises(PlanError, match=r"a saved plan needs a plain path; write it as /data/a\.plan"):
         refuse_url("file:///data/a.plan", "a saved plan")
     assert local_path("/data/a.plan", "a saved plan") == Path("/data/a.plan")
 
@@ -125,7 +125,7 @@ def test_a_store_that_is_neither_s3_nor_hdfs_is_refused(
     told = "gs://bucket/place is a URL, but .* can only be on a local disk, on s3:// or on hdfs://"
     with pytest.raises(PlanError, match=told):
         STORED[name]("gs://bucket/place")
-    with pytest.raises(PlanError, match="takes a plain path: /data/place"):
+    with pytest.raises(PlanError, match="needs a plain path; write it as /data/place"):
         STORED[name]("file:///data/place")
     with pytest.raises(PlanError, match="has options after '\\?'"):
         STORED[name]("s3://bucket/place?endpoint=elsewhere")

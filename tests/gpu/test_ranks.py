@@ -201,7 +201,7 @@ def test_two_ranks_on_one_gpu_cannot_use_nccl(log: Path, device: str, tmp_path: 
     failed = Job(log, tmp_path).fit(2, cuda_runtime(), tmp_path / "run", exchange="nccl")
     assert isinstance(failed, DeviceError), repr(failed)
     assert "ranks 0 and 1 share cuda:0" in str(failed)
-    assert "which NCCL refuses; start one rank per GPU, or use --exchange gloo" in str(failed)
+    assert "which NCCL does not support; start one rank per GPU, or use --exchange gloo" in str(failed)
     assert not (tmp_path / "run").exists()
 
 

@@ -172,8 +172,8 @@ def test_a_log_whose_times_are_numbers_must_declare_their_unit() -> None:
 @pytest.mark.parametrize(
     ("table", "why"),
     [
-        (pa.table({"id": [1], "ts": ["2026-01-01"]}), "there is no column 'event'"),
-        (pa.table({"event": ["click"], "ts": ["2026-01-01"]}), "there is no column 'id'"),
+        (pa.table({"id": [1], "ts": ["2026-01-01"]}), "the events have no column 'event'"),
+        (pa.table({"event": ["click"], "ts": ["2026-01-01"]}), "the events have no column 'id'"),
         (
             pa.table({"event": ["impression"], "id": [1], "ts": ["2026-01-01"], "users": [1]}),
             "impressions have no column 'user'; nearest: 'users'",
@@ -235,7 +235,10 @@ def test_ids_may_be_text_that_is_not_utf8() -> None:
     [
         ({"id": "ID", "time": "ts"}, "no column 'ID' for the id of an impression; nearest: 'id'"),
         ({"id": "id", "time": "tss"}, "no column 'tss' for the time of an event; nearest: 'ts'"),
-        ({"id": "id", "time": "ts", "event": "user"}, "column 'user' is read by a feature; choose"),
+        (
+            {"id": "id", "time": "ts", "event": "user"},
+            "column 'user' contains the kind of the event, but a feature reads it too; choose",
+        ),
     ],
 )
 def test_a_layout_names_columns_that_are_there(names: dict[str, str], why: str) -> None:

@@ -35,7 +35,11 @@ LAYOUT = Layout.of(COLUMNS, LOG, id="id", time="ts")
     ("columns", "options", "says"),
     [
         (pa.schema([]), {}, "no feature of the plan reads a column of the log"),
-        (pa.schema([("event", pa.utf8())]), {}, "column 'event' is read by a feature; choose another"),
+        (
+            pa.schema([("event", pa.utf8())]),
+            {},
+            "column 'event' contains the kind of the event, but a feature reads it too; choose another",
+        ),
         (
             COLUMNS,
             {"time": "tz"},
@@ -139,9 +143,9 @@ def test_rows_that_are_no_events_are_told_with_the_reason(
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"event": None}, "there is no column 'event'"),
-        ({"id": None}, "there is no column 'id'"),
-        ({"ts": None, "tsx": [1, 2, 3]}, "there is no column 'ts'; nearest: 'tsx'"),
+        ({"event": None}, "the events have no column 'event'"),
+        ({"id": None}, "the events have no column 'id'"),
+        ({"ts": None, "tsx": [1, 2, 3]}, "the events have no column 'ts'; nearest: 'tsx'"),
         ({"n": None, "nn": [1, 2, 3]}, "impressions have no column 'n'; nearest: 'nn'"),
         ({"event": [1, 2, 3]}, "column 'event' is int64, expected text: 'impression' or 'click'"),
         ({"n": ["x", "y", "z"]}, "column 'n' is string, expected int64"),

@@ -1,4 +1,5 @@
-"""Click models of torch in the online loop: what they learn, what a checkpoint holds, what is published and what is refused."""
+"""Click models of torch in the online loop: what they learn, what a checkpoint holds, what is published and what "
+"is refused."""
 
 from __future__ import annotations
 
@@ -375,7 +376,7 @@ def test_rows_that_no_model_can_learn_from_are_named(world: Path) -> None:
     plan = cb.compile(cb.View(rows), features, device="cpu", threads=1)
     model = OnlineClickModel(plan, cb.models.LR(plan.schema), batch_size=2)
     batch = plan.run(rows)
-    with pytest.raises(DataError, match=r"^batch, row 1: the label is 0.5, expected 0 or 1$"):
+    with pytest.raises(DataError, match=r"^batch, row 1: the label is 0.5; expected 0 or 1$"):
         model.examples(replace(batch, label=np.array([0, 0.5, 1], np.float32)))
     with pytest.raises(DataError, match=r"^batch, row 2: dense column 'x' is nan$"):
         model.examples(replace(batch, dense=np.array([[1], [2], [np.nan]], np.float32)))

@@ -57,7 +57,10 @@ def test_checkpoints_of_others_are_refused(world: Path, unbroken: tuple[Path, di
         other.run()
     fresh.folder = ModelFolder.open(model)
     shutil.rmtree(model / "weights")
-    with pytest.raises(cb.errors.DataError, match="has no published version"):
+    with pytest.raises(
+        cb.errors.DataError,
+        match="contains no published version; restore the folder from a copy, or choose another output folder",
+    ):
         fresh._know_version()
 
 
@@ -134,15 +137,15 @@ def test_a_checkpoint_that_contradicts_itself_is_refused(checkpoints: Checkpoint
         (place / "state.json").write_text(sealed(given))
         with pytest.raises(SourceError) as met:
             checkpoints.last(lambda line: None)
-        return str(met.value)
+        return str(met.value).removesuffix(". Restore the folder from a copy, or choose another output folder")
 
     prefix = f"every checkpoint in {checkpoints.folder} is damaged: "
-    unnamed = f"{prefix}{place / 'state.json'} does not name the files of a checkpoint"
+    unnamed = f"{prefix}{place / 'state.json'} is damaged: it does not name the files of a checkpoint"
     assert told(files=[]) == unnamed
     assert told(files={"held.arrow": files["held.arrow"]}) == unnamed
     assert told(files={**files, "more.arrow": [1, ""]}) == f"{prefix}{place / 'more.arrow'} is missing"
     assert told(files={**files, "../x": [1, ""]}) == f"{prefix}{place / '../x'} is missing"
-    assert told(learned=5) == f"{prefix}{place / 'engine.ffm'} learned 0 examples, expected 5"
+    assert told(learned=5) == f"{prefix}{place / 'engine.ffm'} has learned from 0 examples, but its checkpoint says 5"
     arrow.write_bytes(b"no arrow file")
     broken = told(files={**files, "held.arrow": _facts(arrow)})
     assert broken.startswith(f"{prefix}{arrow} is damaged: ")

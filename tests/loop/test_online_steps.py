@@ -1,4 +1,5 @@
-"""Decisions of the online loop, each alone, with a clock that the test moves: when to publish, keep and end, and what to say."""
+"""Decisions of the online loop, each alone, with a clock that the test moves: when to publish, keep and end, and "
+"what to say."""
 
 from __future__ import annotations
 
@@ -149,7 +150,8 @@ def test_between_two_batches_what_is_due_is_done(
             {"publish_at_end": True, "published_learned": 9},
             ("publish",),
             ["publish", "status"],
-            "checkpoint 1 holds everything that was learned, but publishing it failed and version 3 is still current: no room. "
+            "checkpoint 1 holds everything that was learned, but publishing it failed and version 3 is still current: "
+            "no room. "
             "Free some space and start the loop again",
         ),
     ],
@@ -389,7 +391,10 @@ def test_a_folder_without_a_version_is_refused_and_the_time_of_the_last_one_is_k
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = Steps(clock, folder=SimpleNamespace(published=SimpleNamespace(current=None)))
-    with pytest.raises(DataError, match="model has no published version"):
+    with pytest.raises(
+        DataError,
+        match="model contains no published version; restore the folder from a copy, or choose another output folder",
+    ):
         steps._know_version()
     version = SimpleNamespace(number=5, time="1970-01-02T00:00:01Z")
     steps = Steps(clock, folder=SimpleNamespace(published=SimpleNamespace(current=version)))

@@ -31,7 +31,8 @@ COLUMNS = pa.schema([LOG.field("page.depth")])
         (
             COLUMNS,
             {"event": "page.depth"},
-            "column 'page.depth' is read by a feature; choose another column for the kind of event",
+            "column 'page.depth' contains the kind of the event, but a feature reads it too; choose another column with "
+            "event=, or on the command line with --event COLUMN",
         ),
         (COLUMNS, {"time": "tss"}, "the log has no column 'tss' for the time of an event"),
         (COLUMNS, {"id": "idd"}, "the log has no column 'idd' for the id of an impression; nearest: 'id'"),
@@ -74,7 +75,7 @@ def test_names_of_fields_have_a_size() -> None:
         names(["ä" * 501])
     assert len(names([str(k) for k in range(512)])) == 512
     for wrong in (0, 513):
-        with pytest.raises(PlanError, match=f"a model has 1 to 512 fields, got {wrong}"):
+        with pytest.raises(PlanError, match=f"fields= must have 1 to 512 names, got {wrong}"):
             names([str(k) for k in range(wrong)])
 
 
@@ -109,7 +110,8 @@ def test_a_score_that_is_not_finite_names_its_candidate(tmp_path: Path) -> None:
     assert len(engine.score(engine.context(one), batch)) == 2
     engine._native.give_weights(np.full(engine._native.weights().shape, 1e30, np.float32))
     with pytest.raises(
-        DataError, match="the model's output for candidate 0 is not finite; check that no value is too large"
+        DataError,
+        match="the model's output for candidate 0 is not finite; check that no value of a feature is too large",
     ):
         engine.score(engine.context(one), batch)
 
@@ -141,5 +143,5 @@ def test_a_broker_deletes_nothing() -> None:
         match="delete= works only with a folder of chunks; a NATS stream deletes events according to its own retention policy",
     ):
         open_stream("nats://127.0.0.1:1/EVENTS", layout, None, print, delete=True)
-    with pytest.raises(PlanError, match="the stream has no name; pass a folder of chunks, or nats://"):
+    with pytest.raises(PlanError, match="the address of the stream is empty; pass a folder of chunks, or nats://"):
         open_stream(" ", layout, None, print)

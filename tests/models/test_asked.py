@@ -32,5 +32,5 @@ def test_a_model_that_multiplies_vectors_needs_a_field_and_a_dim(model: type) ->
         PlanError, match=f"{model.__name__} multiplies the vectors of sparse fields, but reads no sparse field"
     ):
         model(schema(0, 3), dim=4)
-    with pytest.raises(PlanError, match=f"{model.__name__} multiplies .* which needs a dim of 1 or more, got 0"):
+    with pytest.raises(PlanError, match=f"{model.__name__} multiplies .* so their dim must be 1 or more, got 0"):
         model(schema(2, 3), dim=0)

@@ -151,7 +151,7 @@ def test_without_images_dicm_is_its_base() -> None:
             {"ad_image": "ad", "behavior": "behavior"},
             r"keys lie in the spaces 'image' and 'ad'; give both the same space",
         ),
-        ({"ad_image": "behavior"}, "an ad has one image"),
+        ({"ad_image": "behavior"}, "exactly one image per ad"),
         ({"ad_image": "ad_image", "behavior": "ad_image"}, "cannot be both the image of the ad and"),
         ({**BOTH, "fields": ["user", "ad_image"]}, "'ad_image' as an image; remove it from fields"),
         (
@@ -208,7 +208,10 @@ def test_the_logit_is_the_product_of_vectors_that_know_one_side_only() -> None:
         ({"user": ["usr"]}, "nearest: 'user'"),
         ({"user": []}, "at least one field of the user"),
         ({"user": ["user", "ad"]}, "'ad' is a field of both sides"),
-        ({"user": ["user"], "images": ["behavior"]}, "'behavior' is in images= but is a field of neither side"),
+        (
+            {"user": ["user"], "images": ["behavior"]},
+            "'behavior' is in images=, but is not a field of the user or of the ad",
+        ),
         ({"vector": 0}, "vector must be a whole number from 1 to"),
         ({"pooling": {"history": "none"}}, "TwoTower reads no sequences"),
     ],

@@ -204,7 +204,7 @@ def test_no_history_in_the_whole_batch(name: str) -> None:
         (BST, {"dims": {"ages": 5}}, None),
         (BST, {"age": "ages", "dims": {"ages": 5}}, "give both the same dim, not 5 and 16"),
         (HSTU, {"dim": 1}, "needs vectors of 2 numbers or more for 'history', got a dim of 1"),
-        (HSTU, {"pooling": {"brands": "none"}}, "'brands' as a sequence but it is not a history"),
+        (HSTU, {"pooling": {"brands": "none"}}, "'brands' as a sequence, but it is not one of its histories"),
         (HSTU, {"longest": 0}, "longest of HSTU must be a whole number from 1 to 65,536, got 0"),
         (SIM, {"search": "inners"}, "nearest: 'inner'"),
         (SIM, {"search": "category"}, "SIM needs both category= and categories= with search="),

@@ -274,7 +274,7 @@ def test_several_towers_are_built_again_from_plain_json_and_any_batch_gives_a_ro
         ({"embedding": "layers"}, "nearest: 'layer'"),
         ({"embedding": "layer", "dims": {"user": 8}}, "the same dim for all"),
         ({"embedding": "layer", "dim": 0}, "there are no sparse fields; use embedding='fields'"),
-        ({"dim": 0, "towers": [[], ["age", "title", "user_ctr", "log_bid"]]}, "the first tower has no dense"),
+        ({"dim": 0, "towers": [[], ["age", "title", "user_ctr", "log_bid"]]}, "the first tower would have no inputs"),
         ({"dropout": 1.0}, "dropout"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -1,4 +1,5 @@
-"""Every model: hostile shapes, gradients everywhere, the same answer in any batch, built again from its config, and it learns."""
+"""Every model: hostile shapes, gradients everywhere, the same answer in any batch, built again from its config, and "
+"it learns."""
 
 from __future__ import annotations
 
@@ -177,7 +178,7 @@ def test_an_empty_plan_is_refused(name: str) -> None:
 def test_models_that_multiply_vectors_refuse_unequal_dims(name: str) -> None:
     with pytest.raises(PlanError, match="the same dim for all"):
         made(name, schema(), dims={"user": 8})
-    with pytest.raises(PlanError, match="dim of 1 or more"):
+    with pytest.raises(PlanError, match="dim must be 1 or more"):
         made(name, schema(), dim=0)
 
 
@@ -226,12 +227,12 @@ def test_din_refuses_a_history_of_other_keys() -> None:
         ({"history": "historys"}, "nearest: 'history'"),
         ({"target": ["ad", "user"]}, "one target for each history"),
         ({"target": [], "history": []}, "one target for each history"),
-        ({"target": "history"}, "cannot be both a target and a history"),
+        ({"target": "history"}, "is both a target and a history; choose different fields"),
         ({"target": ["ad", "ad"], "history": ["history", "history"]}, "given twice"),
         ({"fields": ["user", "ad"]}, "'history', which is not among"),
-        ({"pooling": {"history": "mean"}}, "as a sequence; remove it from pooling"),
-        ({"pooling": {"query": "none"}}, "'query' as a sequence but it is not a history"),
-        ({"dims": {"ad": 0, "history": 0}}, "dim of 1 or more"),
+        ({"pooling": {"history": "mean"}}, "as a sequence, which is not pooled; remove it from pooling="),
+        ({"pooling": {"query": "none"}}, "'query' as a sequence, but it is not one of its histories"),
+        ({"dims": {"ad": 0, "history": 0}}, "dim must be 1 or more"),
         ({"dims": {"ad": 8}}, "give both the same dim"),
         ({"activation": "dise"}, "nearest: 'dice'"),
         ({"attention": []}, "layer widths"),

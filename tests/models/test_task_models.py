@@ -117,7 +117,7 @@ def test_the_loss_of_esmm_is_finite_for_extreme_logits() -> None:
 
 
 def test_esmm_refuses_a_conversion_without_a_click() -> None:
-    with pytest.raises(DataError, match="a conversion and no click"):
+    with pytest.raises(DataError, match="a conversion, but no click"):
         loss_of(EntireSpace(several(CLICK, CONVERT)), [[0.0, 0.0]], [[0.0, 1.0]])
 
 
@@ -184,7 +184,7 @@ def test_a_model_returns_one_output_a_label_and_is_built_again_from_its_config(n
         (lambda: MMoE(several(), experts=0), "experts"),
         (lambda: ESMM(several(CLICK, VALUE)), "ESMM needs a label 'convert'"),
         (lambda: ESMM(several(), convert="value"), "ESMM needs a binary label 'value'"),
-        (lambda: ESMM(several(), convert="click"), "both 'click'"),
+        (lambda: ESMM(several(), convert="click"), "both are 'click'"),
         (lambda: stacked(torch.zeros(2), (CLICK,), 2, "Mine"), "expected a dict with one tensor"),
         (lambda: stacked({"clik": torch.zeros(2)}, (CLICK,), 2, "Mine"), "expected one for each of the labels"),
         (lambda: stacked({"click": torch.zeros(3)}, (CLICK,), 2, "Mine"), r"output 'click' of Mine is \(3,\)"),

@@ -72,7 +72,9 @@ def test_a_field_is_read_the_way_its_reads_say(schema: Any) -> None:
     x = Inputs(reads, 2, torch.zeros(2, 1), (pooled,), {"words": words})
     assert x.field("user").tolist() == [[1.0, 2.0], [3.0, 4.0]]
     assert x.sequence("words") is words
-    with pytest.raises(PlanError, match=r"field 'words' is read as a sequence; use x\.sequence\('words'\)"):
+    with pytest.raises(
+        PlanError, match=r"field 'words' is read as a sequence, so it has no pooled vector; use x.sequence\('words'\)"
+    ):
         x.field("words")
     with pytest.raises(PlanError, match="this model does not read 'uesr'; nearest: 'user'"):
         x.field("uesr")

@@ -85,7 +85,7 @@ def text_view(folder: Path) -> cb.View:
         ),
         (
             lambda _: view().merge(view("more", x=[1]).filter(col("x") > 0), ordered=True),
-            "merge with 'more' can only stream a view that has no filters and joins",
+            "a merge with 'more' and ordered=True is possible only on the log",
         ),
         (
             lambda _: cb.View(pa.table({"id": ["a"]}), key="id", name="log").merge(
@@ -95,7 +95,8 @@ def text_view(folder: Path) -> cb.View:
         ),
         (
             lambda _: view().join(view("ads", x=[1.0]).with_columns(y=col("x").standardize()), on="id"),
-            "operators that are fitted can only be fitted on the log; move this one from view 'ads' to the log, after the join",
+            "an operator that is fitted, such as bucketize(quantiles=…), can only be fitted on the log; move it from view "
+            "'ads' to the log, after the join",
         ),
         (lambda _: view(x=[1]).filter(col("x") + 1), "filter needs a condition (bool), got int: col('x').add(1)"),
         (lambda _: view().with_columns(y=col("idd")), "column 'idd' is not in view 'log'; nearest: 'id'"),
@@ -165,10 +166,10 @@ def test_a_fit_that_is_asked_for_twice_is_learned_once() -> None:
     [
         ({"label": col("s")}, "the label must be a number, but 's' is str"),
         ({"weight": col("l")}, "the weight must be a number, but 'l' is list[int]"),
-        ({"group": col("l")}, "the group must be a single value per row, not a list"),
+        ({"group": col("l")}, "the group must have one value per row, but it is a list; choose another column"),
         (
             {"dense": {"x": col("l").cast("float")}},
-            "dense feature 'x' is a list of no fixed length; reduce it with .sum()",
+            "dense feature 'x' is a list whose length varies; reduce it to one number with .sum()",
         ),
         (
             {"dense": {"x": col("l")}},

@@ -190,7 +190,7 @@ def test_an_export_in_torchs_format_is_whole_and_read_without_ctrbox(
             Exported(place)
         (place / name).write_bytes(kept)
     (place / "export.json").write_text(json.dumps({**described, "version": 2}))
-    with pytest.raises(ValueError, match=r"export\.json has version 2; expected 1"):
+    with pytest.raises(ValueError, match=r"export\.json has version 2, but this reader.py reads 1"):
         Exported(place)
 
 

@@ -65,7 +65,7 @@ def test_a_model_refuses_a_plan_that_makes_other_features(predictor: Any) -> Non
 
 
 def test_what_only_looks_like_a_model_is_not_served(plan: cb.Plan, tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"create takes a cb\.DeepFFM or a cb\.Run, got LR"):
+    with pytest.raises(PlanError, match=r"create needs a cb.DeepFFM or a cb.Run, got LR"):
         cb.serve.create(tmp_path / "model", plan, cb.models.LR(plan.schema), context=["user"])  # type: ignore[arg-type]
 
 

@@ -138,7 +138,7 @@ def test_what_is_no_expression_is_refused_in_words(text: str, message: str) -> N
 
 def test_a_score_needs_text_and_several_labels() -> None:
     with pytest.raises(
-        DataError, match="this model predicts one label, so there is nothing to combine; remove the score"
+        DataError, match="this model predicts one label, so there are no labels to combine; remove the score"
     ):
         ScoreExpression.of("click", ())
     with pytest.raises(

@@ -287,7 +287,7 @@ def test_a_result_may_be_twice_its_base_or_so_much_larger(
             publish.apply(patched / "old", patched / "p", patched / "made")
             assert (patched / "made").read_bytes() == bytes(size)
         else:
-            with pytest.raises(BudgetError, match=f"{size:,} bytes; at most {limit:,} are allowed"):
+            with pytest.raises(BudgetError, match=f"{size:,} bytes; at most {limit:,} bytes are allowed"):
                 publish.apply(patched / "old", patched / "p", patched / "out")
 
 

@@ -63,13 +63,15 @@ def test_tensors_of_eight_bits_are_packed(tmp_path: Path) -> None:
 
 def test_a_deep_ffm_is_not_unpacked(tmp_path: Path) -> None:
     write_weights(tmp_path / "w.fbw", Weights(DEEP_FFM, {}, []))
-    with pytest.raises(CtrboxError, match=r"holds weights of kind 'deep_ffm'; .* read by cb\.DeepFFM\.load"):
+    with pytest.raises(CtrboxError, match=r"holds weights of kind 'deep_ffm'; load a Deep FFM with cb\.DeepFFM\.load"):
         unpack(tmp_path / "w.fbw", tmp_path / "out")
 
 
 def test_weights_that_contradict_themselves_are_not_written(tmp_path: Path) -> None:
     path = tmp_path / "w.fbw"
-    with pytest.raises(CtrboxError, match="two parts have the same name"):
+    with pytest.raises(
+        CtrboxError, match="two parts of the weight file have the same name; give each part its own name"
+    ):
         write_weights(path, weights("a", "b", "a"))
     for wrong in ((31, 0), (0, -31), (1.5, 0)):
         with pytest.raises(CtrboxError, match=r"decimals= must be two whole numbers from -30 to 30, got \("):
@@ -90,7 +92,9 @@ def test_a_directory_whose_parts_do_not_fill_the_file_is_refused(tmp_path: Path)
     for directory, rest in ((text, bytes(64)), (twice, b"")):
         body = directory + whole[HEAD.size + length :] + rest
         path.write_bytes(HEAD.pack(MAGIC, 1, length, _sum(directory), HEAD.size + len(body)) + body)
-        with pytest.raises(CtrboxError, match=r"its directory contradicts itself: ValueError\('parts and size'\)"):
+        with pytest.raises(
+            CtrboxError, match=r"its directory contradicts itself: ValueError\('its parts do not add up to its size'\)"
+        ):
             read_weights(path)
 
 
@@ -184,7 +188,7 @@ def test_a_missing_file_of_the_newest_version_is_told(folder: Published) -> None
 def test_features_that_are_none_are_told(folder: Published) -> None:
     path = folder.folder / "FEATURES"
     path.write_bytes(sealed_line("", {"features": "user"})[0])
-    assert folder.verify() == [f"{path} does not list the features of the plan"]
+    assert folder.verify() == [f"{path} is damaged: it does not list the features of the plan; restore it from a copy"]
     path.unlink()
     path.mkdir()
     assert folder.verify() == [f"cannot read {path}: Is a directory"]
@@ -198,13 +202,17 @@ def test_a_pointer_and_a_log_with_true_checksums_that_do_not_fit_are_refused(fol
     pointer, log = folder.folder / "CURRENT", folder.folder / "log.jsonl"
     told = json.loads(pointer.read_text())
     facts = {name: told[name] for name in ("version", "log_bytes", "log_seal")}
-    no_pointer = f"{pointer} is not the CURRENT file of a published folder"
+    no_pointer = (
+        f"{pointer} is damaged, or is not the file CURRENT of a folder of published versions; restore it from a copy"
+    )
     for wrong in ({"version": 2}, {**facts, "log_bytes": "1"}, {**facts, "more": 1}):
         sealed_pointer(folder, **wrong)
         assert folder.verify() == [no_pointer]
     for size in (0, facts["log_bytes"] + 1):
         sealed_pointer(folder, **{**facts, "log_bytes": size})
-        assert folder.verify() == [f"{log} was truncated: it has {facts['log_bytes']:,} bytes, expected {size:,}"]
+        assert folder.verify() == [
+            f"{log} was truncated: it has {facts['log_bytes']:,} bytes, expected {size:,}; restore the folder from a copy"
+        ]
     for wrong in ({**facts, "version": 3}, {**facts, "log_seal": "0"}):
         sealed_pointer(folder, **wrong)
         assert folder.verify() == [f"{folder.folder} is damaged: CURRENT and log.jsonl do not belong together"]

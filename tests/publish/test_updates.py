@@ -52,7 +52,7 @@ def test_a_version_that_is_not_there_is_told_from_one_that_is_no_longer_kept(tmp
     folder = published(tmp_path, 3, keep=2)
     assert folder.file().name == "00000003.fbw"
     assert folder.file(2).name == "00000002.fbw"
-    with pytest.raises(DataError, match=r"version 1 of .* is no longer kept; kept: 2, 3"):
+    with pytest.raises(DataError, match=r"version 1 of .* is no longer kept; the folder still contains 2, 3"):
         folder.file(1)
     for number in (0, 4, -1):
         with pytest.raises(DataError, match=rf"has no version {number}; its versions are 1 to 3"):

@@ -65,7 +65,7 @@ def test_rollback_is_an_older_version_published_again(folder: Published) -> None
     assert (again.number, again.copy_of) == (4, 1)
     assert folder.file().read_bytes() == before
     assert folder.publish(weights(9)).number == 5
-    with pytest.raises(DataError, match="no longer kept; kept: 3, 4, 5"):
+    with pytest.raises(DataError, match="no longer kept; the folder still contains 3, 4, 5"):
         folder.rollback(1)
     with pytest.raises(DataError, match="no version 6; its versions are 1 to 5"):
         folder.rollback(6)

@@ -154,8 +154,8 @@ def test_a_normalization_at_different_places_is_an_error_in_all_ranks() -> None:
     found = together(parts, lambda: Skips(dense_first=next(places)), mean_loss)
     assert [type(one) for one in found] == [TrainError] * 2
     assert {str(one) for one in found} == {
-        "the ranks run part 1 of 3 with statistics of a batch (Norm) at different places of the model, so the "
-        "statistics of the whole batch cannot be computed; train in one process"
+        "the ranks run part 1 of 3 with statistics of a batch (Norm) at different points of the forward pass, so "
+        "they cannot compute the statistics of the whole batch together; train in one process"
     }
 
 
@@ -178,7 +178,7 @@ def test_a_turn_that_others_have_had_is_refused() -> None:
     statistics.begin(2)
     norms[1](torch.randn(2, 2))  # together with the other rank
     statistics.had.add((0, 0, 0))
-    with pytest.raises(TrainError, match=r"part 1 of 2 with statistics of a batch \(BatchNorm1d\) at different places"):
+    with pytest.raises(TrainError, match=r"part 1 of 2 with statistics of a batch \(BatchNorm1d\) at different points"):
         norms[0](torch.randn(2, 2))
 
 

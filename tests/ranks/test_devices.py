@@ -52,12 +52,13 @@ def test_nccl_is_used_where_every_rank_has_a_gpu_of_its_own() -> None:
     assert chosen_exchange("auto", shared, nccl=True) == chosen_exchange("gloo", apart, nccl=True) == "gloo"
     assert chosen_exchange("auto", ["", ""], nccl=True) == "gloo"
     with pytest.raises(
-        DeviceError, match=r"^ranks 0 and 2 share cuda:0 of a, which NCCL refuses; start one rank per GPU"
+        DeviceError,
+        match=r"^ranks 0 and 2 use the same GPU \(cuda:0 of a\), which NCCL does not support; start one rank per GPU",
     ):
         chosen_exchange("nccl", shared, nccl=True)
     with pytest.raises(PlanError, match=r"^--exchange nccl moves tensors between GPUs, but this training runs on CPUs"):
         chosen_exchange("nccl", ["", ""], nccl=True)
-    with pytest.raises(DeviceError, match=r"^--exchange nccl needs a torch with NCCL"):
+    with pytest.raises(DeviceError, match=r"^--exchange nccl needs a torch that was built with NCCL"):
         chosen_exchange("nccl", apart, nccl=False)
     assert place_of(torch.device("cpu")) == ""
 

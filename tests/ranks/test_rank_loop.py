@@ -181,7 +181,7 @@ def test_ranks_begin_with_the_newest_checkpoint_that_all_of_them_can_read(tmp_pa
     assert loop.begin(tmp_path, [9, 5]) == 5
     assert begun == [9, 5]
     answers[:] = [[None, "table-0 is damaged"], ["the disk is gone", None]]
-    with pytest.raises(DataError, match=r"can be used: rank 1: table-0 is damaged; overwrite=True starts over$"):
+    with pytest.raises(DataError, match=r"can be used: rank 1: table-0 is damaged. To start over, use overwrite=True$"):
         loop.begin(tmp_path, [9, 5])
 
 

@@ -38,7 +38,8 @@ def environment(**more: str) -> dict[str, str]:
     ("name", "good", "bad", "words"),
     [
         ("RANK", ["0", "1"], ["2", "-1", "1.0", " 1"], "RANK must be a whole number from 0 to 1"),
-        ("WORLD_SIZE", ["2", str(MOST_RANKS)], ["0", str(MOST_RANKS + 1)], "WORLD_SIZE must be a whole number from 1 to 1,024"),
+        ("WORLD_SIZE", ["2", str(MOST_RANKS)], ["0", str(MOST_RANKS + 1)], "WORLD_SIZE must be a whole number from "
+        "1 to 1,024"),
         ("MASTER_PORT", ["1", "65535"], ["0", "65536"], "MASTER_PORT must be a whole number from 1 to 65,535"),
         ("LOCAL_WORLD_SIZE", ["1", "2"], ["0", "3"], "LOCAL_WORLD_SIZE must be a whole number from 1 to 2"),
         ("TORCHELASTIC_RESTART_COUNT", ["0", str(2**31)], [str(2**31 + 1)], "RESTART_COUNT must be a whole number from 0"),
@@ -251,7 +252,10 @@ def test_bytes_given_to_other_ranks_are_counted_and_long_news_are_refused(monkey
         added = group.moved - exchanged
         assert group.everyone(json.loads(text)) == ["x" * 98] * 2
         calls = group.entered
-        with pytest.raises(TrainError, match=r"a rank sent 101 bytes about itself; expected at most 100"):
+        with pytest.raises(
+            TrainError,
+            match=r"a rank sent a description of 101 bytes about its code, data and settings; expected at most 100",
+        ):
             group.everyone("x" * 99)
         group.leave()
         assert group.ended.is_set()

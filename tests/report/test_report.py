@@ -484,7 +484,7 @@ def test_a_file_cut_in_the_middle_is_named(tmp_path: Path, name: str) -> None:
         ("summary.json", "[" * 100_000, "damaged"),
         ("metrics.jsonl", '{"kind": "train"}\n{"kind": "valid", "rows"\n', "metrics.jsonl:2 is damaged"),
         ("metrics.jsonl", "7\n", "metrics.jsonl:1 holds 7"),
-        ("plan.svg", "<html></html>", "its root is <html>"),
+        ("plan.svg", "<html></html>", "its root element is <html>"),
         ("config.json", "", "config.json is damaged"),
     ],
 )
@@ -503,7 +503,10 @@ def test_a_foreign_file_is_one_sentence(tmp_path: Path, name: str, content: str,
     [
         ("config.json", "is not a run folder: config.json is missing"),
         ("summary.json", "its run has not finished;"),
-        ("metrics.jsonl", "metrics.jsonl, so this run folder is not complete"),
+        (
+            "metrics.jsonl",
+            "metrics.jsonl, so the run folder is not complete; resume the run, or restore the folder from a copy",
+        ),
     ],
 )
 def test_a_missing_file_is_named(tmp_path: Path, missing: str, message: str) -> None:

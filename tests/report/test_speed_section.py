@@ -449,7 +449,10 @@ def test_lines_that_are_empty_are_skipped_and_damaged_ones_are_numbered(tmp_path
     file.write_bytes(b"{\xff}")
     with pytest.raises(DataError, match="byte 1 is not UTF-8"):
         list(read_lines(file))
-    with pytest.raises(SourceError, match=r"there is no .*absent, so this run folder is not complete"):
+    with pytest.raises(
+        SourceError,
+        match=r"there is no .*absent, so the run folder is not complete; resume the run, or restore the folder from a copy",
+    ):
         list(read_lines(tmp_path / "absent"))
 
 

@@ -214,7 +214,11 @@ def test_tls_older_than_1_2_is_refused() -> None:
         ("none.pem", "one.key", r"cannot read .*none\.pem: No such file"),
         ("one.pem", "none.key", r"cannot read .*none\.key: No such file"),
         ("one.pem", "two.key", r"two\.key does not belong to the certificate .*one\.pem"),
-        ("one.pem", "locked.key", r"locked\.key is encrypted; remove its password first"),
+        (
+            "one.pem",
+            "locked.key",
+            r"locked\.key is encrypted with a password, which the server cannot ask for; remove the password first",
+        ),
         ("one.pem", None, "expected PEM files"),
         ("one.key", "one.key", "expected PEM files"),
         ("README.md", "one.key", "expected PEM files"),

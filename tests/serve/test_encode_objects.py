@@ -249,9 +249,9 @@ def png_of(side: int) -> bytes:
         ({"ad_image": {"7": {"image": "", "text": ""}}}, "got an object with 'image', 'text'"),
         (
             {"ad_image": {"7": {"text": "red"}}},
-            "object '7' of 'ad_image' is sent as text; the encoder of this field takes image",
+            "object '7' of 'ad_image' is sent as text, but the encoder of this field takes image",
         ),
-        ({"title": {"7": sent(b"red")}}, "is sent as image; the encoder of this field takes text"),
+        ({"title": {"7": sent(b"red")}}, "is sent as image, but the encoder of this field takes text"),
         ({"user": {"7": sent(b"red")}}, "does not compute vectors for 'user'"),
         (
             {"ad_image": {"7": sent(b"GIF89a")}},
@@ -259,7 +259,10 @@ def png_of(side: int) -> bytes:
         ),
         ({"ad_image": {"7": sent(b"")}}, "an image of 0 bytes, is not a JPEG"),
         ({"ad_image": {"7": sent(picture(1)[:900])}}, "an image of 900 bytes, (is not|cannot be)"),
-        ({"ad_image": {"7": sent(png_of(300))}}, "has 300 x 300 pixels; 1 to 50,000 are decoded"),
+        (
+            {"ad_image": {"7": sent(png_of(300))}},
+            "has 300 x 300 pixels, but only images of 1 to 50,000 pixels are decoded",
+        ),
         ({"ad_image": {str(k): sent(b"x") for k in range(4)}}, "has 4 images and texts; this server encodes at most 3"),
     ],
 )
@@ -305,7 +308,10 @@ def test_encoders_that_did_not_make_the_vectors_are_refused_at_the_start(world: 
     for given, words in (
         ({"ad_imag": pixels()}, "nearest: 'ad_image'"),
         ({"user": pixels()}, "not a field of a Model Server.*; the model has 'ad_image', 'title'"),
-        ({"ad_image": pixels(seed=1)}, "is not the one that made its vectors: SHA-256 of the weights is"),
+        (
+            {"ad_image": pixels(seed=1)},
+            "is not the encoder that made the vectors of the model: SHA-256 of the weights is",
+        ),
         ({"ad_image": pixels(name="other")}, "name is 'other', expected 'pixels'"),
         ({"ad_image": cb.tables.Encoder(Pixels(), name="pixels")}, "prepare is 'Crop"),
         ({"ad_image": letters()}, "items is 'text', expected 'image'"),
@@ -323,7 +329,7 @@ def test_encoders_that_did_not_make_the_vectors_are_refused_at_the_start(world: 
         open_served(folder, encoders={"ad_image": pixels()})
     made = open_served(folder)
     assert isinstance(made, ServedModel)
-    with pytest.raises(DataError, match="the model does not name the encoder of this field"):
+    with pytest.raises(DataError, match="the model does not say which encoder made the vectors of this field"):
         ask(made, world.body(NEW, ad_image={str(NEW): sent(picture(1))}))
 
 
@@ -333,7 +339,9 @@ def test_a_version_by_another_encoder_is_refused_and_the_old_one_goes_on(world: 
     before = ask(served, body)
     other = world.encoded("images", KNOWN, pixels(seed=5, name="other"))
     cb.publish.pack(world.fitted(other.file), tmp_path / "other.fbw", quantize=False)
-    with pytest.raises(DataError, match="is not the one that made its vectors: name is 'pixels', expected 'other'"):
+    with pytest.raises(
+        DataError, match="is not the encoder that made the vectors of the model: name is 'pixels', expected 'other'"
+    ):
         served.take(tmp_path / "other.fbw", 2)
     assert np.array_equal(ask(served, body), before)
     assert served.version == 1

@@ -105,7 +105,7 @@ def test_a_state_that_a_stream_feeds_is_that_of_calls(place: Path, state: Path, 
     stream.close()
     assert again.past.histories.taken == 2_000
     assert again.score(again.reader.from_json(asked()))[0].tolist() == twin(place, 2_000)
-    with pytest.raises(PlanError, match="not one of stream 'OTHER'"):
+    with pytest.raises(PlanError, match="not a position in stream 'OTHER'"):
         EventStream(again.past, broker.where.replace("EVENTS", "OTHER"))
 
 
@@ -137,7 +137,7 @@ def test_streams_that_cannot_feed_a_state_are_refused(place: Path, state: Path, 
     settings: dict[str, Any] = {"allow_views": [str(place)], "state": state}
     with pytest.raises(SourceError, match="there is no stream 'NONE'"):
         Server.open(place / "ffm", Settings(**settings, events=broker.where.replace("EVENTS", "NONE")))
-    with pytest.raises(PlanError, match="needs a state to which the events are fed; add --state FILE"):
+    with pytest.raises(PlanError, match="needs a state to which the server can add the events; add --state FILE"):
         Server.open(place / "ffm", Settings(events=broker.where))
     with pytest.raises(PlanError, match="use one of them"):
         Server.open(place / "ffm", Settings(**settings, follow_state=state))
@@ -147,7 +147,7 @@ def test_streams_that_cannot_feed_a_state_are_refused(place: Path, state: Path, 
     with pytest.raises(SourceError, match="cannot reach nats://"):
         Server.open(place / "ffm", Settings(**settings, events=broker.where))
     work = Broker(tmp_path / "work", retention="workqueue")
-    with pytest.raises(SourceError, match="so limits retention is expected"):
+    with pytest.raises(SourceError, match="use a stream with limits retention"):
         Server.open(place / "ffm", Settings(**settings, events=work.where))
     work.close()
 
@@ -182,12 +182,12 @@ def test_a_state_with_a_position_of_another_stream_is_refused(changed: dict[str,
     whole = {"stream": "EVENTS", "created": "2026-01-01", "seq": 7}
     position = "17" if changed is None else orjson.dumps({**whole, **changed}).decode()
     with pytest.raises(
-        PlanError, match="which is not one of stream 'EVENTS'; start with a state that was fed from this"
+        PlanError, match="which is not a position in stream 'EVENTS'; start with a state that was fed from this"
     ):
         at(position)
     for name in whole:
         rest = orjson.dumps({k: v for k, v in whole.items() if k != name}).decode()
-        with pytest.raises(PlanError, match="which is not one of stream 'EVENTS'"):
+        with pytest.raises(PlanError, match="which is not a position in stream 'EVENTS'"):
             at(rest)
 
 

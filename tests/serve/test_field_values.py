@@ -327,7 +327,7 @@ def test_a_tensor_is_read_exactly_or_refused(kind: str, tensor: np.ndarray, expe
     ("entry", "payload", "why"),
     [
         ({"datatype": "INT64", "shape": [2]}, b"12345678", "8 bytes, expected 16"),
-        ({"datatype": "BOOL", "shape": [2]}, b"\1\2", "byte 1 of BOOL is 2, expected 0 or 1"),
+        ({"datatype": "BOOL", "shape": [2]}, b"\1\2", "byte 1 of BOOL is 2; expected 0 or 1"),
         ({"datatype": "BYTES", "shape": [1]}, b"\4\0\0\0abc", "declares 4 bytes, but only 3 are left"),
         ({"datatype": "BYTES", "shape": [1]}, b"\1\0\0\0abc", "2 bytes after its last element"),
         ({"datatype": "INT64", "shape": [1], "data": [5]}, b"12345678", "both data and binary_data_size"),

@@ -11,7 +11,7 @@ from ctrbox.serve.http_head import HEAD_BYTES, MOST_FIELDS, check_partial, read_
 from ctrbox.serve.refused_request import Refused
 
 NO_HTTP = (400, "the request does not begin with a line of HTTP/1.1 that ends with CR LF")
-TOO_LONG = (431, "the request's head is larger than 16,384 bytes, or has more than 100 fields")
+TOO_LONG = (431, "the request's head is larger than 16,384 bytes, or has more than 100 header fields")
 NO_PATH = (400, "the target of the request must be a path that begins with /")
 GET = b"GET /v2 HTTP/1.1\r\n"
 HOST = b"Host: here\r\n"
@@ -102,8 +102,8 @@ def fields(count: int) -> bytes:
         (padded(HEAD_BYTES + 1), *TOO_LONG),
         (GET + HOST + fields(MOST_FIELDS) + b"\r\n", *TOO_LONG),
         (b"GET /\r\n\r\n", *NO_HTTP),
-        (GET + b"\r\n", 400, "an HTTP/1.1 request needs one Host header"),
-        (GET + b"Host:\r\n\r\n", 400, "an HTTP/1.1 request needs one Host header"),
+        (GET + b"\r\n", 400, "an HTTP/1.1 request must have exactly one Host header"),
+        (GET + b"Host:\r\n\r\n", 400, "an HTTP/1.1 request must have exactly one Host header"),
         (GET + HOST + HOST + b"\r\n", 400, "the request has the header host more than once"),
         (
             GET + HOST + b"x" * 50 + b"\r\n\r\n",

@@ -570,7 +570,7 @@ def test_a_model_of_ones_own_is_served_by_whoever_brings_it_and_other_plans_are_
     other = cb.compile(cb.View(f"{world.place}/data/impressions", key="instance_id"), features, device="cpu")
     with pytest.raises(PlanError, match="fingerprint"):
         create(tmp_path / "model", other, world.run, context=CONTEXT)
-    with pytest.raises(PlanError, match=r"takes a cb\.DeepFFM or a cb\.Run"):
+    with pytest.raises(PlanError, match=r"needs a cb\.DeepFFM or a cb\.Run"):
         create(tmp_path / "model", world.plan, world.run.model, context=CONTEXT)  # type: ignore[arg-type]
 
 

@@ -267,7 +267,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(place: Path, 
         cb.tables.export_prerank(run, "ads", out, columns=["flor"])
     with pytest.raises(PlanError, match="index must be exact or hnsw"):
         cb.tables.export_prerank(run, cb.View(pa.table(ad)), out, index="ivf")
-    with pytest.raises(PlanError, match="give only one of them"):
+    with pytest.raises(PlanError, match="pass only one of them"):
         cb.tables.export_vectors(run, "ad", out, view="ads", plan=run.plan)
     assert list(tmp_path.iterdir()) == []
 

@@ -111,7 +111,7 @@ def test_tritonclient_is_told_what_is_wrong(world: World, server: Running) -> No
             ):
                 with pytest.raises(InferenceServerException, match=words):
                     client.infer("ads", inputs(library, {**tensors, **changes}))
-            with pytest.raises(InferenceServerException, match="this server has 'ads'"):
+            with pytest.raises(InferenceServerException, match="this server serves 'ads'"):
                 client.infer("other", inputs(library, tensors))
             with pytest.raises(InferenceServerException, match="that is served is 1"):
                 client.infer("ads", inputs(library, tensors), model_version="9")

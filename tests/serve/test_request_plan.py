@@ -189,7 +189,7 @@ def test_what_libctrbox_cannot_do_is_refused_with_a_reason(tmp_path: Path) -> No
     plan = cb.compile(cb.View(table, key="id"), features, device="cpu")
     with pytest.raises(PlanError, match=r"column 'tags' is list<.*which libctrbox cannot read from a request"):
         save_request_plan(plan, path, context=[])
-    with pytest.raises(PlanError, match="takes column names in a list"):
+    with pytest.raises(PlanError, match="must be a list of column names"):
         save_request_plan(PLANS[0], path, context="user")
     with pytest.raises(PlanError, match=r"'usr' is not in view 'log'.*user"):
         save_request_plan(PLANS[0], path, context=["usr"])

@@ -54,7 +54,7 @@ def test_a_run_scores_as_it_predicts_whatever_is_in_the_context(served: ServedRu
 
 
 def test_a_run_has_no_engine(folder: Path) -> None:
-    with pytest.raises(PlanError, match="serves a model of kind 'run'; only a Deep FFM has an engine"):
+    with pytest.raises(PlanError, match="serves a model of kind 'run'; only the folder of a Deep FFM has an engine"):
         ModelFolder.open(folder).engine()
 
 
@@ -172,7 +172,8 @@ def test_a_published_run_that_breaks_names_the_candidate(folder: Path, tmp_path:
         for parameter in learner.model.parameters():
             parameter.fill_(float("nan"))
     with pytest.raises(
-        DataError, match="the model's output for candidate 0 is not finite; check that no value is too large"
+        DataError,
+        match="the model's output for candidate 0 is not finite; check that no value of a feature is too large",
     ):
         scores()
 

@@ -152,8 +152,8 @@ def test_wrong_scores_are_refused_in_words(made: Several) -> None:
     context, candidates = asked_rows()
     with listening(made.folder) as server:
         for score, words in (
-            (5, "score must be a string, an expression of the labels of the model, got 5"),
-            (None, "score must be a string, an expression of the labels of the model, got null"),
+            (5, "score must be a string with an expression of the labels of the model, got 5"),
+            (None, "score must be a string with an expression of the labels of the model, got null"),
             ("click / 0", "the score 'click / 0' is inf for candidate 0, where click="),
             ("spent", "'spent', which is not a label; expected click, convert, value"),
         ):
@@ -184,7 +184,7 @@ def test_one_label_is_answered_as_before_and_takes_no_score(tmp_path: Path) -> N
         assert len(answer["scores"]) == 1
         refused = server.score(orjson.dumps({**body, "score": "click"}))
         assert refused.status_code == 400
-        assert "this model predicts one label, so there is nothing to combine" in refused.json()["error"]
+        assert "this model predicts one label, so there are no labels to combine" in refused.json()["error"]
         assert "ctrbox_prediction_" not in server.service.prometheus()
         assert server.service.live()["labels"] == []
 
@@ -202,7 +202,9 @@ def test_a_label_named_score_is_served_and_its_expression_only_over_json(tmp_pat
         with over_http.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
             given = inputs(over_http, tensors)
             assert client.infer("ads", given).as_numpy("ranking").shape == (1,)
-            with pytest.raises(InferenceServerException, match="this model has a label 'score', and the outputs of an"):
+            with pytest.raises(
+                InferenceServerException, match="this model has a label 'score', and the result of the score"
+            ):
                 client.infer("ads", given, parameters={"score": "pow"})
 
 

@@ -397,7 +397,7 @@ def test_a_full_disk_lets_events_wait(tmp_path: Path, place: Path, monkeypatch: 
         raise WriteError("cannot write past events to /mnt/ssd: No space left on device")
 
     monkeypatch.setattr(past.histories.states[0], "check_budget", full)
-    with pytest.raises(Refused, match="there is no room for these events now") as refused:
+    with pytest.raises(Refused, match="the server cannot store these events now") as refused:
         past.observe(orjson.dumps({"rows": events_of(table().slice(HALF, 1))}))
     assert refused.value.status == 503
     assert past.histories.taken == HALF

@@ -92,11 +92,14 @@ NEEDED = "the request needs inputs: a list of tensors with name, shape, datatype
         (of(shape=[2.0]), "input 'x' has shape [2.0]; expected whole numbers"),
         (of(data=None), "input 'x' has neither data nor binary_data_size"),
         (of(data=[1]), "input 'x' has 1 values, expected 2 for shape [2]"),
-        (of(shape=[2, 2], data=[[1, 2], [3]]), "input 'x': rows are not lists of 2"),
-        (of(shape=[2, 2], data=[[1, 2], 3]), "input 'x': rows are not lists of 2"),
+        (of(shape=[2, 2], data=[[1, 2], [3]]), "input 'x': its rows are not lists of 2"),
+        (of(shape=[2, 2], data=[[1, 2], 3]), "input 'x': its rows are not lists of 2"),
         (of(datatype="INT8", data=[1, 128]), "input 'x' holds a number outside the range of INT8"),
         (of(data=[1, True]), "input 'x' holds values that are not INT64"),
-        (of(datatype="BYTES", data=["a", 1]), "input 'x' holds values that are not strings"),
+        (
+            of(datatype="BYTES", data=["a", 1]),
+            "input 'x' contains values that are not strings, but its datatype is BYTES",
+        ),
         (of(parameters=[]), "parameters must be an object, got []"),
         (of(parameters={"binary_data_size": 1}), "input 'x' has both data and binary_data_size"),
         (asking(id=7), "id must be a short string, got 7"),
@@ -124,12 +127,20 @@ def words(*elements: tuple[int, bytes]) -> bytes:
 @pytest.mark.parametrize(
     ("changed", "rest", "message"),
     [
-        ({"parameters": {"binary_data_size": 3}}, b"12", "input 'x' declares 3 binary bytes, but only 2 are left"),
-        ({"parameters": {"binary_data_size": -1}}, b"12", "input 'x' declares -1 binary bytes, but only 2 are left"),
+        (
+            {"parameters": {"binary_data_size": 3}},
+            b"12",
+            "input 'x' declares 3 bytes of binary data, but only 2 are left",
+        ),
+        (
+            {"parameters": {"binary_data_size": -1}},
+            b"12",
+            "input 'x' declares -1 bytes of binary data, but only 2 are left",
+        ),
         ({"parameters": {"binary_data_size": True}}, b"1", "input 'x' declares True binary bytes"),
-        ({}, b"123", "1 binary bytes belong to no input"),
+        ({}, b"123", "1 bytes after the JSON belong to no input; declare them with binary_data_size"),
         ({"shape": [3]}, b"12", "input 'x': 2 bytes, expected 3 for [3] of INT8"),
-        ({"datatype": "BOOL"}, b"\x01\x02", "input 'x': byte 1 of BOOL is 2, expected 0 or 1"),
+        ({"datatype": "BOOL"}, b"\x01\x02", "input 'x': byte 1 of BOOL is 2; expected 0 or 1"),
         (
             {"datatype": "BYTES", "parameters": {"binary_data_size": 7}},
             b"1234567",
@@ -148,7 +159,7 @@ def words(*elements: tuple[int, bytes]) -> bytes:
         (
             {"datatype": "BYTES", "parameters": {"binary_data_size": 10}},
             words((0, b""), (1, b"ab")),
-            "input 'x': there are 1 bytes after its last element",
+            "input 'x': 1 bytes follow its last element; check its shape",
         ),
     ],
 )
@@ -160,9 +171,9 @@ def test_binary_tensors_that_are_wrong_are_refused_in_words(changed: dict[str, A
 def test_a_second_binary_tensor_has_what_the_first_one_left() -> None:
     second = BINARY | {"name": "y", "shape": [3], "parameters": {"binary_data_size": 3}}
     assert read({"inputs": [BINARY, second]}, b"12345").tensors["y"].tolist() == [51, 52, 53]
-    with pytest.raises(Refused, match="input 'y' declares 3 binary bytes, but only 2 are left"):
+    with pytest.raises(Refused, match="input 'y' declares 3 bytes of binary data, but only 2 are left"):
         read({"inputs": [BINARY, second]}, b"1234")
-    with pytest.raises(Refused, match="2 binary bytes belong to no input"):
+    with pytest.raises(Refused, match="2 bytes after the JSON belong to no input; declare them with binary_data_size"):
         read({"inputs": [BINARY]}, b"1234")
 
 

@@ -161,7 +161,7 @@ SPOILT: list[tuple[str, Any, str]] = [
     ("empty", lambda path: path.write_bytes(b""), ""),
     ("gone", lambda path: path.unlink(), "no data files"),
     ("a folder", lambda path: (path.unlink(), path.mkdir()), ""),
-    ("no rows", lambda path: pq.write_table(pq.read_table(path).slice(0, 0), path), "has no rows now"),
+    ("no rows", lambda path: pq.write_table(pq.read_table(path).slice(0, 0), path), "is empty now"),
     ("twice", lambda path: pq.write_table(pa.concat_tables([pq.read_table(path)] * 2), path), "more than once"),
     ("without its key", lambda path: pq.write_table(pq.read_table(path).drop_columns("user_id"), path), "user_id"),
     ("without a column", lambda path: pq.write_table(pq.read_table(path).drop_columns("segment"), path), "segment"),
@@ -267,7 +267,7 @@ def test_a_view_that_another_one_joins_takes_it_along(tmp_path: Path) -> None:
     assert after.plan.run({"id": 1, "ad": 2}).sparse["country"].values.tolist() == expected
     assert before.plan.run({"id": 1, "ad": 1}).sparse["country"].values.tolist() == expected
     pq.write_table(pq.read_table(tmp_path / "ads.parquet").slice(0, 0), tmp_path / "ads.parquet")
-    with pytest.raises(DataError, match="has no rows now"):
+    with pytest.raises(DataError, match="is empty now"):
         after.refreshed(["ads"])
 
 

@@ -147,7 +147,7 @@ def test_published_versions_are_read_and_not_written(world: World, place: Path, 
     wrong = Published(f"{shown.url}/model/weights").verify()
     assert len(wrong) == 1
     assert "00000002.patch" in wrong[0]
-    with pytest.raises(WriteError, match="is read over HTTP and cannot be written"):
+    with pytest.raises(WriteError, match="is read over HTTP, so nothing can be written to it"):
         Published(f"{shown.url}/model/weights", sign_with=place / "key").publish(world.engine)
     with pytest.raises(PlanError, match=r"use http://localhost:[0-9]+/model/weights"):
         Published(f"{shown.url}/model")
@@ -267,10 +267,10 @@ def test_a_list_that_was_rewritten_is_read_from_its_beginning(
     trusting = Published(f"{shown.url}/model/weights", trust=Trust([place / "key.pub"]))
     assert trusting.log()[-1].number == 3
     (weights / "CURRENT").write_bytes(b'{"log_bytes": true}')
-    with pytest.raises(DataError, match=r"CURRENT of .* is damaged, or is not that of a published model"):
+    with pytest.raises(DataError, match=r"CURRENT of .* is damaged, or does not belong to a published model"):
         reader.log()
     (weights / "CURRENT").unlink()
-    with pytest.raises(CtrboxError, match="CURRENT is missing, but it was there before"):
+    with pytest.raises(CtrboxError, match="CURRENT is missing, although it was there before; publish the folder again"):
         reader.log()
 
 

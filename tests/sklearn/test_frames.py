@@ -236,7 +236,7 @@ def test_other_rows_are_read_by_name_where_both_have_names_else_by_place() -> No
     [(["a"], [5]), ([5], ["a"]), ([True, False], [1]), ([1, 2], [True]), ([[1]], [1]), ([datetime(2026, 1, 2)], ["2026-01-02"])],
 )  # fmt: skip
 def test_a_column_of_another_family_than_in_fit_is_refused(fitted: Any, later: Any) -> None:
-    with pytest.raises(InputError, match=r"column 'x' was .* in fit .* now; convert it first"):
+    with pytest.raises(InputError, match=r"column 'x' was .* in fit .* now; convert it to the type"):
         read({"x": fitted}, {"x": later})
 
 
@@ -244,7 +244,7 @@ def test_columns_of_nulls_fit_every_family_and_asked_numbers_may_come_as_text_fi
     assert read({"x": ["a"]}, {"x": pa.nulls(1)}) == {"x": [LOST]}
     assert read({"x": pa.nulls(1)}, {"x": [5]}) == {"x": ["5"]}
     assert read({"x": ["1", "2"]}, {"x": [5]}, numeric=["x"]) == {"x": [5.0]}
-    with pytest.raises(InputError, match="convert it first"):
+    with pytest.raises(InputError, match="convert it to the type"):
         read({"x": [1, 2]}, {"x": ["5"]}, numeric=["x"])
 
 
@@ -343,7 +343,7 @@ def test_the_two_classes_are_numbered_in_ascending_order(y: Any, classes: list[A
         ([math.inf, 1.0], "y is inf in row 0"),
         (np.array(["a", None], object), "y has rows without a label"),
         (np.array(["a", math.nan], object), "y has rows without a label"),
-        (np.array(["a", 1], object), "y mixes labels of different types"),
+        (np.array(["a", 1], object), "y contains labels of different types"),
         ([1, 1], r"y has one class \(1\), expected two classes$"),
         ([1.0, 1.0], r"y has one class \(1.0\), expected two classes$"),
         ([0.5, 0.5], r"Unknown label type: y is continuous, one class \(0.5, …\)"),

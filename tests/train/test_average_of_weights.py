@@ -1,4 +1,5 @@
-"""The moving average of the dense weights is what is evaluated, saved and resumed; L2 that does not depend on the batch size."""
+"""The moving average of the dense weights is what is evaluated, saved and resumed; L2 that does not depend on the "
+"batch size."""
 
 from __future__ import annotations
 
@@ -152,7 +153,10 @@ def test_the_average_follows_its_formula_and_leaves_the_model_alone(tmp_path: Pa
 
     again = Average(torch.nn.Linear(1, 1), 0.75)
     for kept in (average.tensors(), {"average.weight": torch.ones(2, 1), "average.bias": torch.ones(1)}):
-        with pytest.raises(DataError, match=r"holds averages of other weights than this model has"):
+        with pytest.raises(
+            DataError,
+            match=r"contains averages of other weights than this model has; resume with the model that wrote them",
+        ):
             again.restore(kept, tmp_path)
     again.restore({"average.weight": torch.full((1, 1), 2.0), "average.bias": torch.ones(1)}, tmp_path)
     again.put()

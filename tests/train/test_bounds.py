@@ -1,4 +1,5 @@
-"""What a training may be asked for: every bound from both sides, and small functions that decide before anything is trained."""
+"""What a training may be asked for: every bound from both sides, and small functions that decide before anything "
+"is trained."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def plan() -> cb.Plan:
         ("average", (None, 0.5, 1e-9), (0, 1, -0.5, NAN, True, "0.9"), "average must be a number above 0 and below 1"),
         ("monitor", (None, "auc", "weighted_gauc"), ("accuracy", ""), "monitor must be one of logloss, auc"),
         ("calibrate", (None, "weights", "intercept", "platt", 0, 49.9, -49.9), ("odd", 50, -50, True, NAN), "calibrate must be"),
-        ("schedule", (cb.optim.Cosine(3), lambda step: 1.0), (0.5,), "schedule must be a function from a step to a factor, such"),
+        ("schedule", (cb.optim.Cosine(3), lambda step: 1.0), (0.5,), "schedule must be a function from a step to a "
+        "factor, such"),
     ],
 )  # fmt: skip
 def test_every_setting_is_taken_up_to_its_bounds_and_refused_beyond(
@@ -109,7 +111,7 @@ def test_a_model_trains_where_its_gpu_tables_are(plan: cb.Plan) -> None:
         device_for("cpu", table, plan)
     with pytest.raises(
         PlanError,
-        match=r"these tables are on different devices \(cuda:0 and cuda:1\); put all of them on the same device",
+        match=r"the tables of this training are on different devices \(cuda:0 and cuda:1\); put all of them on the same device",
     ):
         device_for("auto", {"user": table, "ad": gpu_table(0)}, plan)
 

@@ -1,4 +1,5 @@
-"""The calibration stage: fitted to rows that are neither learned from nor validated on, and applied wherever a run predicts."""
+"""The calibration stage: fitted to rows that are neither learned from nor validated on, and applied wherever a run "
+"predicts."""
 
 from __future__ import annotations
 
@@ -191,13 +192,13 @@ def test_a_run_without_the_stage_is_stored_as_before_and_a_damaged_map_is_refuse
     state["calibration"]["shared"]["slope"] = -1.0
     file.write_text(sealed(state), encoding="utf-8")
     with pytest.raises(
-        DataError, match=r"model is damaged: it has a calibration that cannot be read: its slope is -1\.0, below 0"
+        DataError, match=r"model is damaged: its calibration cannot be read: its slope is -1\.0, below 0"
     ):
         cb.Run.load(tmp_path / "run", views={run.plan.log.name: log})
     weights = run.published()
     weights.about["calibration"] = {"format": 9}
     with pytest.raises(
-        DataError, match="cannot read here: it has a calibration of format 9; this version of CTRBox reads 1"
+        DataError, match="cannot read here: it has a calibration of format 9, but this version of CTRBox reads 1"
     ):
         click_model_of(weights, run.plan.schema, "here")
 

@@ -207,7 +207,7 @@ def test_weights_and_biases_gets_losses_and_metrics(plan: cb.Plan, tmp_path: Pat
     assert run.summary["final/auc"] == done.metrics["auc"]
     assert run.summary["valid/auc"] > 0  # of step 5: those of the newest step are taken in when the run finishes
     run.finish()
-    with pytest.raises(PlanError, match="project configure a new run, but run= is already given"):
+    with pytest.raises(PlanError, match="project can be used only for a new run, but run= names an existing run"):
         cb.callbacks.WeightsAndBiases(run, project="x")
     fit(plan, cb.callbacks.WeightsAndBiases(mode="offline", dir=str(tmp_path), project="ctrbox"))
     assert wandb.run is None

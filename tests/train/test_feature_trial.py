@@ -183,7 +183,7 @@ def test_what_cannot_be_tried_is_refused(log: Any) -> None:
     refused("tables with the settings of a cb.MemoryTable, got dict_keys", plan, model, add, table={"*": {}.keys()})
     tiny = cb.MemoryTable(4, budget=2000)
     refused(
-        "divides the budget among its 2 learners",
+        "divides the budget among the 2 models",
         plan, worlds.Small, add, error=cb.errors.BudgetError, table=tiny, seeds=1,
     )  # fmt: skip
     blind = cb.compile(plan.log, cb.FeatureSet(sparse={"user": "user"}))

@@ -161,7 +161,7 @@ def test_adaptive_l2_without_tables_is_refused(tmp_path: Path) -> None:
     one = cb.tables.ModelServer(file, cb.tables.ImageEmbedding(WIDTH, (6,), 4))
     model = cb.models.EmbeddingMLP(plan.schema, dim=4)
     with pytest.raises(
-        PlanError, match="adaptive_l2 regularizes the rows of tables, but this model reads no table; remove"
+        PlanError, match="adaptive_l2= penalizes the rows of tables, but this model reads no table; remove"
     ):
         cb.Trainer(model, one).fit(plan, adaptive_l2=0.1, **FAST)
 

@@ -218,7 +218,7 @@ def test_a_key_is_named_beyond_the_limit(size: float, named: bool) -> None:
         shown = "inf" if math.isnan(size) else f"{size:.3g}"
         assert found.startswith(f"batch 3: a value of key {key} of field 'ad' has grown to {shown}")
     else:
-        assert found == "batch 3: the loss is inf; lower the learning rate, or clip=1.0"
+        assert found == "batch 3: the loss is inf; lower the learning rate, or limit the gradients with clip=1.0"
         pulled[0].grad = torch.zeros_like(pulled[0])  # type: ignore[arg-type, union-attr]
         pulled[0].grad[place] = 2 * HUGE  # type: ignore[index, union-attr]
         assert f"a gradient of key {key} of field 'ad' has grown to 2e+06" in str(
@@ -231,7 +231,11 @@ def test_a_key_is_named_beyond_the_limit(size: float, named: bool) -> None:
     [
         ("weight", [1.0, math.nan, math.inf, 1.0], "batch 3: the sample weight is nan in row 1 of the batch"),
         ("label", [1.0, 0.0, math.inf, 1.0], "batch 3: the label is inf in row 2 of the batch"),
-        ("weight", [1.0, 1.0, 1.0, 1.0], "batch 3: the loss is nan; lower the learning rate, or clip=1.0"),
+        (
+            "weight",
+            [1.0, 1.0, 1.0, 1.0],
+            "batch 3: the loss is nan; lower the learning rate, or limit the gradients with clip=1.0",
+        ),
     ],
 )
 def test_a_label_or_weight_that_is_no_number_is_named(name: str, values: list[float], message: str) -> None:

@@ -116,7 +116,7 @@ def test_a_plateau_without_evaluations_is_refused(plan: cb.Plan) -> None:
     with pytest.raises(PlanError, match=r"ReduceOnPlateau\(…\) needs validation rows, but there are none; set valid="):
         fit(plan, schedule=QUICK, valid=0.0)
     with pytest.raises(
-        PlanError, match=r"a trial evaluates its learners only at the end, so schedule=cb.optim.ReduceOnPlateau"
+        PlanError, match=r"a trial evaluates its models only at the end, so schedule=cb.optim.ReduceOnPlateau"
     ):
         cb.trial(plan, cb.models.LR, {"more": cb.cross("user", "ad")}, schedule=QUICK)
 

@@ -82,9 +82,11 @@ def test_dims_and_poolings_are_read_as_asked_for(plan: cb.Plan) -> None:
 def test_tables_that_do_not_fit_the_fields_are_refused(plan: cb.Plan) -> None:
     model = cb.models.DeepFM(plan.schema, dim=4)
     table = cb.MemoryTable(4, linear=cb.optim.SGD(lr=0.1))
-    with pytest.raises(PlanError, match="an embedder is given for 'usr', which the model does not read"):
+    with pytest.raises(PlanError, match="a table is given for field 'usr', which the model does not read"):
         cb.Trainer(model, {"usr": table, "*": table}).fit(plan, epochs=1)
-    with pytest.raises(PlanError, match=r"no embedder is given for '.*'; add one, or \{'\*': …\} for all other fields"):
+    with pytest.raises(
+        PlanError, match=r"no table is given for field '.*'; add one, or \{'\*': …\} for all other fields"
+    ):
         cb.Trainer(model, {"user": table}).fit(plan, epochs=1)
     with pytest.raises(PlanError, match=r"a table must be an embedder, such as cb.MemoryTable\(dim=16\), got 4"):
         cb.Trainer(model, 4).fit(plan, epochs=1)  # type: ignore[arg-type]

@@ -121,7 +121,9 @@ def test_the_folder_holds_what_its_page_says(plan: cb.Plan, tmp_path: Path) -> N
 
 def test_a_finished_run_is_not_trained_over(plan: cb.Plan, tmp_path: Path) -> None:
     fit(plan, out=tmp_path / "run", limit=600)
-    with pytest.raises(DataError, match="holds a finished run; choose another out=, or overwrite=True"):
+    with pytest.raises(
+        DataError, match="contains a finished run; choose another out=, or replace the run with overwrite=True"
+    ):
         fit(plan, out=tmp_path / "run", limit=600)
     fit(plan, out=tmp_path / "run", limit=600, overwrite=True)
 

@@ -220,7 +220,7 @@ def test_each_difference_to_the_earlier_model_is_one_line(days: Any) -> None:
     with pytest.raises(PlanError) as met:
         cb.Trainer(wider, threads=1).fit(second, warm_up="full", warm_from=run, **FAST)
     lines = str(met.value).splitlines()
-    assert lines[0].endswith("both must be built with the same arguments:")
+    assert lines[0].endswith("build both with the same arguments. The differences are:")
     assert lines[1:] == ["  dim: 4 there, 8 here"]
     theirs, mine = (
         {"dim": {"user": 4, "ad": 8}, "hidden": [8]},

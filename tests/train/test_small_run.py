@@ -1,4 +1,5 @@
-"""One small training with a Model Server, looked at from all sides: records, summary, files that come back, published weights."""
+"""One small training with a Model Server, looked at from all sides: records, summary, files that come back, "
+"published weights."""
 
 from __future__ import annotations
 
@@ -325,7 +326,7 @@ def test_a_saved_shift_is_a_number_below_fifty(world: World, shift: Any, monkeyp
         ([["user", "bucket", "image"]], "it describes 1 tables and holds 2"),
         ([["user", "bucket"], ["image"], ["x"]], "it describes 3 tables and holds 2"),
         ([["user", "bucket"], ["user"]], "one field belongs to two tables"),
-        ([["user", 5], ["image"]], "a table field is not a string"),
+        ([["user", 5], ["image"]], "the name of a field is not a string"),
     ],
 )
 def test_tables_of_a_run_are_described_one_by_one(
@@ -365,7 +366,7 @@ def test_a_run_is_printed_with_its_auc_and_folder(world: World) -> None:
     assert repr(world.run) == f"Run(EmbeddingMLP, auc={world.run.metrics['auc']:.4f}, {str(world.folder)!r})"
     bare = cb.Run(world.run.plan, world.run.learner, {"model": "EmbeddingMLP"}, None)
     assert repr(bare) == "Run(EmbeddingMLP, auc=nan)"
-    with pytest.raises(PlanError, match="this run held back no rows for validation; pass"):
+    with pytest.raises(PlanError, match="this run kept no rows for validation; pass"):
         bare.evaluate()
 
 
@@ -463,7 +464,7 @@ def test_weights_that_are_not_finite_are_not_read(world: World, published: Weigh
                 data.reshape(-1)[0] = np.nan
                 part = dataclasses.replace(part, data=data)
             parts.append(part)
-        with pytest.raises(DataError, match="holds numbers that are not finite"):
+        with pytest.raises(DataError, match="holds numbers that are NaN or infinite; use other weights"):
             click_model_of(dataclasses.replace(published, parts=parts), world.run.plan.schema, "v1")
 
 

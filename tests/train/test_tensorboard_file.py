@@ -260,7 +260,7 @@ def test_writing_after_close_is_refused(tmp_path: Path) -> None:
 def test_a_step_beyond_64_bits_is_refused(tmp_path: Path) -> None:
     with (
         Events(tmp_path) as events,
-        pytest.raises(WriteError, match="step 9223372036854775808 does not fit into 64 bits"),
+        pytest.raises(WriteError, match="step 9223372036854775808 does not fit into a whole number of 64 bits"),
     ):
         events.scalar("loss", 1.0, 2**63)
 

@@ -143,7 +143,10 @@ def test_steps_between_two_losses_are_a_whole_number(mlflow: FakeMlflow, wandb: 
 
 
 def test_options_of_a_new_run_do_not_go_with_a_given_one(wandb: Any) -> None:
-    with pytest.raises(PlanError, match="project, mode configure a new run, but run= is already given; remove them"):
+    with pytest.raises(
+        PlanError,
+        match="project, mode can be used only for a new run, but run= names an existing run; remove them, or remove run=",
+    ):
         WeightsAndBiases(FakeRun(), project="ads", mode="offline")
 
 

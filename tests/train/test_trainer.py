@@ -276,7 +276,7 @@ def test_wrong_settings_are_named(plan: cb.Plan, options: dict[str, Any], messag
 
 
 def test_a_module_that_does_not_say_what_it_reads_is_told_how(plan: cb.Plan) -> None:
-    with pytest.raises(PlanError, match=r"does not declare what it reads; set self\.reads"):
+    with pytest.raises(PlanError, match=r"does not declare which fields it reads; set self\.reads"):
         cb.Trainer(nn.Linear(1, 1)).fit(plan, **FAST)
 
 

@@ -74,9 +74,9 @@ def run(plan: cb.Plan) -> cb.Run:
         ),
         (
             lambda p: fitted(p, {"bid": cb.MemoryTable(4)}),
-            "an embedder is given for 'bid', which the model does not read",
+            "a table is given for field 'bid', which the model does not read",
         ),
-        (lambda p: fitted(p, {"user": cb.MemoryTable(4)}), "no embedder is given for 'ad'; add one, or {'*': …}"),
+        (lambda p: fitted(p, {"user": cb.MemoryTable(4)}), "no table is given for field 'ad'; add one, or {'*': …}"),
         (lambda p: fitted(p, cb.MemoryTable), "a table must be an embedder, such as cb.MemoryTable(dim=16), got"),
         (
             lambda p: fitted(p, monitor="weighted_auc", valid=0.5),
@@ -145,9 +145,7 @@ def test_a_run_without_a_folder_says_what_it_lacks(run: cb.Run, folder: Path) ->
     assert repr(loaded) == f"Run(DeepFM, auc={loaded.metrics['auc']:.4f}, {str(folder)!r})"
     with pytest.raises(PlanError, match="this run has no folder; call fit with out='runs/…' to get a report"):
         run.report()
-    with pytest.raises(
-        PlanError, match="this run held back no rows for validation; pass a log with labels to evaluate on"
-    ):
+    with pytest.raises(PlanError, match="this run kept no rows for validation; pass a log with labels: run.evaluate"):
         run.evaluate()
 
 
@@ -212,7 +210,7 @@ def test_a_model_of_more_parts_than_its_weights_justify(plan: cb.Plan) -> None:
 def test_lines_that_no_run_writes(tmp_path: Path, text: str) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + text)
     with pytest.raises(
-        DataError, match=r"metrics\.jsonl:2 is damaged: its content was not written by a run \(\w+Error\)"
+        DataError, match=r"metrics\.jsonl:2 is damaged: it does not contain what a run writes \(\w+Error\)"
     ):
         list(read_lines(tmp_path / "metrics.jsonl"))
 
@@ -237,7 +235,10 @@ def test_a_file_that_may_not_be_opened_says_why(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_only_with_its_identity() -> None:
     same_run("runs/x", {"a": 1}, {"a": 1})
-    with pytest.raises(DataError, match=r"runs/x has a damaged config\.json: its identity is missing"):
+    with pytest.raises(
+        DataError,
+        match=r"runs/x has a damaged config\.json, which does not say what the run trains; restore it",
+    ):
         same_run("runs/x", None, {"a": 1})
 
 

@@ -104,7 +104,7 @@ def test_a_number_is_added_to_every_logit() -> None:
     ("more", "message"),
     [
         ({"calibrate": "weights"}, r"label 0 range from 0\.5\d* to 1\.\d+; use calibrate='intercept'"),
-        ({"calibrate": "intercept", "valid": 0}, "valid=0 holds none back"),
+        ({"calibrate": "intercept", "valid": 0}, "valid=0 keeps no rows for validation"),
         ({"calibrate": "spline"}, "calibrate must be 'platt', 'isotonic', 'weights', 'intercept', or a number"),
         ({"calibrate": math.nan}, "calibrate must be"),
         ({"calibrate": True}, "calibrate must be"),

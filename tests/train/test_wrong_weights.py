@@ -34,7 +34,8 @@ def test_a_weight_that_is_no_number_is_named_when_rows_are_scored(value: float) 
     with torch.no_grad():
         list(run.model.parameters())[-1].fill_(value)
     with pytest.raises(
-        TrainError, match=r"weight '.*' of the model is not finite; lower the learning rate, or clip=1\.0"
+        TrainError,
+        match=r"weight '.*' of the model is not finite; lower the learning rate, or limit the gradients with clip=1.0",
     ):
         list(run.predictions(log(200)))
 
@@ -52,7 +53,8 @@ def test_a_learning_rate_needs_a_table() -> None:
 @pytest.mark.parametrize("state", [{"files": {"optimizer.safetensors": {}}}, {"files": {}, "dense optimizer": "Adam"}])
 def test_a_run_that_kept_no_optimizer_cannot_be_continued(state: dict[str, Any]) -> None:
     with pytest.raises(
-        PlanError, match=r"runs/x was trained by a version that kept no optimizer state .*: warm_up='full'"
+        PlanError,
+        match=r"runs/x was trained by a version of CTRBox that did not save the optimizer state .*: warm_up='full'",
     ):
         _check_continues(Path("runs/x/model"), state, SimpleNamespace())  # type: ignore[arg-type]
 
@@ -62,7 +64,7 @@ def test_published_parts_are_finite_floats() -> None:
     assert _floats(part, (1, 2)).tolist() == [[1.0, 2.0]]
     with pytest.raises(ValueError, match="part 'rows' of I64"):
         _floats(Part("rows", "I64", (1,), np.zeros(8, np.uint8)), (1, 1))
-    with pytest.raises(DataError, match="part 'rows' holds numbers that are not finite"):
+    with pytest.raises(DataError, match="part 'rows' holds numbers that are NaN or infinite; use other weights"):
         _finite(Part("rows", "F32", (1,), np.array([np.nan], np.float32)))
     module = nn.Module()
     module.register_buffer("b", torch.zeros(2, dtype=torch.complex64))

@@ -317,12 +317,12 @@ def test_version_of_what_is_no_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x\n1\n")
     with pytest.raises(SourceError, match="version= chooses a version of a Delta Lake or Iceberg table"):
         cb.View(tmp_path / "a.csv", version=3)
-    with pytest.raises(SourceError, match="not of a Table"):
+    with pytest.raises(SourceError, match="not with a Table"):
         cb.View(pa.table({"x": [1]}), version=3)
     for bad in (True, -1, 1 << 63, "3"):
         with pytest.raises(SourceError, match="version must be"):
             cb.View(tmp_path / "a.csv", version=bad)  # type: ignore[arg-type]
-    with pytest.raises(SourceError, match="it has no folder '_delta_log'"):
+    with pytest.raises(SourceError, match="it contains no folder '_delta_log'"):
         cb.View(tmp_path, format="delta")
 
 

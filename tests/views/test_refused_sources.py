@@ -44,9 +44,9 @@ def read(view: cb.View, column: str = "n") -> list[Any]:
         ({"names": []}, "names must name at least one column, got an empty list"),
         ({"names": ["a", ""]}, "names must be strings that are not empty, got ''"),
         ({"names": ["a", 5]}, "names must be strings that are not empty, got 5"),
-        ({"names": ["a", "a"]}, "names contains 'a' twice; expected each name once"),
-        ({"quote": ";", "delimiter": ";"}, "quote ';' must not be part of the delimiter ';'"),
-        ({"quote": ":", "delimiter": "::"}, "quote ':' must not be part of the delimiter '::'"),
+        ({"names": ["a", "a"]}, "names contains 'a' twice; rename one of them"),
+        ({"quote": ";", "delimiter": ";"}, "quote ';' is also part of the delimiter ';'"),
+        ({"quote": ":", "delimiter": "::"}, "quote ':' is also part of the delimiter '::'"),
         (
             {"names": ["user"], "types": {"usr": "str"}},
             "types= names the column 'usr', which is not in names=; nearest: 'user'",
@@ -100,7 +100,9 @@ def test_text_of_many_control_characters_leaves_none_to_part_fields(tmp_path: Pa
     path.write_bytes(b"n::s\n1::" + spare[1:] + b"\n")
     assert read(cb.View(path, delimiter="::")) == [1]
     path.write_bytes(b"n::s\n1::" + spare + b"\n")
-    with pytest.raises(SourceError, match="text with delimiter '::' holds too many control characters"):
+    with pytest.raises(
+        SourceError, match="text with delimiter '::' contains too many control characters; check that the file is text"
+    ):
         read(cb.View(path, delimiter="::"))
 
 
@@ -256,7 +258,7 @@ def test_a_partition_of_days_is_a_time(tmp_path: Path) -> None:
 
 
 def test_a_dataset_without_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="the dataset holds no files, expected at least one"):
+    with pytest.raises(SourceError, match="the dataset contains no files; expected at least one file"):
         cb.View(ds.dataset(tmp_path, format="parquet", schema=ROWS.schema))
 
 

@@ -801,7 +801,7 @@ def test_formats_unknown_or_mixed(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("a\n1\n")
     fails(tmp_path, "b.csv is csv", "a.parquet is parquet", "expected files of one format: select them")
     (tmp_path / "c.dat").write_text("")
-    fails(tmp_path / "c.dat", "cannot be seen from its name; expected one of", ".parquet", ".jsonl")
+    fails(tmp_path / "c.dat", "does not show its format; expected one of", ".parquet", ".jsonl")
     fails(tmp_path / "a.parquet", "format 'parqet'", "nearest: 'parquet'", format="parqet")
     (tmp_path / "a.parquet").rename(tmp_path / "000000_0")
     assert read(open_source(tmp_path / "000000_0", format="parquet")).num_rows == 1
@@ -927,7 +927,7 @@ def test_columns_without_a_simple_type_are_listed_and_refused(tmp_path: Path) ->
         assert source.schema.names == ["id", "m", "ls", "ll"]
         assert read(source, ["id"]).num_rows == 1
         for column in ("m", "ls", "ll"):
-            with pytest.raises(SourceError, match=f"column '{column}' of .* is (map|list).*no simple type"):
+            with pytest.raises(SourceError, match=f"column '{column}' of .* is (map|list).*views cannot read"):
                 read(source, [column])
 
 

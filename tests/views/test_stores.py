@@ -181,12 +181,12 @@ def test_a_name_tells_the_format_and_the_compression(path: str, name: str, codec
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("x.csv/a", "the format of x.csv/a cannot be seen from its name; expected one of parquet (.parquet"),
-        ("a.gz", "the format of a.gz cannot be seen from its name; expected one of"),
-        ("csv", "the format of csv cannot be seen from its name; expected one of"),
+        ("x.csv/a", "the name of x.csv/a does not show its format; expected one of parquet (.parquet"),
+        ("a.gz", "the name of a.gz does not show its format; expected one of"),
+        ("csv", "the name of csv does not show its format; expected one of"),
         (
             "a.parquet.gz",
-            "a.parquet.gz is a compressed parquet file; expected it uncompressed, because parquet files",
+            "a.parquet.gz is a compressed parquet file; expected an uncompressed one, because parquet files",
         ),
         ("a.ipc.zst", "a.ipc.zst is a compressed arrow file"),
     ],

@@ -41,7 +41,7 @@ def test_options_are_kept_as_they_were_given(given: dict[str, Any]) -> None:
         ({"quote": "é"}, "quote must be one ASCII character"),
         ({"quote": "\n"}, "quote must be one ASCII character"),
         ({"quote": True}, "quote must be one ASCII character"),
-        ({"quote": ":", "delimiter": "::"}, "quote ':' must not be part of the delimiter '::'"),
+        ({"quote": ":", "delimiter": "::"}, "quote ':' is also part of the delimiter '::'"),
         ({"names": "ab"}, "names must be a list of the names of all columns, got 'ab'"),
         ({"names": 2}, "names must be a list of the names of all columns, got 2"),
         ({"names": []}, "names must name at least one column, got an empty list"),

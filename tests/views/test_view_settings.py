@@ -92,7 +92,7 @@ def test_other_rows_take_the_place_of_a_view_and_of_those_it_brings() -> None:
         (
             ROWS,
             {"adds": other_ads},
-            r"view 'adds' is not joined or merged here; nearest: 'ads'; these views are: \['ads', 'users'\]",
+            r"view 'adds' is not joined or merged here; nearest: 'ads'; the joined and merged views are: \['ads', 'users'\]",
         ),
         (log, {}, "but view 'log' has join, select; pass its data"),
     ):
@@ -239,7 +239,7 @@ def test_links_may_lead_out_of_the_own_folder_and_not_out_of_the_folder_beside_a
     monkeypatch.chdir("/")
     assert Allowed(beside=Path("/")).refused(["/etc/passwd"]) == "/etc/passwd"
     for given in ("/data", Path("/data")):
-        with pytest.raises(PlanError, match=r"allow_views= takes a list of paths, got '/data'; write \['/data'\]"):
+        with pytest.raises(PlanError, match=r"allow_views= must be a list of paths, got '/data'; write \['/data'\]"):
             Allowed(given)  # type: ignore[arg-type]
 
 
@@ -377,9 +377,7 @@ def test_a_format_is_known_by_its_name_or_an_ending(given: str, expected: str) -
 
 
 def test_a_format_that_is_none_is_refused_with_those_there_are() -> None:
-    with pytest.raises(
-        SourceError, match=r"format 'parket' is not known; expected one of .*parquet.*; nearest: 'parquet'"
-    ):
+    with pytest.raises(SourceError, match=r"format= is 'parket'; expected one of .*parquet.*; nearest: 'parquet'"):
         format_of([], "parket")
     with pytest.raises(SourceError, match="format must be a string, got a int; expected one of parquet, "):
         format_of([], 7)  # type: ignore[arg-type]

@@ -299,7 +299,10 @@ def request_plan(
     with reading(None):
         model = ModelFolder.open(folder, trust=Trust(public_key) if public_key else None)
         if model.kind != DEEP_FFM:
-            raise Mistake(f"{folder} does not hold a Deep FFM, and libctrbox scores no other model")
+            raise Mistake(
+                f"{folder} does not contain a Deep FFM, and libctrbox can score no other model; name the folder of a "
+                "published Deep FFM"
+            )
         views = pairs_of("--view", view, "ads=tomorrow/ads")
         save_request_plan(model.plan(views, allow_views=allow_views or ()), output, context=model.context)
     size = output.stat().st_size

@@ -99,7 +99,7 @@ def tune(
     done = study.done
     if not done:
         first = next((t.user_attrs["failed"] for t in shown if "failed" in t.user_attrs), "all were stopped early")
-        raise Mistake(f"none of the {len(shown):,} trials in {folder} ran to completion: {first}")
+        raise Mistake(f"none of the {len(shown):,} trials in {folder} was completed: {first}")
     best = done[0]
     if as_json:
         found = [

@@ -85,7 +85,8 @@ class Lane:
         """Keys, rows and counts of so many keys."""
         if keys < 0 or needed(keys, width) > len(self.memory):
             raise TrainError(
-                f"{keys:,} keys of {width} floats do not fit into the {len(self.memory):,} bytes of memory shared with a worker"
+                f"{keys:,} keys of {width} floats do not fit into the {len(self.memory):,} bytes of memory that this server "
+                "shares with a worker"
             )
         first, second = 8 * keys, 8 * keys + 4 * keys * width
         rows = self.memory[first:second].view(np.float32).reshape(keys, width)

@@ -277,7 +277,10 @@ class Batch:
             at += width
         for name in [*(f.name for f in schema.sparse), *(name for name, _ in schema.dense)]:
             if name not in self.sparse and name not in columns:
-                raise PlanError(f"feature {name!r} is not in this batch{nearest(name, [*self.sparse, *columns])}")
+                raise PlanError(
+                    f"feature {name!r} is neither a sparse feature nor a dense column of this "
+                    f"batch{nearest(name, [*self.sparse, *columns])}"
+                )
         chosen = [k for name, _ in schema.dense for k in columns[name]]
         return Batch(
             schema,

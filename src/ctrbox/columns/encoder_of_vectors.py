@@ -34,11 +34,15 @@ class EncodedBy:
         """Return the facts that a file holds; raise `DataError` if they are no facts of an encoder."""
         names = [field.name for field in fields(EncodedBy)]
         if not isinstance(found, Mapping) or set(found) != set(names):
-            raise DataError(f"{where} is damaged: it does not describe the encoder that made its vectors")
+            raise DataError(
+                f"{where} is damaged: it does not describe the encoder that made its vectors; encode the items again"
+            )
         for name in names:
             value = found[name]
             if not isinstance(value, str) or len(value) > MOST_CHARACTERS or not value.isprintable():
-                raise DataError(f"{where} is damaged: the {name} of its encoder is not a short text")
+                raise DataError(
+                    f"{where} is damaged: the {name} of its encoder is not a short text; encode the items again"
+                )
         if found["kind"] not in (IMAGE, TEXT):
             raise DataError(f"{where} is damaged: its encoder takes items of kind {found['kind'][:20]!r}")
         return EncodedBy(**found)

@@ -16,14 +16,16 @@ def strict_json(text: bytes) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
     except RecursionError:
-        raise DataError("the JSON is nested too deeply") from None
+        raise DataError(
+            "the JSON contains too many objects or lists inside each other; write it with less nesting"
+        ) from None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise DataError(f"the name {name[:100]!r} occurs twice in one JSON object; each name may occur once")
+            raise DataError(f"the name {name[:100]!r} occurs twice in one JSON object; remove one of the two")
         found[name] = value
     return found
 

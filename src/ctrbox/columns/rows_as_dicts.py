@@ -49,7 +49,7 @@ def table_of_dicts(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, time_un
         try:
             made[name] = pa.array(values)
         except (pa.ArrowException, TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise DataError(f"column {name!r} cannot be read: {first_line(error)}") from None
+            raise DataError(f"column {name!r} cannot be read as values of one type: {first_line(error)}") from None
     return pa.table(made)
 
 

@@ -91,7 +91,7 @@ class Plan:
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and "_requests" in vars(self):  # which is set last, when the plan is made
             other = f"; make another plan: plan = plan.using({name}=…)" if name in ("threads", "device") else ""
-            raise PlanError(f"{name} of a plan cannot be set, because a plan does not change{other}")
+            raise PlanError(f"{name} cannot be set, because a plan cannot be changed after it was compiled{other}")
         super().__setattr__(name, value)
 
     def using(self, *, threads: int | None = None, device: str | Device | None = None) -> Plan:

@@ -88,7 +88,10 @@ class Blobs:
     def array(self, array: np.ndarray) -> int:
         plain = plain_array(array)
         if plain.dtype.str not in DTYPES:
-            raise PlanError(f"an array of {plain.dtype} cannot be saved")
+            raise PlanError(
+                f"an operator holds an array of type {plain.dtype}, which a saved plan cannot contain; expected numbers or "
+                "bytes"
+            )
         # An empty array has no buffer to look at.
         data = plain.reshape(-1).view(np.uint8) if plain.size else b""
         return self.add(data, dtype=plain.dtype.str, shape=list(plain.shape))
@@ -131,7 +134,10 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     }
     text = canonical(header).encode()
     if len(text) > MOST_HEADER_BYTES:
-        raise PlanError(f"the plan's description takes {len(text):,} bytes; the most is {MOST_HEADER_BYTES:,}")
+        raise PlanError(
+            f"the description of the plan needs {len(text):,} bytes, but a saved plan can have at most "
+            f"{MOST_HEADER_BYTES:,}; use fewer features"
+        )
     _write(local_path(path, "a saved plan"), [HEAD.pack(MAGIC, VERSION, len(text)), text, *blobs.parts])
 
 
@@ -235,13 +241,13 @@ def _read(path: Path) -> tuple[dict[str, Any], list[memoryview]]:
             data = memoryview(file.read(size))
             size = len(data)
     except FileNotFoundError:
-        raise PlanError(f"there is no plan at {path}") from None
+        raise PlanError(f"there is no saved plan at {path}") from None
     except (OSError, ValueError, DataError) as error:
         raise PlanError(f"the plan at {path} cannot be read: {error}") from error
     if bytes(data[:8]) != MAGIC:
         raise PlanError(f"{path} is not a saved plan: it does not begin with {MAGIC.decode()}")
     if size < HEAD.size + 32:
-        raise PlanError(f"the plan at {path} is cut off: {size} bytes")
+        raise PlanError(f"the plan at {path} is cut off after {size} bytes; copy it again from where it was saved")
     _, version, length = HEAD.unpack(data[: HEAD.size])
     if version > VERSION:
         raise PlanError(
@@ -249,10 +255,14 @@ def _read(path: Path) -> tuple[dict[str, Any], list[memoryview]]:
             f"{VERSION}; update ctrbox"
         )
     if hashlib.sha256(data[:-32]).digest() != data[-32:]:
-        raise PlanError(f"the plan at {path} is damaged or cut off: its checksum does not match")
+        raise PlanError(
+            f"the plan at {path} is damaged or cut off, because its checksum does not match; copy it again, or save the plan "
+            "again"
+        )
     if version < 1 or length > min(MOST_HEADER_BYTES, size - HEAD.size - 32):
         raise PlanError(
-            f"the plan at {path} is malformed: its head says layout {version} and a header of {length:,} bytes"
+            f"the plan at {path} is malformed: its head says format version {version} and a header of {length:,} bytes; save "
+            "the plan again"
         )
     begin = HEAD.size + length
     try:
@@ -268,11 +278,11 @@ def _blobs(header: dict[str, Any], data: memoryview) -> Iterator[memoryview]:
         length = a_number(a_dict(entry, "a blob").get("length"), "a blob's length", len(data) - at + 1)
         part = data[at : at + length]
         if hashlib.sha256(part).hexdigest() != entry.get("sha256"):
-            raise malformed("a blob's checksum does not match")
+            raise malformed("the checksum of one of its arrays does not match")
         yield part
         at += length
     if at != len(data):
-        raise malformed(f"{len(data) - at:,} bytes at the end belong to no part")
+        raise malformed(f"{len(data) - at:,} bytes at its end belong to none of its parts")
 
 
 def _rebuild(
@@ -327,7 +337,7 @@ def _words(data: memoryview) -> pa.Array:
             column = stream.read_all().column("word").combine_chunks()
         column.validate(full=True)
     except (pa.ArrowException, KeyError, OSError) as error:
-        raise malformed(f"a dictionary's words ({error})") from None
+        raise malformed(f"the words of a dictionary cannot be read ({error})") from None
     return column
 
 
@@ -335,12 +345,12 @@ def _array(entry: dict[str, Any], data: memoryview) -> np.ndarray:
     dtype = a_text(entry.get("dtype"), "an array's type")
     shape = [a_number(n, "an array's shape") for n in a_list(entry.get("shape"), "an array's shape", most=4)]
     if dtype not in DTYPES:
-        raise malformed(f"an array of {dtype[:20]!r}")
+        raise malformed(f"it contains an array of the type {dtype[:20]!r}")
     count = 1
     for n in shape:
         count *= n
     if count * np.dtype(dtype).itemsize != len(data):
-        raise malformed(f"an array of shape {shape} in {len(data):,} bytes")
+        raise malformed(f"it contains an array of shape {shape}, which does not fit its {len(data):,} bytes")
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
@@ -399,10 +409,14 @@ def _operator(written: dict[str, Any], allowed: bool | Sequence[UserOperator]) -
             declared.arrays,
         )
         if not same:
-            raise PlanError(f"operator {path!r} has different argument or result types than when the plan was saved")
+            raise PlanError(
+                f"operator {path!r} has other argument or result types than when the plan was saved; restore its "
+                "declaration, or save the plan again"
+            )
         if (found.cuda, found.scalar) != (declared.cuda, declared.scalar):
             raise PlanError(
-                f"operator {path!r} has a different CUDA body or way of running than when the plan was saved"
+                f"operator {path!r} has another CUDA body or other options than when the plan was saved; restore its "
+                "declaration, or save the plan again"
             )
         return found
     raise PlanError(f"{path!r} is a {type(found).__name__}, expected a function declared with @cb.operator")

@@ -84,7 +84,9 @@ class JoinedViews:
         """List the files that are at the paths of a view now. SourceError if they cannot be listed."""
         found = files_of(self.frames, name)
         if found is None:
-            raise SourceError(f"view {name!r} has no files that could be read again")
+            raise SourceError(
+                f"view {name!r} has no files, so it cannot be read again; only views of files can be refreshed"
+            )
         return found
 
     def below(self, names: Collection[str]) -> list[str]:
@@ -128,8 +130,8 @@ class JoinedViews:
             left.remove(frame.id)
             if not dimensions[frame.id].rows and (had := self.dimensions[frame.id].rows):
                 raise DataError(
-                    f"view {frame.name!r} has no rows now, and it had {had:,}; write at least one row, or restart the "
-                    "server to use an empty view"
+                    f"view {frame.name!r} is empty now, but had {had:,} rows before, so the server keeps the old rows; write "
+                    "at least one row, or restart the server if the view must be empty"
                 )
         made = object.__new__(JoinedViews)
         made.dimensions, made.frames = dimensions, self.frames

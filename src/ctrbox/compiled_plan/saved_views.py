@@ -186,7 +186,7 @@ def read_view(
     key = texts(entry.get("key"), "a key")
     keep = None if entry.get("keep") is None else a_text(entry["keep"], "keep")
     if keep not in (None, "last"):
-        raise malformed("keep must be absent or 'last'")
+        raise malformed("keep of a view must be absent or 'last'")
     described = _described(name, entry)
     before: tuple[Any, ...] = ()
     known: Any = {}
@@ -237,14 +237,14 @@ def _described(name: str, entry: dict[str, Any]) -> Described:
     if source is not None:
         paths = texts(a_dict(source, "a source").get("paths"), "paths")
         if not paths or any("\0" in path for path in paths):
-            raise malformed("a source without paths")
+            raise malformed("a view has a source without paths")
         a_text(source.get("format"), "a format")
         if "version" in source:
             a_number(source["version"], "a version", 1 << 63)
         said = a_dict(source.get("text", {}), "text options")
         unknown = set(said) - {f.name for f in fields(TextOptions)}
         if unknown:
-            raise malformed(f"a text option {min(unknown)[:20]!r}")
+            raise malformed(f"a view has the unknown text option {min(unknown)[:20]!r}")
         text = checked_options(**said) if said or source["format"] in ("csv", "tsv", "json") else None
         shown = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
     return Described(
@@ -281,7 +281,7 @@ def _types(text: Any) -> dict[str, pa.DataType]:
         data = base64.b64decode(a_text(text, "a schema"), validate=True)
         schema = pa.ipc.read_schema(pa.py_buffer(data))
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise malformed(f"the Arrow schema of a view ({error})") from None
+        raise malformed(f"the Arrow schema of a view cannot be read ({error})") from None
     if any(isinstance(f.type, pa.BaseExtensionType) for f in schema):
         raise malformed("the Arrow schema of a view has an extension type")
     return {f.name: f.type for f in schema}

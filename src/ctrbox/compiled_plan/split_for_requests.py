@@ -131,11 +131,11 @@ class Split:
         """
         if isinstance(row, _native.Frame):
             if row.rows != 1:
-                raise DataError(f"a context must be one row, got {row.rows}")
+                raise DataError(f"a context must have exactly one row, got {row.rows} rows")
         elif row.num_rows != 1 or not row.schema.equals(self.context_schema):
             raise DataError(
-                f"a context must be one row with the columns {self.context_schema.names}, got {row.num_rows} rows with "
-                f"{row.schema.names}"
+                f"a context must have exactly one row with the columns {self.context_schema.names}, got {row.num_rows} rows "
+                f"with {row.schema.names}"
             )
         batch = self._run(self.once, self._sources(self.once, row), 1, CONTEXT)
         if self.shared is None:

@@ -159,10 +159,10 @@ def find(paths: Paths) -> tuple[str, ...]:
         else:
             files = sorted(name for name in glob.glob(one, recursive=True) if Path(name).is_file())  # noqa: PTH207
             if not files:
-                raise SourceError(f"{one} matches no file")
+                raise SourceError(f"{one} matches no file; check the path")
             found += files
     if not found:
-        raise SourceError("no file was given")
+        raise SourceError("no file was given; pass a path, a glob or a list of them")
     return tuple(found)
 
 
@@ -215,7 +215,8 @@ def blocks(
                 rest += data
                 if len(rest) > LINE_BYTES:
                     raise DataError(
-                        f"{path} line {line}: the line is longer than {LINE_BYTES >> 20} MiB; expected a text log"
+                        f"{path} line {line}: the line is longer than {LINE_BYTES >> 20} MiB; check that the file is a text "
+                        "log with one row per line"
                     )
                 continue
             whole, rest = rest + data[:cut], data[cut:]

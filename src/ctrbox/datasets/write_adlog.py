@@ -201,24 +201,24 @@ def adlog(
         ("ads", ads),
     ):
         if not isinstance(given, int) and not (given is None and name in ("users", "ads")):
-            raise DataError(f"adlog needs {name} as an int, got {given!r}")
+            raise DataError(f"{name} of adlog must be a whole number, got {given!r}")
     if not isinstance(out, (str, os.PathLike)):
-        raise DataError(f"adlog needs a folder to write to, got out={out!r}")
+        raise DataError(f"out= of adlog must be the folder to write to, got {out!r}")
     if rows < 1:
-        raise DataError(f"adlog needs at least 1 row, got rows={rows}")
+        raise DataError(f"rows= of adlog must be at least 1, got {rows}")
     if days < 1:
-        raise DataError(f"adlog needs at least 1 day, got days={days}")
+        raise DataError(f"days= of adlog must be at least 1, got {days}")
     if seed < 0:
-        raise DataError(f"adlog needs a seed of 0 or more, got seed={seed}")
+        raise DataError(f"seed= of adlog must be 0 or more, got {seed}")
     if not 0 <= images <= 1 << 16:
-        raise DataError(f"adlog needs images of 0 to 65,536 numbers, got images={images}")
+        raise DataError(f"images= of adlog, the numbers per image, must be from 0 to 65,536, got {images}")
     user_count = min(max(rows // 10, 20), 2_000_000) if users is None else users
     ad_count = min(max(rows // 40, 20), 200_000) if ads is None else ads
     if user_count < 1 or ad_count < 1:
-        raise DataError(f"adlog needs at least 1 user and 1 ad, got users={user_count}, ads={ad_count}")
+        raise DataError(f"users= and ads= of adlog must be at least 1, got users={user_count}, ads={ad_count}")
 
     if not isinstance(conversions, bool):
-        raise DataError(f"adlog needs conversions to be True or False, got {conversions!r}")
+        raise DataError(f"conversions= of adlog must be True or False, got {conversions!r}")
 
     target = local_path(out, "a generated ad log").absolute()
     asked = {
@@ -236,7 +236,9 @@ def adlog(
     if found is not None and all(found.get(k, 0) == v for k, v in asked.items()):
         return _load(target, found)
     if found is None and target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise DataError(f"{target} exists and holds no ad log; choose another folder or empty this one")
+        raise DataError(
+            f"{target} contains other files than an ad log, which are not replaced; choose another folder, or empty this one"
+        )
 
     if found is not None and not overwrite:
         differs = ", ".join(f"{k}={found.get(k, 0)}" for k, v in asked.items() if found.get(k, 0) != v)

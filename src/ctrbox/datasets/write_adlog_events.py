@@ -52,9 +52,8 @@ def adlog_events(
         place.mkdir(parents=True, exist_ok=True)
         if there := sorted(place.glob("chunk-*")):
             raise WriteError(
-                f"{place} "
-                f"already holds a stream ({there[0].name} …), and the online loop identifies chunks by name; "
-                f"remove it, or choose another folder"
+                f"{place} already contains the chunks of a stream ({there[0].name} …). The online loop identifies chunks by "
+                "their names, so new chunks must not be mixed with old ones; remove the old chunks, or choose another folder"
             )
         for number, chunk in enumerate(_chunks(log, chunk_rows, rows, click_delay_s, disorder_s, seed)):
             if events_per_s:
@@ -94,7 +93,7 @@ def _chunks(
 ) -> Iterator[pa.Table]:
     files = sorted((data / "impressions").glob("*.parquet"))
     if not files:
-        raise DataError(f"{data} holds no ad log; make one: ctrbox datasets adlog --out {data}")
+        raise DataError(f"{data} does not contain an ad log; make one: ctrbox datasets adlog --out {data}")
     waiting: pa.Table | None = None  # events that later ones may still come before
     left, rng = rows, np.random.default_rng(seed)
     for file in files:

@@ -89,10 +89,10 @@ class Traits:
         if self.gradients not in ("sum", "mean"):
             raise PlanError(f"Traits(gradients=) must be 'sum' or 'mean', got {self.gradients!r}")
         if self.look_ahead and self.folder is None:
-            raise PlanError("Traits(look_ahead=True) needs folder=, where batches wait that were read ahead")
+            raise PlanError("Traits(look_ahead=True) needs folder=, the folder for batches that were extracted early")
         if self.publishes and self.initial is None:
             raise PlanError(
-                "Traits(publishes=True) needs initial=, which gives the rows of keys that were never learned"
+                "Traits(publishes=True) needs initial=, which returns the rows of keys that were never learned"
             )
 
 

@@ -230,8 +230,8 @@ class Table(Shaped, ABC):
         more = whole("periods=", periods, 0, MOST_PERIODS)
         if more + self.clock > MOST_PERIODS:
             raise PlanError(
-                f"the clock is at period {self.clock:,} and cannot go beyond {MOST_PERIODS:,}, got {more:,} "
-                f"more periods"
+                f"the table is in period {self.clock:,}, so it cannot advance by {more:,} periods: the last possible period "
+                f"is {MOST_PERIODS:,}"
             )
         with self._calling():
             self._changing.advance(more)
@@ -353,7 +353,10 @@ def checked_nonfinite(given: str) -> str:
 
 def check_row(row: Row) -> None:
     if row.width == 0:
-        raise PlanError("a row needs a vector (dim above 0) or a first-order weight (linear=True), got neither")
+        raise PlanError(
+            "a row with dim=0 and linear=False would be empty; give it a vector (dim above 0) or a first-order weight "
+            "(linear=True)"
+        )
     whole("dim=", row.dim, 0, MOST_DIM)
 
 

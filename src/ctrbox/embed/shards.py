@@ -159,7 +159,8 @@ def shards_in(path: Path) -> list[Path]:
     names = [shard_path(path, s, of) for s in range(min(of, MOST_SHARDS))]
     if [m[0] for m in found] != [p.name for p in names]:
         raise DataError(
-            f"{path} is damaged: it holds {len(found)} of {of} shards, or its shards come from different saves"
+            f"{path} is damaged: it holds {len(found)} of {of} shards, or its shards come from different saves; restore it "
+            "from a copy"
         )
     return names
 
@@ -214,8 +215,8 @@ def check_lazy(table: MemoryTable | SparseTable) -> None:
     """Refuse a table whose optimizer moves all rows at every step: parts of it would have to step together."""
     if is_dense(table.optimizer):
         raise PlanError(
-            f"{table.optimizer} is dense: every step moves all rows of the table, which a table that is split over processes "
-            "cannot do; use cb.optim.Adam without dense=True, or train in one process"
+            f"{table.optimizer} is a dense optimizer: every step changes all rows of the table, which a table that is split "
+            "over processes does not support; use cb.optim.Adam without dense=True, or train in one process"
         )
 
 
@@ -223,9 +224,8 @@ def check_splits(embedder: Embedder) -> None:
     """Refuse a table whose pushes are counted: the servers of a cluster do not get equally many pushes."""
     if isinstance(embedder, Table) and (embedder.counters is not None or embedder.admission is not None):
         raise PlanError(
-            "a table with counters= or admission= "
-            "has a clock and a sketch that cannot be split over servers; use "
-            "servers=1, or train with --ranks"
+            "a table with counters= or admission= counts periods and keys without a row, and these counts cannot be split "
+            "over servers; use servers=1, or train with --ranks"
         )
 
 

@@ -38,7 +38,7 @@ def walk(
     check_start(start, shuffle, seed)
     if shuffle and shuffle < batch_size:
         raise PlanError(
-            f"shuffle={shuffle} is smaller than a batch; expected a window of at least batch_size={batch_size} rows"
+            f"shuffle={shuffle} is a window smaller than a batch; it must have at least batch_size={batch_size} rows"
         )
     if shuffle:
         return _shuffled(engine, batch_size, shuffle, seed, start or Position(), limit, stop)
@@ -81,8 +81,8 @@ def parts(
 def _ordered(engine: Engine, batch_size: int, start: Position, limit: int | None, stop: int | None) -> Walk:
     if start.skip:
         raise PlanError(
-            "the position lies inside a shuffle window; continue with the shuffle= and seed= of the "
-            "stream that it comes from"
+            "the position lies inside a shuffle window, so it needs the shuffle= and seed= of the stream from which it "
+            "comes; pass them"
         )
     stream = engine(start.row).batches(batch_size, start.row, limit, stop)
     try:

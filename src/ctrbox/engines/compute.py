@@ -32,7 +32,8 @@ def columns_of(
     graph = build_columns(plan.log, columns)
     if graph.fits:
         raise PlanError(
-            "columns cannot run operators that are fitted on the log (bucketize(quantiles=…), standardize, rate, …)"
+            "this call cannot run operators that are fitted on the log (bucketize(quantiles=…), standardize, rate, …); "
+            "remove them from the columns"
         )
     extractor = Extractor(graph, {}, schema=NO_FEATURES, chunk_rows=plan.chunk_rows, threads=plan.threads)
     frames = extractor.frames(rows, start, None, stop)

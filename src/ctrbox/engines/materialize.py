@@ -56,7 +56,9 @@ def materialize(
     stored = stored_target(path)
     place = target(path) if stored is None else stored.path
     if row_group_rows < 1 or part_rows < row_group_rows:
-        raise PlanError(f"expected 1 ≤ row_group_rows ≤ part_rows, got {row_group_rows} and {part_rows}")
+        raise PlanError(
+            f"row_group_rows= must be from 1 to part_rows=, got row_group_rows={row_group_rows} and part_rows={part_rows}"
+        )
     if compression not in COMPRESSIONS:
         raise PlanError(f"compression {compression!r} is not known; expected {', '.join(COMPRESSIONS)}")
     refuse_own_input(plan, place, stored)
@@ -110,7 +112,7 @@ def chosen(plan: Any, features: list[str] | None) -> list[Output]:
         if name not in known:
             raise PlanError(f"no dense or sparse feature is called {name!r}{nearest(name, known)}")
     if not names:
-        raise PlanError("materialize needs at least one dense or sparse feature")
+        raise PlanError("materialize needs at least one dense or sparse feature, but the list of features is empty")
     return [known[name] for name in names]
 
 
@@ -182,7 +184,7 @@ def shape(array: pa.Array, type_: pa.DataType) -> pa.Array:
     if pa.types.is_list(type_):
         offsets, keys = array.offsets.to_numpy(), array.values.to_numpy().view(np.int64)
         if offsets[-1] > np.iinfo(np.int32).max:
-            raise DataError(f"{offsets[-1]:,} keys do not fit into the lists of one row group; lower row_group_rows")
+            raise DataError(f"{offsets[-1]:,} keys are too many for the lists of one row group; lower row_group_rows=")
         return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(keys), type=type_)
     if array.type == type_:
         return array

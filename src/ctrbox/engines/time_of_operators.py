@@ -14,7 +14,7 @@ def measured(extractor: Extractor) -> dict[str, dict[str, float]]:
         return {"cuda": extractor.measure()}
     rows = extractor.stats.stages["extract"].rows if "extract" in extractor.stats.stages else 0
     if not rows:
-        raise PlanError("this plan has not run yet; read a batch first")
+        raise PlanError("this plan has not run yet, so there are no measured times; read a batch first")
     found: dict[str, float] = {}
     for program in extractor.programs:
         for node, (_, nanos, _) in zip(program.nodes, program.native.profile(), strict=True):

@@ -52,7 +52,7 @@ class PlattMap:
         """Read what ``plain`` returned. Raises ValueError, KeyError or TypeError for anything else."""
         found = PlattMap(_number(plain["slope"]), _number(plain["intercept"]))
         if found.slope < 0:
-            raise ValueError(f"its slope is {found.slope}, below 0")
+            raise ValueError(f"its slope is {found.slope}; expected 0 or more")
         return found
 
 
@@ -86,7 +86,7 @@ class IsotonicMap:
         if len(logits) != len(rates):
             raise ValueError(f"its knots have {len(logits):,} logits and {len(rates):,} rates")
         if (np.diff(logits) <= 0).any() or (np.diff(rates) < 0).any():
-            raise ValueError("its knots do not rise")
+            raise ValueError("its knots are not in ascending order")
         if rates[0] <= 0 or rates[-1] >= 1:
             raise ValueError(f"its rates range from {rates[0]} to {rates[-1]}; expected rates above 0 and below 1")
         return IsotonicMap(logits, rates)
@@ -125,8 +125,8 @@ class Calibration:
         """Raise a DataError unless the field ``by`` has exactly one key per row of this schema."""
         if self.by is not None and not any(f.name == self.by and not f.ragged for f in schema.sparse):
             raise DataError(
-                f"the calibration of the model is fitted by field {self.by!r}, but rows of its plan may have no key "
-                "or several keys in this field; expected exactly one"
+                f"the calibration of the model is fitted by field {self.by!r}, but rows of its plan may have no key or "
+                "several keys in this field; calibrate by a field with exactly one key per row"
             )
 
     def plain(self) -> dict[str, Any]:
@@ -144,7 +144,8 @@ class Calibration:
         """Read what ``plain`` returned; ``where`` names its file. Raises a DataError for anything else."""
         if isinstance(plain, Mapping) and plain.get("format") != FORMAT:
             raise DataError(
-                f"{where} has a calibration of format {plain.get('format')!r}; this version of CTRBox reads {FORMAT}"
+                f"{where} has a calibration of format {plain.get('format')!r}, but this version of CTRBox reads {FORMAT}; "
+                "use the version that wrote it"
             )
         try:
             kind, by, slices = plain["kind"], plain["by"], plain["slices"]
@@ -153,14 +154,16 @@ class Calibration:
             if not (by is None or isinstance(by, str)) or not isinstance(slices, list) or len(slices) > MOST_SLICES:
                 raise ValueError(f"its slices must be a list of at most {MOST_SLICES:,} maps, and their field a name")
             if slices and by is None:
-                raise ValueError("it has slices and no field")
+                raise ValueError("it has slices, but no field")
             keys = tuple(int(one["key"]) for one in slices)
             if any(not -(2**63) <= key < 2**63 for key in keys) or list(keys) != sorted(set(keys)):
-                raise ValueError("the keys of its slices do not rise")
+                raise ValueError("the keys of its slices are not in ascending order")
             read = READ[kind]
             return Calibration(kind, read(plain["shared"]), by, keys, tuple(map(read, slices)))
         except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"{where} is damaged: it has a calibration that cannot be read: {error}") from None
+            raise DataError(
+                f"{where} is damaged: its calibration cannot be read: {error}; restore it from a copy"
+            ) from None
 
 
 def _number(value: Any) -> float:

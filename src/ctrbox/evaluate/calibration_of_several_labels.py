@@ -64,14 +64,16 @@ class TaskCalibration:
         kind, by, labels = plain.get("kind"), plain.get("by"), plain.get("labels")
         binary = [task.name for task in tasks if task.kind == "binary"]
         if not isinstance(kind, str) or kind not in KINDS or not isinstance(labels, Mapping) or not labels:
-            raise DataError(f"{where} is damaged: it has a calibration that cannot be read")
+            raise DataError(f"{where} is damaged: its calibration cannot be read; restore it from a copy")
         for name, part in labels.items():
             if name not in binary:
                 raise DataError(
                     f"{where} is damaged: it has a calibration of {str(name)[:100]!r}, which is not a binary label of its plan"
                 )
             if not isinstance(part, Mapping) or part.get("kind") != kind or part.get("by") != by:
-                raise DataError(f"{where} is damaged: the calibrations of its labels contradict each other")
+                raise DataError(
+                    f"{where} is damaged: the calibrations of its labels contradict each other; restore it from a copy"
+                )
         missing = [name for name in binary if name not in labels]
         if missing:
             raise DataError(

@@ -118,7 +118,10 @@ def _compare(
         raise DataError(f"label has shape {labels.shape}; expected one value per row")
     first, second = _seeds("a", a, len(labels)), _seeds("b", b, len(labels))
     if len(first) != len(second):
-        raise DataError(f"a has {len(first)} seeds and b has {len(second)}; expected the same number")
+        raise DataError(
+            f"the first model has scores of {len(first)} seeds, and the second of {len(second)}; both need the same number "
+            "of seeds"
+        )
     seeds = len(first)
     values = np.zeros((2, seeds))
     mean: list[Floats] = []

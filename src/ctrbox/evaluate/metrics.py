@@ -108,9 +108,7 @@ class Rows:
         if group is not None:
             given = _vector("group", group, len(labels))
             if given.dtype.kind not in "biu":
-                raise DataError(
-                    f"group has type {given.dtype}; expected integers, such as hashes of what is grouped by"
-                )
+                raise DataError(f"group has type {given.dtype}; expected whole numbers, such as hashes of the user id")
             groups = given.astype(np.int64)
         if time is not None:
             given = _vector("time", time, len(labels))

@@ -47,7 +47,9 @@ class NumberScores:
         y, p = label.astype(np.float64), prediction.astype(np.float64)
         bad = np.flatnonzero(~(np.isfinite(y) & np.isfinite(p)))
         if len(bad):
-            raise DataError(f"a label is {y[bad[0]]} and its prediction is {p[bad[0]]}; expected two finite numbers")
+            raise DataError(
+                f"the label of a row is {y[bad[0]]} and its prediction is {p[bad[0]]}; both must be finite numbers"
+            )
         if not self.rows and len(y):
             self.first = float(y[0])
         # The variance comes from distances to the first label: a difference of mean squares would leave rounding errors where

@@ -132,7 +132,7 @@ def slices(
 ) -> list[Slice]:
     """Slices of every column (NumPy or Arrow), in the order of the columns, then most rows first, then by value."""
     if min_rows < 1 or top < 1:
-        raise PlanError(f"min_rows and top must be 1 or more, got {min_rows} and {top}")
+        raise PlanError(f"min_rows= and top= must be 1 or more, got min_rows={min_rows} and top={top}")
     rows = Rows.checked(label, probability, weight)
     found: list[Slice] = []
     for name, values in columns.items():

@@ -111,7 +111,7 @@ class DeepFFM:
         self.fields = context_first(field_names(fields), context)
         k, bits, seed = whole("k", k, 1, 64), whole("bits", bits, 4, 36), whole("seed", seed, 0, 2**64 - 1)
         if isinstance(hidden, int | str) or not isinstance(hidden, Iterable):
-            raise PlanError(f"hidden= must be the neurons of each layer, such as (24, 24), got {hidden!r}")
+            raise PlanError(f"hidden= must be the numbers of neurons of the layers, such as (24, 24), got {hidden!r}")
         hidden = [whole("a layer of hidden", neurons, 1, 1024) for neurons in hidden]
         given = _native.FfmSettings()
         try:
@@ -174,14 +174,15 @@ class DeepFFM:
             for examples in self._examples(source):
                 if examples.unlabeled:
                     raise DataError(
-                        f"{examples.unlabeled:,} of {examples.rows:,} examples have no label; learning needs a label for "
-                        f"every example"
+                        f"{examples.unlabeled:,} of {examples.rows:,} examples have no label; give every example a label of "
+                        "0 or 1"
                     )
                 predictions, broken = self._native.learn(examples, threads, sparse_updates, block, self.learned)
                 if broken >= 0:
                     raise TrainError(
-                        f"the model's output for example {self.learned + broken:,} is not finite: a value of a feature or "
-                        "a rate is too large. The weights may be unusable: load the last saved model"
+                        f"the model's output for example {self.learned + broken:,} is not finite, because a value of a "
+                        "feature or a learning rate is too large. The weights may be unusable, so load the model that was "
+                        "saved last"
                     )
                 self.learned += examples.rows
                 if threads == 1:
@@ -208,7 +209,8 @@ class DeepFFM:
         for predictions, broken in self._predicted(self._examples(self._read_for(source)), threads):
             if broken >= 0:
                 raise DataError(
-                    f"the model's output for example {before + broken:,} is not finite; check that no value is too large"
+                    f"the model's output for example {before + broken:,} is not finite; check that no value of a feature is "
+                    "too large"
                 )
             before += len(predictions)
             found.append(predictions)
@@ -283,7 +285,9 @@ class DeepFFM:
                 ffm_of(read_weights(path), str(path), learns) if is_weights(path) else _native.DeepFfm.load(str(path))
             )
         except _native.DamagedFile as error:
-            raise SourceError(f"cannot read {path}: {error}") from error
+            raise SourceError(
+                f"cannot read {path}: {error}; check the path, or use another copy of the file"
+            ) from error
         except OSError as error:
             raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
         return cls._of(*parts)
@@ -294,7 +298,9 @@ class DeepFFM:
         try:
             parts = ffm_of(map_weights(path), str(path), False)
         except _native.DamagedFile as error:
-            raise SourceError(f"cannot read {path}: {error}") from error
+            raise SourceError(
+                f"cannot read {path}: {error}; check the path, or use another copy of the file"
+            ) from error
         return cls._of(*parts)
 
     @classmethod
@@ -362,7 +368,7 @@ class DeepFFM:
             return source
         if isinstance(source, Batch):
             return self._of_batch(source, fields)
-        raise PlanError(f"cannot score {type(source).__name__}; expected a Batch or Examples")
+        raise PlanError(f"score cannot read a {type(source).__name__}; expected a Batch or Examples")
 
     def _learns_from(self, source: Any) -> None:
         """Note what the keys of a source are hashes of."""
@@ -519,4 +525,6 @@ def scored(score: Callable[[], tuple[npt.NDArray[np.float32], int]]) -> npt.NDAr
 
 
 def not_finite(candidate: int) -> DataError:
-    return DataError(f"the model's output for candidate {candidate:,} is not finite; check that no value is too large")
+    return DataError(
+        f"the model's output for candidate {candidate:,} is not finite; check that no value of a feature is too large"
+    )

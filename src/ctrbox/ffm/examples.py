@@ -260,7 +260,7 @@ class ExampleCache:
         try:
             yield
         except _native.DamagedFile as error:
-            raise SourceError(f"cannot read {self.path}: {error}") from error
+            raise SourceError(f"cannot read {self.path}: {error}; parse the text files again") from error
         except OSError as error:
             raise SourceError(f"cannot read {self.path}: {error.strerror or error}") from error
 
@@ -285,7 +285,10 @@ def crossings(given: list[str] | None, interactions: list[tuple[str, ...]]) -> l
     if not interactions:
         return []
     if given is None:
-        raise PlanError("interactions= needs fields=, because the fields of interactions are numbered after all others")
+        raise PlanError(
+            "interactions= needs fields=, because the list of all fields must be known before interactions are added; pass "
+            "fields=[…]"
+        )
     for one in interactions:
         if len(one) < 2 or any(not isinstance(name, str) or name not in given for name in one):
             unknown = next((name for name in one if name not in given), None)
@@ -304,15 +307,15 @@ def crossings(given: list[str] | None, interactions: list[tuple[str, ...]]) -> l
 def names(given: Sequence[str]) -> list[str]:
     """Field names, checked: some, all different."""
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise PlanError(f"fields= must be names, got {given!r}")
+        raise PlanError(f"fields= must be a list of names, got {given!r}")
     found = list(given)
     if not all(isinstance(name, str) for name in found):
-        raise PlanError(f"fields= must be names, got {found!r}")
+        raise PlanError(f"fields= must be a list of names, got {found!r}")
     if not 1 <= len(found) <= 512:
-        raise PlanError(f"a model has 1 to 512 fields, got {len(found):,}")
+        raise PlanError(f"fields= must have 1 to 512 names, got {len(found):,}")
     twice = next((name for name in found if found.count(name) > 1), None)
     if twice is not None:
-        raise PlanError(f"field {twice!r} is named twice")
+        raise PlanError(f"two fields have the name {twice!r}; give each field its own name")
     long = next((name for name in found if len(name.encode()) > 1000), None)
     if long is not None:
         raise PlanError(f"the name of a field has at most 1,000 bytes, got {len(long.encode()):,}: {long[:40]!r}…")
@@ -379,7 +382,9 @@ def whole_lines(stream: BinaryIO | io.RawIOBase, name: str) -> Iterator[bytes]:
             rest.append(text)
             held += len(text)
             if held > LONGEST:
-                raise DataError(f"{name}: a line is longer than {LONGEST:,} bytes")
+                raise DataError(
+                    f"{name}: a line is longer than {LONGEST:,} bytes; check that the file is text with one example per line"
+                )
             continue
         yield b"".join([*rest, text[:end]])
         rest, held = ([text[end:]], len(text) - end) if end < len(text) else ([], 0)

@@ -302,8 +302,8 @@ def check_memory(models: Mapping[str, Mapping[str, Any]]) -> None:
     memory = memory_here()
     if needed > memory:
         raise BudgetError(
-            f"{len(models):,} models need {needed:,} bytes at the same time, but this machine has {memory:,}; use fewer "
-            "models, or fewer bits"
+            f"{len(models):,} models need {needed:,} bytes at the same time, but this machine has {memory:,} bytes; try "
+            "fewer models, or smaller values of bits"
         )
 
 

@@ -184,8 +184,8 @@ def ahead(
     if first:
         if first not in names:
             raise PlanError(
-                f"{first} is not among the {len(names):,} files to read, but an earlier run stopped at its row {skip:,}; "
-                f"restore the file"
+                f"{first} is not among the {len(names):,} files to read, but an earlier start of the loop stopped at row "
+                f"{skip:,} of it; restore the file, or start again in a new folder"
             )
         files = files[names.index(first) :]
     readers = [partial(_morsels, file, columns, skip if n == 0 else 0) for n, file in enumerate(files)]

@@ -52,7 +52,7 @@ def check(place: Path, folder: bool = False) -> None:
     met = ""
     refuse_url(place, "a file that this call writes")
     if "\0" in str(place):
-        raise WriteError(f"cannot write {str(place)!r}: a path cannot hold a NUL byte")
+        raise WriteError(f"cannot write {str(place)!r}: the path contains a NUL byte; choose another path")
     if not place.name or place.is_dir():
         met = "" if folder and place.name else "a folder; expected the name of a file"
     elif place.is_file():

@@ -50,12 +50,15 @@ def read_manifest(text: bytes, shown: str) -> dict[str, StoredFile]:
     """Return the files that a manifest names; `DataError` for a damaged one. ``shown``: the URL of the manifest."""
     files = unsealed(text, shown, "folder").get("files")
     if not isinstance(files, dict):
-        raise DataError(f"{shown} is damaged: it does not list any files")
+        raise DataError(f"{shown} is damaged: it does not list any files; restore it from a copy")
     found = {name: _stored_file(name, facts, shown) for name, facts in files.items()}
     for name in found:
         above = next((str(folder) for folder in PurePosixPath(name).parents if str(folder) in found), None)
         if above is not None:
-            raise DataError(f"{shown} is damaged: {above[:80]!r} is a file in it, and also the folder of {name[:80]!r}")
+            raise DataError(
+                f"{shown} is damaged: {above[:80]!r} is a file in it, and also the folder of {name[:80]!r}; restore it from "
+                "a copy"
+            )
     return found
 
 
@@ -63,13 +66,17 @@ def _stored_file(name: str, facts: object, shown: str) -> StoredFile:
     if len(name) > _LONGEST or not all(_is_name(part, _LONGEST_PART) for part in name.split("/")):
         raise DataError(f"{shown} names a file {name[:80]!r}; expected a path inside the folder")
     if not isinstance(facts, dict) or set(facts) != {"bytes", "sha256", "object"}:
-        raise DataError(f"{shown} is damaged: it does not describe the file {name!r}")
+        raise DataError(f"{shown} is damaged: it does not describe the file {name!r}; restore it from a copy")
     size, sha256, held = facts["bytes"], facts["sha256"], facts["object"]
     if not isinstance(size, int) or size < 0 or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        raise DataError(f"{shown} is damaged: size or checksum of the file {name!r} are not valid")
+        raise DataError(
+            f"{shown} is damaged: the size or checksum of the file {name!r} is not valid; restore it from a copy"
+        )
     # The digits are compared because files that share an object are downloaded, and compared with the checksum, only once.
     if not isinstance(held, str) or not OBJECT.fullmatch(held) or not _is_name(held) or sha256[:32] not in held:
-        raise DataError(f"{shown} is damaged: {held!r} is not an object of the file {name!r}")
+        raise DataError(
+            f"{shown} is damaged: {held!r} is not a valid name of an object for the file {name!r}; restore it from a copy"
+        )
     return StoredFile(size, sha256, held)
 
 

@@ -48,11 +48,15 @@ class HttpFiles:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if "@" in parts.netloc:
-            raise PlanError("a URL with a user name or a password is refused, because it would be written into logs")
+            raise PlanError(
+                "a URL must not contain a user name or a password, because URLs are written into logs; remove them"
+            )
         try:
             port = parts.port
         except ValueError:
-            raise PlanError(f"{url} has no valid port") from None
+            raise PlanError(
+                f"{url} has no valid port number; expected one from 1 to 65535, such as https://host:8443/folder"
+            ) from None
         if parts.scheme not in WEB or not parts.hostname or parts.query or parts.fragment or not url.isascii():
             raise PlanError(
                 f"{url!r} is not the URL of a folder; expected https://host/folder, in ASCII and without '?' and '#'"
@@ -89,7 +93,7 @@ class HttpFiles:
                 connection.close()
                 raise
             connection.close()
-        raise OSError(f"more than {MOST_REDIRECTS} redirects")
+        raise OSError(f"the server redirected more than {MOST_REDIRECTS} times")
 
     def _ask(self, target: str, offset: int, limit: int) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         kind: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
@@ -124,7 +128,7 @@ class HttpFiles:
             same = False
         if not same or "@" in there.netloc:
             raise OSError(
-                f"status {answer.status} leads to another server, and redirects are followed within {here} only"
+                f"status {answer.status} redirects to another server, but only redirects within {here} are followed"
             )
         return quote(there.path, safe="/%~") + (f"?{quote(there.query, safe='=&%~')}" if there.query else "")
 
@@ -144,7 +148,7 @@ class HttpBody:
         if status not in (200, 206):
             raise OSError(f"status {status} {answer.reason[:80]!r}")
         if headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise OSError("the answer is compressed, although that was not asked for")
+            raise OSError("the answer is compressed, although the request did not allow that")
         # Servers of files know the length. Chunks can be of a byte each, of which a file has many.
         length = headers.get("Content-Length", "none")
         if answer.chunked or not _LENGTH.fullmatch(length):
@@ -157,7 +161,9 @@ class HttpBody:
         if status == 206:
             met = _RANGE.fullmatch(headers.get("Content-Range", ""))
             if met is None or int(met[1]) != offset:
-                raise OSError(f"asked for the bytes from {offset:,} on, but the answer holds others")
+                raise OSError(
+                    f"the request asked for the bytes from {offset:,} on, but the answer contains other bytes"
+                )
             at = offset
         if at + self._left > most:
             raise TooLarge(f"the answer has {at + self._left:,} bytes; expected at most {most:,}")
@@ -204,13 +210,13 @@ class Pace:
         """Return the seconds until the next byte must be there; TimeoutError if the answer is too slow."""
         left = self.began + GRACE_S + self.received / LEAST_RATE - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f"only {self.received:,} bytes came in {time.monotonic() - self.began:.0f} s")
+            raise TimeoutError(f"only {self.received:,} bytes arrived in {time.monotonic() - self.began:.0f} s")
         return min(left, REQUEST_TIMEOUT_S)
 
     def add(self, count: int) -> None:
         self.received += count
         if self.received > self.most:
-            raise OSError(f"the answer does not end: {self.received:,} bytes came")
+            raise OSError(f"the answer is longer than expected: {self.received:,} bytes arrived")
 
 
 class _Paced(io.RawIOBase):

@@ -41,14 +41,17 @@ def unsealed(text: bytes, shown: str, what: str) -> dict[str, Any]:
     try:
         found = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{shown} is damaged: {error}") from error
+        raise DataError(f"{shown} is damaged: it is not valid JSON ({error}); restore the file from a copy") from error
     if not isinstance(found, dict) or "format" not in found or "seal" not in found:
-        raise DataError(f"{shown} is damaged, or is not a file of a CTRBox {what}")
+        raise DataError(f"{shown} is not a file of a CTRBox {what}, or it is damaged: it has no format or no checksum")
     seal = found.pop("seal")
     if seal != _seal(found):
-        raise DataError(f"{shown} is damaged: its checksum does not match")
+        raise DataError(f"{shown} is damaged: its checksum does not match its contents; restore the file from a copy")
     if found["format"] != FORMAT:
-        raise DataError(f"{shown} has format {found['format']!r}; this version of CTRBox reads {FORMAT}")
+        raise DataError(
+            f"{shown} has format {found['format']!r}, but this version of CTRBox reads format {FORMAT}; use the version that "
+            "wrote it"
+        )
     return found
 
 

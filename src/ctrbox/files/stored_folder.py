@@ -71,7 +71,7 @@ class StoredFolder:
             raise PlanError(f"{url!r} is not a URL; expected s3://bucket/folder or hdfs://host/folder")
         if "?" in checked:
             raise PlanError(
-                f"{checked} has options after '?', which {what} does not take; set the endpoint and the credentials in the "
+                f"{checked} has options after '?', which {what} must not have; set the endpoint and the credentials in the "
                 "environment: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION"
             )
         self.url, self.what = checked.rstrip("/"), what
@@ -256,14 +256,15 @@ class StoredFolder:
         """Check before any work that the URL can be written and holds nothing but such a folder; otherwise an error."""
         if isinstance(self.store.fs, HttpFiles):
             raise WriteError(
-                f"{self.url} is read over HTTP and cannot be written; publish to the folder that the server shows"
+                f"{self.url} is read over HTTP, so nothing can be written to it; publish to the folder whose files the HTTP "
+                "server sends"
             )
         if not self.exists:
             for info in self._list(self.inside):
                 if info.base_name not in (OBJECTS, "") and not info.base_name.startswith("_writable-"):
                     raise DataError(
                         f"{self.url} holds {info.base_name!r} and no {MANIFEST}, so it is not {self.what} of CTRBox; choose "
-                        "an empty place"
+                        "an empty folder"
                     )
         probe = f"{self.inside}/_writable-{secrets.token_hex(8)}"
 
@@ -321,7 +322,9 @@ class StoredFolder:
             )
         text = manifest_text(files)
         if len(text) > MOST_BYTES:
-            raise WriteError(f"{self.url} would have {len(files):,} files, too many for one {MANIFEST}")
+            raise WriteError(
+                f"{self.url} would have {len(files):,} files, more than one {MANIFEST} can list; write to several folders"
+            )
         self._attempt(f"write {self.url}/{MANIFEST}", WriteError, lambda: self._put_manifest(text))
         before = {held.object for held in self.files.values()}
         self.files, self._text = files, text
@@ -424,7 +427,7 @@ def _identity(path: Path) -> tuple[int, int, int, int]:
 def _opened(url: str) -> tuple[Store, str]:
     """Return the store of a URL and the path inside it."""
     if url.partition("://")[2].strip("/") == "":
-        raise PlanError(f"{url} names no bucket and no folder; expected s3://bucket/folder or hdfs://host/folder")
+        raise PlanError(f"{url} names neither a bucket nor a folder; expected s3://bucket/folder or hdfs://host/folder")
     if url.partition(":")[0] in WEB:
         return Store(HttpFiles(url), remote=True), ""
     return open_store(url)

@@ -30,7 +30,9 @@ class OwnFolder:
         try:
             self.place = Path(tempfile.mkdtemp(prefix=prefix))
         except OSError as error:
-            raise WriteError(f"cannot make a temporary folder: {error}") from error
+            raise WriteError(
+                f"cannot make a temporary folder: {error}; set TMPDIR to a folder that can be written"
+            ) from error
         self._lock, self._process = -1, os.getpid()
         try:
             # Locked before it has its name: there is no moment in which another process finds it and could lock it.

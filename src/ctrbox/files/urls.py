@@ -60,7 +60,7 @@ def refuse_url(path: str | os.PathLike[str], what: str) -> None:
     if url is None:
         return
     if url.lower().startswith("file:///"):
-        raise PlanError(f"{url} is a URL, but {what} takes a plain path: {url[7:]}")
+        raise PlanError(f"{url} is a URL, but {what} needs a plain path; write it as {url[7:]}")
     raise PlanError(
         f"{url} is a URL, but {what} can only be on a local disk; use a local path instead, and copy the files with a "
         "tool for that storage"

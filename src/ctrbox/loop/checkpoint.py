@@ -124,7 +124,10 @@ class Checkpoints:
                 remove(damaged)  # two that are whole are kept, not this and one
             return found
         if wrong:
-            raise SourceError(f"every checkpoint in {self.folder} is damaged: {next(iter(wrong.values()))}")
+            raise SourceError(
+                f"every checkpoint in {self.folder} is damaged: {next(iter(wrong.values()))}. Restore the folder from a "
+                "copy, or choose another output folder"
+            )
         return None
 
 
@@ -134,7 +137,7 @@ def _read(
     state = read_sealed(place / STATE, "checkpoint")
     files = state.get("files")
     if not isinstance(files, dict) or not {ENGINE, MODEL} & files.keys():
-        raise DataError(f"{place / STATE} does not name the files of a checkpoint")
+        raise DataError(f"{place / STATE} is damaged: it does not name the files of a checkpoint")
     check(state)
     tables = {}
     for name, facts in files.items():

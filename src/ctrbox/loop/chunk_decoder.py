@@ -126,7 +126,7 @@ def _lines(name: str, stream: Any, layout: Layout, start: int) -> Iterator[Piece
                     yield _of_lines(name, part, at + begin, schemas, layout)
                 at += len(lines)
             if len(rest) > LINE_BYTES:
-                raise DataError(f"line {at + 1:,} is longer than {LINE_BYTES:,} bytes")
+                raise DataError(f"line {at + 1:,} is longer than {LINE_BYTES:,} bytes; write one event per line")
             block = following
 
 
@@ -216,14 +216,14 @@ def row_of_line(line: bytes, layout: Layout) -> pa.RecordBatch:
     """Parse one line by the rules of requests. Raises a `DataError` that names the field, its value and what was expected."""
     given = strict_json(line)
     if not isinstance(given, dict):
-        raise DataError(f"a line must be an object of fields, got {brief(given)}")
+        raise DataError(f"a line must be a JSON object with the fields of one event, got {brief(given)}")
     arrays = []
     for field in layout.read:
         value: Any = given
         for name in field.name.split("."):
             if value is not None and not isinstance(value, dict):
                 raise DataError(
-                    f"column {field.name!r} is a nested field, but its parent is {brief(value)}; expected an object"
+                    f"column {field.name!r} is nested in a field that is {brief(value)}; expected a JSON object there"
                 )
             value = None if value is None else value.get(name)
         try:

@@ -74,9 +74,15 @@ class Layout:
     ) -> Layout:
         """Return the layout for a plan whose requests contain ``columns``, over a log with the columns ``log``."""
         if not columns.names:
-            raise PlanError("no feature of the plan reads a column of the log")
+            raise PlanError(
+                "no feature of the plan reads a column of the log, so there is nothing to learn from; add features of the "
+                "log"
+            )
         if event in columns.names:
-            raise PlanError(f"column {event!r} is read by a feature; choose another column for the kind of event")
+            raise PlanError(
+                f"column {event!r} contains the kind of the event, but a feature reads it too; choose another column with "
+                "event=, or on the command line with --event COLUMN"
+            )
         if time not in log.names:
             raise PlanError(
                 f"the log has no column {time!r} for the time of an event{_nearest_time(time, log)}; name it with time=, or on "
@@ -202,7 +208,7 @@ def typed_rows(table: pa.Table, layout: Layout) -> tuple[pa.Table, dict[int, str
     met = source.schema.names
     for name in (layout.event, layout.id, layout.time):
         if name not in met:
-            raise DataError(f"there is no column {name!r}{nearest(name, met)}")
+            raise DataError(f"the events have no column {name!r}{nearest(name, met)}")
     wanted = [n for n in layout.read.names if n in met]
     found = [m.rows for m in source.scan(wanted, threads=0)]
     rows = pa.Table.from_batches(found, found[0].schema if found else source_schema(source, wanted)).combine_chunks()

@@ -286,10 +286,9 @@ class Join:
             self.compact()
         if self.bytes > self.budget:
             raise BudgetError(
-                f"{self.held:,} impressions and {len(self._clicks):,} clicks "
-                f"are waiting for their click window to "
-                f"end and need {self.bytes:,} bytes; the budget is {self.budget:,}: raise it, or use a shorter window "
-                f"or lateness"
+                f"{self.held:,} impressions and {len(self._clicks):,} clicks are waiting for their click window to end and "
+                f"need {self.bytes:,} bytes; the budget is {self.budget:,}: raise it with held=, or use a shorter window or "
+                "lateness"
             )
 
     def compact(self) -> pa.RecordBatch:
@@ -344,7 +343,10 @@ class Join:
         if met.names != schema.names or [f.type for f in met] != [f.type for f in schema]:
             raise DataError(f"the waiting impressions have columns {met.names}, but the plan reads {schema.names}")
         if set(numbers["counts"]) != {f.name for f in fields(Counts)}:
-            raise DataError("the counts of waiting impressions were written by another version of CTRBox")
+            raise DataError(
+                "the counts of waiting impressions were written by another version of CTRBox; continue with that version, "
+                "or choose another output folder"
+            )
         self.newest, self.counts = int(numbers["newest"]), Counts(**numbers["counts"])
         rows = impressions.combine_chunks()
         block = Block(rows.select(schema.names).to_batches()[0] if len(rows) else None, len(rows))

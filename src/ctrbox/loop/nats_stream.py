@@ -155,7 +155,9 @@ class NatsStream:
             try:
                 info = await stream.stream_info(self.stream)
             except NotFoundError as error:
-                raise SourceError(f"{self.name}: there is no stream {self.stream!r} on that server") from error
+                raise SourceError(
+                    f"{self.name}: there is no stream {self.stream!r} on that server; check its name, or create it"
+                ) from error
             self._check(info)
             with contextlib.suppress(NotFoundError):
                 await stream.delete_consumer(self.stream, self.consumer)

@@ -170,7 +170,7 @@ class OnlineClickModel:
             if len(table):
                 warnings.warn(
                     f"the {type(table).__name__} of this job already holds {len(table):,} rows, and the loop continues from "
-                    "them; use an empty table to start with new weights",
+                    "them; pass an empty table to start with new weights",
                     stacklevel=3,
                 )
 
@@ -186,7 +186,8 @@ class OnlineClickModel:
         if not np.isfinite(batch.dense).all():
             row, column = np.argwhere(~np.isfinite(batch.dense))[0]
             raise DataError(
-                f"batch, row {row}: dense column {batch.schema.dense_names[column]!r} is {batch.dense[row, column]}"
+                f"batch, row {row}: dense column {batch.schema.dense_names[column]!r} is {batch.dense[row, column]}; "
+                "expected a finite number"
             )
         return Batch(self._schema, batch.rows, label, batch.dense, batch.sparse, None)
 
@@ -223,7 +224,9 @@ class OnlineClickModel:
         place, held = folder / MODEL, self.learner
         state = read_state(place)
         if state.get("learned") != learned:
-            raise DataError(f"{place} learned {state.get('learned')} examples, expected {learned}")
+            raise DataError(
+                f"{place} has learned from {state.get('learned')} examples, but its checkpoint says {learned}"
+            )
         kept = state.get("settings")
         for name, mine in self.settings.items():
             if not isinstance(kept, dict) or kept.get(name) != mine:

@@ -487,7 +487,9 @@ class OnlineLoop:
     def _know_version(self) -> None:
         found = self.folder.published.current
         if found is None:
-            raise DataError(f"{self.out} has no published version")
+            raise DataError(
+                f"{self.out} contains no published version; restore the folder from a copy, or choose another output folder"
+            )
         self.version: Version = found
         self.published_learned = self._learned(self.folder) or 0
         self._published_s = datetime.strptime(found.time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()

@@ -93,7 +93,9 @@ class OnlineFfm:
         """Return the model of a checkpoint, whatever its settings are."""
         engine = DeepFFM.load(folder / ENGINE)
         if engine.learned != learned:
-            raise DataError(f"{folder / ENGINE} learned {engine.learned:,} examples, expected {learned}")
+            raise DataError(
+                f"{folder / ENGINE} has learned from {engine.learned:,} examples, but its checkpoint says {learned}"
+            )
         return OnlineFfm(engine)
 
     def restored(self, folder: Path, learned: Any) -> Self:

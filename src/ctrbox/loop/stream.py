@@ -55,7 +55,7 @@ def open_stream(
     ``delete`` removes chunks from the folder when they are kept in the checkpoints.
     """
     if not where.strip():
-        raise PlanError("the stream has no name; pass a folder of chunks, or nats://host:port/STREAM")
+        raise PlanError("the address of the stream is empty; pass a folder of chunks, or nats://host:port/STREAM")
     try:
         scheme = urlsplit(where).scheme
     except ValueError as error:

@@ -113,7 +113,7 @@ class MultiQueryAttentivePooling(nn.Module):
     def __init__(self, dim: int, queries: Sequence[int], hidden: Sequence[int] = (16,), *, kind: str = "prelu") -> None:
         super().__init__()
         if not queries:
-            raise PlanError("multi-query attentive pooling needs at least one query, got none")
+            raise PlanError("multi-query attentive pooling needs at least one query, but none was passed")
         self.width = dim * len(queries)
         self.channels = nn.ModuleList(AttentivePooling(dim, query, hidden, kind=kind) for query in queries)
 

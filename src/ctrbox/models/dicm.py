@@ -75,7 +75,7 @@ class DICM(nn.Module):
         ids = [f.name for f in schema.sparse if f.name not in images] if fields is None else list(fields)
         for name in images:
             if name in ids:
-                raise PlanError(f"DICM reads {name!r} as an image; remove it from fields")
+                raise PlanError(f"DICM already reads {name!r} as an image; remove it from fields=")
         self.pairs = pairs_of("DICM", schema, target, history, ids) if base == "din" else []
         sequences = {past: "none" for _, past in self.pairs} | ({behavior: "none"} if behavior else {})
         how = {n: pooling if isinstance(pooling, str) else pooling.get(n, "mean") for n in [*ids, *images]}
@@ -167,5 +167,8 @@ def _images(schema: Schema, ad_image: str | None, behavior: str | None) -> list[
                 f"and {one.space!r}; give both the same space: .key(space='image')"
             )
     if ad_image is not None and known[ad_image].ragged:
-        raise PlanError(f"DICM: an ad has one image, and {ad_image!r} may have no key or several keys per row")
+        raise PlanError(
+            f"DICM needs exactly one image per ad, but {ad_image!r} may have no key or several keys per row; choose a field "
+            "with one key per row"
+        )
     return found

@@ -58,7 +58,7 @@ class DIN(nn.Module):
         refuse_other_sequences("DIN", self.reads, pasts)
         for wanted, past in self.pairs:
             if self.reads.dims[past] == 0:
-                raise PlanError(f"DIN compares the vectors of {wanted!r} and {past!r}, which needs a dim of 1 or more")
+                raise PlanError(f"DIN compares the vectors of {wanted!r} and {past!r}, so their dim must be 1 or more")
         self.dense = DenseInput(self.reads.dense)
         self.attention = nn.ModuleList(
             LocalActivation(self.reads.dims[past], attention, kind=activation, softmax=softmax)

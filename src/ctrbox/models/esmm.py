@@ -86,9 +86,12 @@ class EntireSpace(Objective):
             if self.tasks[names.index(name)].kind != "binary":
                 raise PlanError(f"ESMM needs a binary label {name!r}, but it is {self.tasks[names.index(name)].kind}")
         if self.tasks[names.index(click)].window is not None:
-            raise PlanError(f"the label {click!r} of ESMM cannot arrive late; delay= is for {convert!r}")
+            raise PlanError(
+                f"the label {click!r} of ESMM cannot arrive late; remove its delay=, which only the label {convert!r} may "
+                "have"
+            )
         if click == convert:
-            raise PlanError(f"click= and convert= of ESMM are both {click!r}; expected two different labels")
+            raise PlanError(f"click= and convert= of ESMM must be two different labels, but both are {click!r}")
         self.at = names.index(click), names.index(convert)
         self.told = False  # of conversions that are 0 in rows without a click
 
@@ -104,8 +107,8 @@ class EntireSpace(Objective):
         clicked = labels[:, click] == 1
         if bool((observed[:, click] & ~clicked & (labels[:, convert] == 1)).any()):
             raise DataError(
-                "a row has a conversion and no click, but ESMM learns conversions given a click; set the conversion label to "
-                "null in rows without a click, or use another model, such as cb.models.MMoE"
+                "a row has a conversion, but no click, and ESMM learns conversions only from rows with a click; set the "
+                "conversion label to null in rows without a click, or use another model, such as cb.models.MMoE"
             )
         if not self.told and bool((observed[:, click] & ~clicked & observed[:, convert]).any()):
             self.told = True

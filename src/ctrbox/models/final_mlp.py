@@ -91,7 +91,7 @@ class FinalMLP(ClickModel):
         for name, widths in (("hidden", first), ("second_hidden", second)):
             if widths[-1] % heads:
                 raise PlanError(
-                    f"the last width of {name} is {widths[-1]}, which {heads} heads of FinalMLP do not divide; "
+                    f"the last width of {name} is {widths[-1]}, but FinalMLP divides this layer among {heads} heads; "
                     f"expected a multiple of {heads}"
                 )
         self.contexts = tuple(

@@ -17,7 +17,9 @@ def pairs_of(
     targets = [target] if isinstance(target, str) else list(target)
     pasts = [history] if isinstance(history, str) else list(history)
     if not targets or len(targets) != len(pasts):
-        raise PlanError(f"{model} needs one target for each history, got targets {targets} and histories {pasts}")
+        raise PlanError(
+            f"{model} needs one target for each history, got the targets {targets} and the histories {pasts}"
+        )
     spaces = {field.name: field.space for field in schema.sparse}
     for name in [*targets, *pasts]:
         if name not in spaces:
@@ -27,7 +29,7 @@ def pairs_of(
         if fields is not None and name not in fields:
             raise PlanError(f"{model} attends to {name!r}, which is not among its fields: {list(fields)}")
         if name in targets and name in pasts:
-            raise PlanError(f"{model}: {name!r} cannot be both a target and a history")
+            raise PlanError(f"{model}: {name!r} is both a target and a history; choose different fields")
     ragged = {field.name: field.ragged for field in schema.sparse}
     for wanted, past in zip(targets, pasts, strict=True):
         if ragged[wanted] and not ragged[past]:
@@ -38,7 +40,9 @@ def pairs_of(
     pairs = list(zip(targets, pasts, strict=True))
     for wanted, past in pairs:
         if pairs.count((wanted, past)) > 1:
-            raise PlanError(f"{model}: the pair {wanted!r}, {past!r} is given twice")
+            raise PlanError(
+                f"{model}: the target {wanted!r} is given twice for the history {past!r}; remove one of the two"
+            )
         if spaces[wanted] != spaces[past]:
             raise PlanError(
                 f"{model} compares {past!r} with {wanted!r}, but their keys lie in the spaces {spaces[past]!r} and "
@@ -60,7 +64,8 @@ def poolings(
         for past in pasts:
             if how.get(past, "none") != "none":
                 raise PlanError(
-                    f"{model} reads history {past!r} as a sequence; remove it from pooling, got {how[past]!r}"
+                    f"{model} reads history {past!r} as a sequence, which is not pooled; remove it from pooling=, which has "
+                    f"{how[past]!r}"
                 )
     return {**how, **dict.fromkeys(pasts, "none")}
 
@@ -70,5 +75,6 @@ def refuse_other_sequences(model: str, reads: Reads, pasts: Sequence[str]) -> No
     for name in reads.sequences:
         if name not in pasts:
             raise PlanError(
-                f"{model} reads {name!r} as a sequence but it is not a history; add it to history, or pool it"
+                f"{model} reads {name!r} as a sequence, but it is not one of its histories; add it to history=, or choose "
+                "another pooling for it"
             )

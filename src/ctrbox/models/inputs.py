@@ -99,7 +99,7 @@ class Reads:
         """The dim of all pooled fields, for models that multiply vectors with each other."""
         found = {self.dims[name] for name in self.fields}
         if len(found) != 1:
-            raise PlanError(f"this model needs the same dim for all its fields, got {dict(self.dims)}")
+            raise PlanError(f"this model needs the same dim for all its fields, but the dims are {dict(self.dims)}")
         return found.pop()
 
     def row(self, field: str) -> Row:
@@ -168,7 +168,9 @@ class Inputs:
             if name in part.fields:
                 return part.vectors[:, part.fields.index(name)]
         if name in self.sequences:
-            raise PlanError(f"field {name!r} is read as a sequence; use x.sequence({name!r})")
+            raise PlanError(
+                f"field {name!r} is read as a sequence, so it has no pooled vector; use x.sequence({name!r})"
+            )
         raise PlanError(f"this model does not read {name!r}{nearest(name, self.reads.fields)}")
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:

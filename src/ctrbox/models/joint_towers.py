@@ -98,7 +98,10 @@ class JointTowers(ClickModel):
             width = self.reads.dim
             self.embedding = EmbeddingLayer(width)
         if width == 0 and not self.kinds[0]:
-            raise PlanError("the first tower has no dense feature, and there are no embeddings that it could read")
+            raise PlanError(
+                "the first tower would have no inputs: it has no dense feature, and the model reads no sparse field; give "
+                "the tower a dense feature"
+            )
         # Of one hidden layer, which is the first and the last, only one is passed on.
         passed = layers[0] if len(layers) == 1 else layers[0] + layers[-1]
         self.towers = nn.ModuleList()
@@ -141,7 +144,7 @@ def checked(schema: Schema, towers: Sequence[Sequence[str]]) -> list[list[str]]:
                     f"it has {known}"
                 )
             if name in names[:at]:
-                raise PlanError(f"tower {k} names {name!r} twice; expected once")
+                raise PlanError(f"tower {k} names {name!r} twice; remove one of the two")
     for name in known:
         if not any(name in names for names in towers):
             raise PlanError(

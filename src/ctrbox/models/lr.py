@@ -33,7 +33,9 @@ class LR(nn.Module):
         self.reads = Reads(schema, 0, pooling=pooling, fields=fields, linear=True)
         pooled_only("LR", self.reads)
         if not self.reads.fields and not self.reads.dense:
-            raise PlanError("LR reads neither a sparse field nor a dense column; expected one of them")
+            raise PlanError(
+                "LR would have no inputs: it reads neither a sparse field nor a dense column; give it at least one of them"
+            )
         self.dense = DenseInput(self.reads.dense)
         self.first = FirstOrder(self.reads.dense)
         self.bias = nn.Parameter(torch.zeros(1))

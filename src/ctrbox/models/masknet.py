@@ -67,9 +67,7 @@ class MaskNet(ClickModel):
         super().__init__(locals())
         needs_vectors("MaskNet", self.reads)
         if self.reads.dim < 2:
-            raise PlanError(
-                "MaskNet normalizes the vector of each field over its elements; expected a dim of 2 or more, got 1"
-            )
+            raise PlanError("MaskNet normalizes the elements of each vector, so it needs a dim of 2 or more, got 1")
         if not is_number(reduction) or not 0.01 <= reduction <= 16:
             raise PlanError(f"reduction of MaskNet must be a number from 0.01 to 16, got {shown_value(reduction)}")
         self.structure = one_of("structure", structure, ("serial", "parallel"))

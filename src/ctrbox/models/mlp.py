@@ -119,7 +119,7 @@ def side_by_side(layer: Affine, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         out = part @ weight if out is None else torch.addmm(out, part, weight)
         at += part.shape[1]
     if out is None or at != len(layer.weight):
-        raise PlanError(f"a tower with {len(layer.weight)} inputs got {at}")
+        raise PlanError(f"the first layer of this tower has {len(layer.weight)} inputs, but got {at} numbers per row")
     return out
 
 

@@ -47,7 +47,7 @@ def needs_vectors(model: str, reads: Reads) -> None:
             f"{model} multiplies the vectors of sparse fields, but reads no sparse field; expected at least one"
         )
     if reads.dim == 0:
-        raise PlanError(f"{model} multiplies the vectors of sparse fields, which needs a dim of 1 or more, got 0")
+        raise PlanError(f"{model} multiplies the vectors of sparse fields, so their dim must be 1 or more, got 0")
 
 
 def needs_inputs(model: str, reads: Reads) -> None:

@@ -83,7 +83,7 @@ class SIM(HistoryModel):
         self.search, self.category, self.categories = self_search, category, categories
         if category is not None and self.reads.dims[category] == 0:
             raise PlanError(
-                f"SIM compares the vectors of {category!r} and {categories!r}, which needs a dim of 1 or more"
+                f"SIM compares the vectors of {category!r} and {categories!r}, so their dim must be 1 or more"
             )
         self.keep = whole("keep of SIM", keep, 1, MOST_PLACES)
         one_of("activation", activation, ACTIVATIONS)

@@ -55,7 +55,9 @@ class TwoTower(nn.Module):
         self.sides = {"user": tuple(user), "ad": tuple(ad)}
         for side, names in self.sides.items():
             if not names:
-                raise PlanError(f"TwoTower needs at least one field of the {side}, got none")
+                raise PlanError(
+                    f"TwoTower needs at least one field of the {side}, but none was passed; name the fields with {side}="
+                )
             for name in names:
                 if name not in known:
                     raise PlanError(
@@ -69,7 +71,8 @@ class TwoTower(nn.Module):
         for name in images:
             if name not in (*user, *ad):
                 raise PlanError(
-                    f"TwoTower: {name!r} is in images= but is a field of neither side{nearest(name, (*user, *ad))}"
+                    f"TwoTower: {name!r} is in images=, but is not a field of the user or of the "
+                    f"ad{nearest(name, (*user, *ad))}"
                 )
         how = {n: pooling if isinstance(pooling, str) else pooling.get(n, "mean") for n in (*user, *ad)}
         for name in set(images) & set(user):  # sum pooling, as the paper has it, unless told otherwise

@@ -114,5 +114,8 @@ def restore_optimizer(
     whole = optimizer.state_dict()
     sizes = [len(g["params"]) for g in whole["param_groups"]]
     if state and max(state) >= sum(sizes):
-        raise DataError(f"{place} holds optimizer state for more weights than this model has")
+        raise DataError(
+            f"{place} contains the optimizer state of more weights than this model has; load it with the model that it was "
+            "saved with"
+        )
     optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})

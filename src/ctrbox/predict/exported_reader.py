@@ -90,7 +90,8 @@ class Exported:
         self.described: dict[str, Any] = json.loads((place / "export.json").read_text(encoding="utf-8"))
         if self.described.get("version") != VERSION:
             raise ValueError(
-                f"{place / 'export.json'} has version {self.described.get('version')!r}; expected {VERSION}"
+                f"{place / 'export.json'} has version {self.described.get('version')!r}, but this reader.py reads {VERSION}; "
+                "export the run again"
             )
         for name in [self.described["network"], *(one["file"] for one in self.described["tables"])]:
             _check(place / name, self.described["files"][name])
@@ -123,7 +124,7 @@ class Exported:
             if kind == "dense":
                 found[one["name"]] = np.ascontiguousarray(batch.dense, np.float32)
                 if not np.isfinite(found[one["name"]]).all():
-                    raise ValueError("a dense column has a value that is not finite")
+                    raise ValueError("a dense column contains a NaN or an infinity; expected finite numbers")
             elif kind == "key":
                 found[one["name"]] = np.array(batch.sparse[field].values)
             elif kind == "rows":

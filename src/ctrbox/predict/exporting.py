@@ -116,12 +116,13 @@ def _write_network(network: ExportedNetwork, path: Path, format: str, model: str
     except Exception as error:
         if format == "onnx" and model == "SIM":
             raise PlanError(
-                "SIM cannot be exported as onnx, which has no stable sort; export it with format='torch' (--format torch)"
+                "SIM cannot be exported as onnx, because ONNX has no stable sort; export it with format='torch' (--format "
+                "torch)"
             ) from error
         raise PlanError(
             f"{model} cannot be exported as {format}, because torch cannot record its forward as a graph: {_reason(error)}; "
-            "its forward may use operations of torch only, no branch may depend on the values of a batch, and tensor.shape[0] "
-            "takes the place of len(tensor)"
+            "its forward may use only operations of torch, must not branch on the values of a batch, and must use "
+            "tensor.shape[0] instead of len(tensor)"
         ) from error
 
 
@@ -148,7 +149,8 @@ def _saved_onnx(network: ExportedNetwork, program: torch.export.ExportedProgram,
     if known != set(names):
         odd = sorted(set(names) ^ known)[0]
         raise PlanError(
-            f"the model ignores the input {odd!r}, so its network has no such input; leave the field out of it"
+            f"the model does not use its input {odd!r}, so the exported network would not have this input; remove the field "
+            "from the model"
         )
 
     def run(given: Sequence[torch.Tensor]) -> Sequence[np.ndarray]:

@@ -32,7 +32,7 @@ def untrained(name: str, schema: Schema, config: Any, weights: int, compare: Cal
     """Return a model of ``cb.models`` with new weights. ``weights``: how many tensors the file holds for it. ``compare`` gets
     the model first without memory, and may refuse it."""
     if len(json.dumps(config)) > MOST_CONFIG:
-        raise DataError(f"the constructor arguments of {name} in the file take more than {MOST_CONFIG:,} bytes of JSON")
+        raise DataError(f"the constructor arguments of {name} in the file need more than {MOST_CONFIG:,} bytes of JSON")
     with torch.device("meta"), _few_parts(name, PARTS_OF_A_WEIGHT * weights + MORE_PARTS):
         shapes = models.build(name, schema, config)
     compare(shapes)
@@ -54,7 +54,7 @@ def _few_parts(name: str, most: int) -> Iterator[None]:
         if parts > most:
             raise DataError(
                 f"the file describes a {name} with more than {most:,} modules and parameters, far more than its number of "
-                "weights justifies"
+                "weights can fill; it is damaged, or was not written by CTRBox"
             )
 
     hooks = [register_module_module_registration_hook(count), register_module_parameter_registration_hook(count)]

@@ -90,7 +90,7 @@ class ClickModel:
         read = {f.name: f.ragged for f in schema.sparse if f.name in self.reads.dims}
         self.common = check_common(read, common, schema.group)
         if self.common and self.carrier is not None:
-            raise PlanError("common= works only on the CPU; remove common=")
+            raise PlanError("common= works only on the CPU; remove common=, or train with device='cpu'")
         # A key that rows share is looked up once, so a table would count one show of it.
         counted = [name for s in self.sources if s.traits.shows for name in s.fields if name in self.common]
         if counted:
@@ -267,7 +267,8 @@ class ClickModel:
             raise PlanError(f"{name} returned {met}; expected logits, a tensor with one float per row")
         if self.model.training and not logits.requires_grad:
             raise PlanError(
-                f"the logits of {name} have no gradient: its forward detaches them, or reads nothing trainable"
+                f"the logits of {name} have no gradient: its forward detaches them from the graph, or uses no weights that "
+                "can be trained"
             )
         if logits.shape != (rows,) and not self.tasks:
             raise PlanError(f"{name} returned logits of shape {tuple(logits.shape)}; expected one per row, ({rows},)")

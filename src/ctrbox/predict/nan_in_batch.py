@@ -47,15 +47,16 @@ def culprit(model: ClickModel, looked: Looked, pulled: Sequence[Pulled], value: 
             size, name, key = _largest(model, what, source, rows, batch)
             if size > HUGE:
                 return TrainError(
-                    f"{where}: a {what} of key {key} of field {name!r} has grown to {size:.3g}; lower the learning "
-                    "rate of its table, or clip gradients"
+                    f"{where}: a {what} of key {key} of field {name!r} has grown to {size:.3g}; lower the learning rate of "
+                    "its table, or limit the gradients with clip=1.0"
                 )
     for parameter, weight in model.model.named_parameters():
         if not bool(torch.isfinite(weight).all()):
             return TrainError(
-                f"{where}: weight {parameter!r} of the model is not finite; lower the learning rate, or clip=1.0"
+                f"{where}: weight {parameter!r} of the model is not finite; lower the learning rate, or limit the gradients "
+                "with clip=1.0"
             )
-    return TrainError(f"{where}: the loss is {value}; lower the learning rate, or clip=1.0")
+    return TrainError(f"{where}: the loss is {value}; lower the learning rate, or limit the gradients with clip=1.0")
 
 
 def _largest(model: ClickModel, what: str, source: Source, rows: Pulled, batch: Batch) -> tuple[float, str, int]:

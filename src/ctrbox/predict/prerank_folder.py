@@ -71,7 +71,9 @@ class PrerankFolder:
         files, key = facts.get("files"), facts.get("key")
         indexed = isinstance(files, dict) and INDEX in files
         if not isinstance(files, dict) or set(files) - {INDEX} != {VECTORS, ADS} or not isinstance(key, str):
-            raise DataError(f"{place / FACTS} is damaged: it does not describe the files of a pre-rank folder")
+            raise DataError(
+                f"{place / FACTS} is damaged: it does not describe the files of a pre-rank folder; make the folder again"
+            )
         for name, expected in files.items():
             if _described(place / name) != expected:
                 raise DataError(

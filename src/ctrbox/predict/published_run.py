@@ -81,7 +81,9 @@ def click_model_of(weights: Weights, schema: Schema, where: str, own: nn.Module 
     ``own``: a model of the user's own class, with any weights, for a version of such a model; it is copied.
     """
     if weights.kind != CLICK_MODEL:
-        raise DataError(f"{where} holds weights of kind {weights.kind!r}; expected {CLICK_MODEL!r}")
+        raise DataError(
+            f"{where} contains weights of kind {weights.kind!r}, but a published run has the kind {CLICK_MODEL!r}"
+        )
     about = weights.about
     kinds = about.get("keys")
     if isinstance(kinds, dict) and (told := mismatch(kinds, schema.key_kinds)):
@@ -90,8 +92,9 @@ def click_model_of(weights: Weights, schema: Schema, where: str, own: nn.Module 
         )
     if about.get("fingerprint") != schema.fingerprint:
         raise DataError(
-            f"{where} was trained with a plan of fingerprint {str(about.get('fingerprint'))[:16]}…, but this plan has "
-            f"the fingerprint {schema.fingerprint[:16]}…; features, cleaning or fitted values differ"
+            f"{where} was trained with a plan of fingerprint {str(about.get('fingerprint'))[:16]}…, but this plan has the "
+            f"fingerprint {schema.fingerprint[:16]}…; their features, cleaning steps or fitted values differ; use the plan "
+            "that the model was trained with"
         )
     try:
         if about.get("own") is True:
@@ -171,7 +174,7 @@ def _floats(part: Part, shape: tuple[int, int]) -> Any:
 def _finite(part: Part) -> np.ndarray:
     """Its numbers; refused here, where an older version can go on, and not when a request meets them."""
     if part.dtype == "F32" and not np.isfinite(part.data).all():
-        raise DataError(f"part {part.name!r} holds numbers that are not finite")
+        raise DataError(f"part {part.name!r} contains a NaN or an infinity; publish another version")
     return part.data
 
 

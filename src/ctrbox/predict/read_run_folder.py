@@ -64,7 +64,7 @@ def read_run(
     describes the other arguments."""
     place = local_path(folder, "a run folder")
     if not place.is_dir():
-        raise SourceError(f"there is no run folder {place}")
+        raise SourceError(f"there is no run folder {place}; check the path")
     read_sealed(place / "config.json", "run folder")
     if not (place / "model").is_dir():
         raise DataError(
@@ -163,12 +163,15 @@ def _fields_of_tables(model: Path, state: Mapping[str, Any]) -> list[list[str]]:
     tables = state.get("tables")
     held = [name for name in state["files"] if name.startswith("table-")]
     if not isinstance(tables, list) or not all(isinstance(fields, list) and fields for fields in tables):
-        raise DataError(f"{model} is damaged: it does not describe its tables")
+        raise DataError(f"{model} is damaged: it does not describe its tables; restore it from a copy")
     if sorted(held) != sorted(f"table-{k}.ctrtable" for k in range(len(tables))):
         raise DataError(f"{model} is damaged: it describes {len(tables):,} tables and holds {len(held):,}")
     named = [name for fields in tables for name in fields]
     if not all(isinstance(name, str) for name in named) or len(set(named)) != len(named):
-        raise DataError(f"{model} is damaged: a table field is not a string, or one field belongs to two tables")
+        raise DataError(
+            f"{model} is damaged: the name of a field is not a string, or one field belongs to two tables; restore it from a "
+            "copy"
+        )
     return tables
 
 
@@ -190,7 +193,7 @@ def servers_of(folder: str | Path, files: Mapping[str, str | Path]) -> dict[str,
             continue
         if len(mine) > 1:
             raise PlanError(
-                f"{', '.join(map(repr, mine))} share one Model Server in {place}; pass its file for {mine[0]!r} only"
+                f"{', '.join(map(repr, mine))} share one Model Server in {place}; pass its file only for {mine[0]!r}"
             )
         tensors, _ = read_server(file)
         shapes = {n.removeprefix("model."): tuple(t.shape) for n, t in tensors.items() if n.startswith("model.")}

@@ -66,7 +66,7 @@ class ScoreExpression:
     def of(text: str, names: Sequence[str]) -> ScoreExpression:
         """Parse an expression of the labels ``names``; DataError if it cannot be read."""
         if not names:
-            raise DataError("this model predicts one label, so there is nothing to combine; remove the score")
+            raise DataError("this model predicts one label, so there are no labels to combine; remove the score")
         if not isinstance(text, str):
             raise DataError(f"the score must be text such as {example(names)!r}, got a {type(text).__name__}")
         if len(text) > MOST_CHARACTERS:

@@ -66,11 +66,11 @@ def sources_of(reads: Reads, schema: Schema, embedder: Embedders | None, device:
     elif isinstance(embedder, Mapping):
         for name in embedder:
             if name != "*" and name not in names:
-                raise PlanError(f"an embedder is given for {name!r}, which the model does not read; it reads {names}")
+                raise PlanError(f"a table is given for field {name!r}, which the model does not read; it reads {names}")
         for name in names:
             found = embedder.get(name, embedder.get("*"))
             if found is None:
-                raise PlanError(f"no embedder is given for {name!r}; add one, or {{'*': …}} for all other fields")
+                raise PlanError(f"no table is given for field {name!r}; add one, or {{'*': …}} for all other fields")
             chosen[name] = found
     else:
         chosen = dict.fromkeys(names, embedder)
@@ -115,7 +115,7 @@ def reads_of(model: nn.Module) -> Reads:
     found = getattr(model, "reads", None)
     if not isinstance(found, Reads):
         raise PlanError(
-            f"{type(model).__name__} does not declare what it reads; set self.reads = cb.models.Reads(schema, dim=…) in its "
-            "__init__"
+            f"{type(model).__name__} does not declare which fields it reads; set self.reads = cb.models.Reads(schema, dim=…) "
+            "in its __init__"
         )
     return found

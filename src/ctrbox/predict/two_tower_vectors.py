@@ -37,7 +37,7 @@ def two_tower_of(run: RunPredictor) -> TwoTower:
     model = run.model
     if not isinstance(model, TwoTower):
         raise PlanError(
-            f"only cb.models.TwoTower has vectors of two sides, but this run trained {type(model).__name__}"
+            f"only a run of cb.models.TwoTower has vectors of users and ads, but this run trained {type(model).__name__}"
         )
     return model
 
@@ -56,7 +56,9 @@ def key_field(model: TwoTower, side: str, key: str | None) -> str:
 def one_key_each(ragged: Ragged, rows: int, name: str) -> Keys:
     """Return the keys of a field that has exactly one key in each row."""
     if len(ragged.values) != rows or not np.array_equal(ragged.offsets, np.arange(rows + 1)):
-        raise PlanError(f"{name!r} has rows with no key or several keys; choose a field with one key per row with key=")
+        raise PlanError(
+            f"field {name!r} has rows with no key or several keys; name a field with exactly one key per row: key="
+        )
     return np.ascontiguousarray(ragged.values, np.int64)
 
 
@@ -106,7 +108,7 @@ class TowerVectors:
         if not np.isfinite(found).all():
             row = int(np.flatnonzero(~np.isfinite(found).all(1))[0])
             raise DataError(
-                f"the vector of the {self.side} in row {row} is not finite; check the training of the model"
+                f"the vector of the {self.side} in row {row} is not finite; train the model again with a lower learning rate"
             )
         return np.ascontiguousarray(found, np.float32)
 
@@ -150,7 +152,8 @@ def rows_of_view(view: View | str, plan: Plan, tower: TowerVectors, more: tuple[
         met = table.schema.field(field.name).type
         if kind_of_arrow(met) != kind_of_arrow(field.type):
             raise PlanError(
-                f"column {field.name!r} is {met} in view {view.name!r} but {field.type} in the log, so its keys would differ"
+                f"column {field.name!r} is {met} in view {view.name!r} but {field.type} in the log, so its keys would "
+                "differ; cast one of the two columns, so that both have the same type"
             )
         try:
             at = table.schema.get_field_index(field.name)
@@ -182,13 +185,15 @@ def vectors_of_view(table: pa.Table, tower: TowerVectors, name: str) -> tuple[Ke
     empty = np.flatnonzero(every == 0)
     if len(empty):
         raise DataError(
-            f"row {empty[0]:,} of view {name!r} has no value in {tower.key!r}, by which candidates are identified"
+            f"row {empty[0]:,} of view {name!r} has no value in {tower.key!r}, which identifies the candidates; remove such "
+            "rows with .filter"
         )
     order = np.argsort(every, kind="stable")
     again = np.flatnonzero(every[order][1:] == every[order][:-1])
     if len(again):
         one, two = sorted((int(order[again[0]]), int(order[again[0] + 1])))
         raise DataError(
-            f"rows {one:,} and {two:,} of view {name!r} have the same {tower.key!r}; expected one row for each {tower.side}"
+            f"rows {one:,} and {two:,} of view {name!r} have the same {tower.key!r}; remove one of them, because each "
+            f"{tower.side} needs exactly one row"
         )
     return every, np.concatenate(vectors)

@@ -35,7 +35,9 @@ def read_state(place: Path) -> dict[str, Any]:
     """The state of a folder of weights, after its files were checked."""
     state = read_sealed(place / STATE, "folder of weights")
     if not isinstance(state.get("files"), dict) or "dense.safetensors" not in state["files"]:
-        raise DataError(f"{place / STATE} does not list the files of a model")
+        raise DataError(
+            f"{place / STATE} is damaged: it does not list the files of a model; restore the folder from a copy"
+        )
     for name, facts in state["files"].items():
         _check(place, name, facts)
     return state
@@ -100,7 +102,9 @@ def _files(path: Path) -> list[Path]:
     found = sorted(path.rglob("*"))
     for p in found:
         if p.is_symlink() or not (p.is_file() or p.is_dir()):
-            raise DataError(f"{p} is {kind_of(p.lstat().st_mode)}; a table holds regular files and folders only")
+            raise DataError(
+                f"{p} is {kind_of(p.lstat().st_mode)}; the folder of a table may contain only regular files and folders"
+            )
     return [p for p in found if p.is_file() and p.name != "LOCK"]
 
 
@@ -118,19 +122,22 @@ def _content(path: Path) -> str:
 
 def _check(place: Path, name: str, facts: Any) -> None:
     if not re.fullmatch(r"[\w-]+\.[a-z]+", name) or not isinstance(facts, dict):
-        raise DataError(f"{place / STATE} names a file {name!r}; expected a plain name")
+        raise DataError(f"{place / STATE} names a file {name!r}; expected a file name without folders")
     path = place / name
     if path.is_symlink():
         raise DataError(f"{path} is a symbolic link; expected a regular file inside the folder")
     if not path.is_file() and not (path.is_dir() and path.suffix == ".ctrtable"):
-        raise DataError(f"{place} is damaged: {name} is missing")
+        raise DataError(f"{place} is damaged: {name} is missing; restore the folder from a copy")
     if _bytes(path) != facts.get("bytes"):
-        raise DataError(f"{path} is damaged: {_bytes(path):,} bytes, expected {facts.get('bytes')!r}")
+        raise DataError(
+            f"{path} is damaged: {_bytes(path):,} bytes, expected {facts.get('bytes')!r}; restore the folder from a copy"
+        )
     if "sha256" in facts and _digest(path) != facts["sha256"]:
-        raise DataError(f"{path} is damaged: its checksum does not match")
+        raise DataError(f"{path} is damaged: its checksum does not match; restore the folder from a copy")
     if "content" in facts and _content(path) != facts["content"]:
         raise DataError(
-            f"{path} is not the table that was saved with this checkpoint: it is damaged, or it belongs to another step or run"
+            f"{path} is not the table that was saved with this checkpoint: it is damaged, or it belongs to another step or "
+            "run; restore the folder from a copy"
         )
 
 

@@ -27,7 +27,7 @@ def opened_line(before: str, line: bytes, shown: str | Path) -> tuple[dict[str, 
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         seal = None
     if seal is None or seal != _seal(before, facts):
-        raise DataError(f"{shown} is damaged: a checksum does not match")
+        raise DataError(f"{shown} is damaged: the checksum of a line does not match; restore the folder from a copy")
     return facts, seal
 
 

@@ -109,20 +109,26 @@ def apply(base: Path_, patch: Path_, result: Path_, *, most_bytes: int | None = 
     asked = _Patch(patch, limit)
     facts = asked.facts
     if size != facts.base_bytes:
-        raise DataError(f"{patch} applies to a file of {facts.base_bytes:,} bytes, but {base} has {size:,}")
+        raise DataError(
+            f"{patch} applies to a file of {facts.base_bytes:,} bytes, but {base} has {size:,}; pass the file from which the "
+            "patch was made"
+        )
     if facts.result_bytes > limit:
-        raise BudgetError(f"{patch} would make a file of {facts.result_bytes:,} bytes; at most {limit:,} are allowed")
+        raise BudgetError(
+            f"{patch} would make a file of {facts.result_bytes:,} bytes; at most {limit:,} bytes are allowed"
+        )
     before = _bytes(base)
     if _sha(before) != facts.base_sha256:
         raise DataError(
-            f"{patch} applies to another file: {base} has the checksum {_sha(before)[:12]}…, expected {facts.base_sha256[:12]}…"
+            f"{patch} applies to another file: {base} has the checksum {_sha(before)[:12]}…, expected "
+            f"{facts.base_sha256[:12]}…; pass the file from which the patch was made"
         )
     try:
         after = _native.apply(before, facts.word, asked.regions, *asked.streams(), facts.result_bytes)
     except _native.BadPatch as error:
         raise DataError(f"{patch} is damaged: {error}") from error
     if _sha(after) != facts.result_sha256:
-        raise DataError(f"{patch} is damaged: the checksum of its result does not match")
+        raise DataError(f"{patch} is damaged: the checksum of its result does not match; copy the patch again")
     with written_aside(local_path(result, "a weight file")) as aside:
         with aside.open("wb") as file:
             file.write(after.data)
@@ -144,25 +150,37 @@ class _Patch:
             raise BudgetError(f"{path} has {met:,} bytes, too many for a result of at most {most_bytes:,} bytes")
         self.data = data = _bytes(path)
         if data.size < HEAD.size + SEAL or data[:8].tobytes() != MAGIC:
-            raise DataError(f"{path} is not a patch, or was truncated: it has {data.size:,} bytes")
+            raise DataError(
+                f"{path} is not a patch, or was truncated: it has {data.size:,} bytes; copy the patch again"
+            )
         if hashlib.sha256(data[:-SEAL].data).digest() != data[-SEAL:].tobytes():
-            raise DataError(f"{path} is damaged or truncated: its checksum does not match")
+            raise DataError(
+                f"{path} is damaged or truncated, because its checksum does not match; copy the patch again"
+            )
         _, version, word, base_size, base_sha, size, sha, regions, streams = HEAD.unpack(data[: HEAD.size].tobytes())
         if version != VERSION:
-            raise DataError(f"{path} has version {version} of the format, but this version of CTRBox reads {VERSION}")
+            raise DataError(
+                f"{path} has version {version} of the format, but this version of CTRBox reads {VERSION}; use the version "
+                "that wrote it"
+            )
         at = HEAD.size + regions * REGION.size
         self.at = at + streams * STREAM.size
         if word not in (1, 2, 4) or streams != 1 + word or regions > MOST_REGIONS or self.at > data.size - SEAL:
-            raise DataError(f"{path} contradicts itself: {regions:,} regions, {streams} streams, words of {word} bytes")
+            raise DataError(
+                f"{path} contradicts itself: {regions:,} regions, {streams} streams, words of {word} bytes; make the patch "
+                "again"
+            )
         self.regions = [(int(a), int(b), int(c)) for a, b, c in REGION.iter_unpack(data[HEAD.size : at].tobytes())]
         self.sizes = [(int(a), int(b)) for a, b in STREAM.iter_unpack(data[at : self.at].tobytes())]
         words = -(-size // word)
         values = self.sizes[1][0]
         # Runs lie kJoin words apart, so their numbers take fewer bytes than the result has words.
         if self.sizes[0][0] > words + 32 or values > words or any(raw != values for raw, _ in self.sizes[1:]):
-            raise DataError(f"{path} contradicts itself: it changes more words than its result has")
+            raise DataError(
+                f"{path} contradicts itself: it changes more words than its result has; make the patch again"
+            )
         if self.at + sum(packed for _, packed in self.sizes) + SEAL != data.size:
-            raise DataError(f"{path} contradicts itself: its streams do not add up to its size")
+            raise DataError(f"{path} contradicts itself: its streams do not add up to its size; make the patch again")
         self.facts = PatchFacts(word, base_size, base_sha.hex(), size, sha.hex(), data.size, values)
 
     def streams(self) -> tuple[Octets, list[Octets]]:
@@ -171,7 +189,9 @@ class _Patch:
             try:
                 plain: Any = codec.decompress(self.data[at : at + packed], raw) if raw else b""
             except (OSError, pa.ArrowException) as error:
-                raise DataError(f"{self.path} is damaged: a stream cannot be decompressed") from error
+                raise DataError(
+                    f"{self.path} is damaged: a stream cannot be decompressed; copy the patch again"
+                ) from error
             found.append(np.frombuffer(plain, np.uint8))
             at += packed
         return found[0], found[1:]

@@ -68,7 +68,9 @@ def range_of(name: str, weights: npt.NDArray[np.float32]) -> tuple[float, float]
     low, high, finite = _native.range_of(weights)
     if not finite:
         at = int(np.argmin(np.isfinite(weights)))
-        raise DataError(f"weight {at:,} of {name!r} is {weights[at]}; expected a finite number")
+        raise DataError(
+            f"weight {at:,} of {name!r} is {weights[at]}; only models whose weights are all finite can be published"
+        )
     return low, high
 
 

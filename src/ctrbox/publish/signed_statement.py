@@ -80,21 +80,30 @@ def opened(signed: object, keys: Mapping[str, PublicKey], shown: str) -> Stateme
     the statement is read.
     """
     if not keys:
-        raise PlanError("there is no public key to check the signature with; give at least one")
+        raise PlanError("no public key was given to check the signature; give at least one")
     known = ", ".join(sorted(keys))
     if signed is None:
         raise SignatureError(
             f"{shown} is not signed; expected a signature by the key {known}. Its publisher can sign it: ctrbox publish sign"
         )
     if not isinstance(signed, dict) or set(signed) != {"key", "statement", "signature"}:
-        raise SignatureError(f"{shown} has a malformed signature; expected key, statement and signature")
+        raise SignatureError(
+            f"{shown} has a malformed signature; expected key, statement and signature; its publisher can sign it again: "
+            "ctrbox publish sign"
+        )
     key_id, text, signature = signed["key"], signed["statement"], signed["signature"]
     if not (
         isinstance(key_id, str) and KEY_ID.fullmatch(key_id) and isinstance(text, str) and len(text) <= MOST_STATEMENT
     ):
-        raise SignatureError(f"{shown} has a malformed signature: its key id or its statement is not valid")
+        raise SignatureError(
+            f"{shown} has a malformed signature: its key id or its statement is not valid; its publisher can sign it again: "
+            "ctrbox publish sign"
+        )
     if not isinstance(signature, str) or not _SIGNATURE.fullmatch(signature):
-        raise SignatureError(f"{shown} has a malformed signature; expected 128 hexadecimal digits")
+        raise SignatureError(
+            f"{shown} has a malformed signature; expected 128 hexadecimal digits; its publisher can sign it again: ctrbox "
+            "publish sign"
+        )
     key = keys.get(key_id)
     if key is None:
         raise SignatureError(f"{shown} is signed by the key {key_id}, which is not trusted here; trusted: {known}")
@@ -116,7 +125,9 @@ def claim_of(signed: object) -> dict[str, str] | None:
 
 def _statement(text: str, shown: str) -> Statement:
     """Read a statement. Its sizes and names are checked even though the statement is signed."""
-    wrong = SignatureError(f"{shown} has a signed statement that this version cannot read")
+    wrong = SignatureError(
+        f"{shown} has a signed statement that this version of CTRBox cannot read; use the version that signed it"
+    )
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError):
@@ -182,7 +193,10 @@ class Trust:
         self.memory = None if memory is None else local_path(memory, "a trust file")
         self.model, self.version, self.log_seal = self._remembered()
         if model_id and self.model and self.model != model_id:
-            raise PlanError(f"{memory} remembers the model {self.model}, but the model {model_id} was requested")
+            raise PlanError(
+                f"{memory} says that this server trusts the model {self.model}, but the model {model_id} was requested; use "
+                "another trust file for it"
+            )
 
     def also(self, key: PublicKey) -> Trust:
         """Trust another key as well."""
@@ -197,11 +211,14 @@ class Trust:
             raise SignatureError(f"{shown} is signed for another model, {found.model}; expected the model {expected}")
         if found.version < self.version:
             raise SignatureError(
-                f"{shown} is version {found.version}, older than version {self.version}, which was accepted before; a rollback "
-                "is published as a new version"
+                f"{shown} is version {found.version}, older than version {self.version}, which was accepted before; to go "
+                "back to old weights, publish them as a new version"
             )
         if found.version == self.version and found.log_seal != self.log_seal:
-            raise SignatureError(f"{shown} is version {found.version} with other contents than those accepted before")
+            raise SignatureError(
+                f"{shown} is version {found.version} with other contents than those that were accepted before; ask its "
+                "publisher"
+            )
         return found
 
     def remember(self, accepted: Statement) -> None:
@@ -225,7 +242,5 @@ class Trust:
             raise DataError(f"cannot read the trust file {self.memory}: {error.strerror or error}") from error
         model, version, seal = found.get("model"), found.get("version"), found.get("log_seal")
         if not _is(MODEL_ID, model) or not _is_size(version) or not _is(_SHA256, seal):
-            raise DataError(
-                f"{self.memory} is not a trust file; remove it to trust the next signed version that is met"
-            )
+            raise DataError(f"{self.memory} is not a trust file; remove it, and the next signed version is trusted")
         return str(model), int(version or 0), str(seal)

@@ -99,7 +99,7 @@ def keygen(path: str | os.PathLike[str]) -> PublicKey:
     for one in (place, public):
         if os.path.lexists(one):
             raise WriteError(
-                f"{one} exists and is not replaced: a lost private key cannot be restored; choose another name"
+                f"{one} exists already and is not replaced, because a lost private key cannot be restored; choose another name"
             )
     raw = _library().Ed25519PrivateKey.generate().private_bytes_raw()
     key = PrivateKey(raw)
@@ -122,7 +122,7 @@ def _library() -> Any:
 
 def _belonging(key: K, key_id: str, path: str | os.PathLike[str]) -> K:
     if key.id != key_id:
-        raise DataError(f"{path} is damaged: its id does not belong to its key")
+        raise DataError(f"{path} is damaged: its id does not belong to its key; restore it from a copy")
     return key
 
 
@@ -151,7 +151,7 @@ def _read(path: Path, what: str, forbidden: int) -> tuple[bytes, str]:
     if set(found) != _FIELDS or kind != f"ctrbox {what}" or found["algorithm"] != "Ed25519":
         raise DataError(f"{path} is not a {what} that this version reads; make one: ctrbox publish keygen")
     if not isinstance(key, str) or not _KEY.fullmatch(key) or not isinstance(found["id"], str):
-        raise DataError(f"{path} is damaged: its key is not 64 hexadecimal digits")
+        raise DataError(f"{path} is damaged: its key is not 64 hexadecimal digits; restore it from a copy")
     if stat.S_IMODE(mode) & forbidden:
         who = "other users can change it" if what == PUBLIC else "other users can read or change it"
         advice = "o-w" if what == PUBLIC else "600"

@@ -109,7 +109,7 @@ class Published:
     ) -> None:
         if keep < 2:
             raise PlanError(
-                f"keep= must be at least 2, got {keep}; it is the number of versions whose weight files are kept"
+                f"keep= must be at least 2, got {keep}; keep= is the number of versions whose weight files are kept"
             )
         if not isinstance(folder, StoredVersions) and (url := readable_url(folder, WHAT)) is not None:
             folder = StoredVersions.open(url, signed=trust is not None)
@@ -168,7 +168,9 @@ class Published:
         if not path.is_file():
             kept = sorted(int(p.stem) for p in (self.folder / "versions").glob("*.fbw"))
             kept = kept if self.stored is None else self.stored.kept()
-            raise DataError(f"version {version.number} of {self.shown} is no longer kept; kept: {_listed(kept)}")
+            raise DataError(
+                f"version {version.number} of {self.shown} is no longer kept; the folder still contains {_listed(kept)}"
+            )
         return path
 
     def patch(self, number: int) -> Path:
@@ -352,7 +354,7 @@ class Published:
             raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
         found, keys = told.get("features"), told.get("keys", {})
         if not isinstance(found, list) or not isinstance(keys, dict):
-            raise DataError(f"{path} does not list the features of the plan")
+            raise DataError(f"{path} is damaged: it does not list the features of the plan; restore it from a copy")
         return {str(name): kind if (kind := keys.get(name)) in TOLD else "" for name in found}
 
     def _check_fields(self, place: Path) -> None:
@@ -488,10 +490,14 @@ class Published:
             with open_regular(self.folder / "log.jsonl") as file:
                 size = os.fstat(file.fileno()).st_size
                 if set(facts) != set(POINTED) or not isinstance(facts["log_bytes"], int):
-                    raise DataError(f"{pointer} is not the CURRENT file of a published folder")
+                    raise DataError(
+                        f"{pointer} is damaged, or is not the file CURRENT of a folder of published versions; restore it "
+                        "from a copy"
+                    )
                 if not 0 < facts["log_bytes"] <= min(size, MOST_LOG):
                     raise DataError(
-                        f"{self.shown}/log.jsonl was truncated: it has {size:,} bytes, expected {facts['log_bytes']:,}"
+                        f"{self.shown}/log.jsonl was truncated: it has {size:,} bytes, expected {facts['log_bytes']:,}; "
+                        "restore the folder from a copy"
                     )
                 text = file.read(facts["log_bytes"])
         except FileNotFoundError as error:
@@ -501,7 +507,9 @@ class Published:
                         f"{self.shown} holds no version, but version {self.trust.version} was accepted before"
                     ) from None
                 return Log([], "", 0)
-            raise SourceError(f"{self.shown} is damaged: {Path(error.filename).name} is missing") from None
+            raise SourceError(
+                f"{self.shown} is damaged: {Path(error.filename).name} is missing; restore the folder from a copy"
+            ) from None
         except OSError as error:
             raise SourceError(f"cannot read {self.shown}: {error.strerror or error}") from error
         seal = ""
@@ -512,7 +520,9 @@ class Published:
                 raise DataError(f"{self.shown}/log.jsonl is damaged at version {len(versions) + 1}")
             versions.append(Version(**plain))
         if seal != facts["log_seal"] or len(versions) != facts["version"]:
-            raise DataError(f"{self.shown} is damaged: CURRENT and log.jsonl do not belong together")
+            raise DataError(
+                f"{self.shown} is damaged: CURRENT and log.jsonl do not belong together; restore the folder from a copy"
+            )
         if self.trust is not None and statement is not None:
             self.trust.remember(statement)
         return Log(versions, seal, facts["log_bytes"], signed, statement)

@@ -73,7 +73,9 @@ class WebFolder(StoredFolder):
             self._text = pointer
             return True
         if self._below is not None:
-            raise SourceError(f"{self.url}/{self._below}CURRENT is missing, but it was there before")
+            raise SourceError(
+                f"{self.url}/{self._below}CURRENT is missing, although it was there before; publish the folder again"
+            )
         return False
 
     def need(self) -> None:
@@ -120,7 +122,7 @@ class WebFolder(StoredFolder):
                     return whole
         found = self._small(name, size)
         if found is None:
-            raise SourceError(f"{self.url}/{name} is missing")
+            raise SourceError(f"{self.url}/{name} is missing; publish the folder again")
         check_log(pointer, found, f"{self.url}/{name}")
         return found
 
@@ -140,7 +142,7 @@ class WebFolder(StoredFolder):
             except NoSuchRange:
                 raise FileNotFoundError(name) from None
             if len(found) > most - start:
-                raise DataError(f"{self.url}/{name} has more than {most:,} bytes")
+                raise DataError(f"{self.url}/{name} has more than {most:,} bytes, the maximum size of this file")
             return bytes(found)
 
         try:
@@ -165,7 +167,7 @@ def check_log(pointer: bytes, log: bytes, shown: str) -> None:
     for line in log.splitlines():
         seal = opened_line(seal, line, shown)[1]
     if seal != facts.get("log_seal"):
-        raise DataError(f"{shown} is damaged: CURRENT and log.jsonl do not belong together")
+        raise DataError(f"{shown} is damaged: CURRENT and log.jsonl do not belong together; publish the folder again")
 
 
 def log_bytes_of(pointer: bytes, shown: str) -> int:
@@ -175,5 +177,5 @@ def log_bytes_of(pointer: bytes, shown: str) -> int:
     except (ValueError, KeyError, TypeError, RecursionError):
         size = None
     if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= MOST_LOG:
-        raise DataError(f"CURRENT of {shown} is damaged, or is not that of a published model")
+        raise DataError(f"CURRENT of {shown} is damaged, or does not belong to a published model")
     return size

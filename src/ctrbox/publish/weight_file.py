@@ -134,7 +134,7 @@ def write_weights(
     if decimals is not None and not all(isinstance(d, int) and -30 <= d <= 30 for d in decimals):
         raise PlanError(f"decimals= must be two whole numbers from -30 to 30, got {decimals!r}")
     if len({p.name for p in weights.parts}) != len(weights.parts):
-        raise DataError("two parts have the same name")
+        raise DataError("two parts of the weight file have the same name; give each part its own name")
     known = read_directory(base).codes if base is not None else {}
     entries, blocks = [], []
     for part in weights.parts:
@@ -231,20 +231,28 @@ def _read_directory(path: str | os.PathLike[str], file: BinaryIO) -> Directory:
     _, version, length, met, claimed = HEAD.unpack(head)
     if version != VERSION:
         raise SourceError(
-            f"cannot read {path}: it has version {version} of the format, but this version of CTRBox reads {VERSION}"
+            f"cannot read {path}: it has version {version} of the format, but this version of CTRBox reads {VERSION}; use "
+            "the version that wrote it"
         )
     if claimed != size or length > min(size - HEAD.size, MOST_DIRECTORY) or any(head[32:]):
-        raise SourceError(f"cannot read {path}: it is damaged: it has {size:,} bytes, but its header says {claimed:,}")
+        raise SourceError(
+            f"cannot read {path}: it is damaged: it has {size:,} bytes, but its header says {claimed:,}; copy the file again"
+        )
     text = file.read(length)
     if len(text) != length or _sum(text) != met:
-        raise SourceError(f"cannot read {path}: it is damaged: the checksum of its directory is wrong")
+        raise SourceError(
+            f"cannot read {path}: it is damaged: the checksum of its directory is wrong; copy the file again, or publish it "
+            "again"
+        )
     try:
         plain = json.loads(text)
         entries = [_entry(e) for e in plain["parts"]]
         found = Directory(str(plain["kind"]), dict(plain["about"]), entries, HEAD.size + length, size, _codes(entries))
         _check(found)
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
-        raise SourceError(f"cannot read {path}: its directory contradicts itself: {error!r}") from error
+        raise SourceError(
+            f"cannot read {path}: its directory contradicts itself: {error!r}; copy the file again, or publish it again"
+        ) from error
     return found
 
 
@@ -262,10 +270,10 @@ def _check(found: Directory) -> None:
     for e in found.entries:
         width = 2 if e.codes else SIZES[e.dtype]
         if e.at != at or any(n < 0 for n in e.shape) or e.count * width != e.bytes or (e.codes and e.dtype != "F32"):
-            raise ValueError(f"part {e.name!r}")
+            raise ValueError(f"its part {e.name!r} is not described correctly")
         at = e.end
     if at != found.size or len({e.name for e in found.entries}) != len(found.entries):
-        raise ValueError("parts and size")
+        raise ValueError("its parts do not add up to its size")
 
 
 def _part(path: str | os.PathLike[str], file: BinaryIO, e: Entry) -> Part:

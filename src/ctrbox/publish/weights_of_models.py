@@ -83,7 +83,7 @@ def unpack(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
         with written_aside(local_path(out, "an unpacked model")) as aside:
             pq.write_table(_rows(found), aside)
     else:
-        raise DataError(f"{path} holds weights of kind {found.kind!r}; a Deep FFM is read by cb.DeepFFM.load(path)")
+        raise DataError(f"{path} holds weights of kind {found.kind!r}; load a Deep FFM with cb.DeepFFM.load(path)")
 
 
 def weights_of(model: Model) -> Weights:
@@ -94,7 +94,9 @@ def weights_of(model: Model) -> Weights:
             return model.published()
         if hasattr(model, "export"):
             return _exported(model)
-        raise PlanError(f"cannot publish {type(model).__name__}; expected a path, a cb.DeepFFM, a cb.Run or a table")
+        raise PlanError(
+            f"cannot publish {type(model).__name__}; expected the path of a model, a cb.DeepFFM, a cb.Run or a table"
+        )
     path = local_path(model, "a model to publish")
     if path.is_dir():
         path = path / "model" / "dense.safetensors" if (path / "model").is_dir() else path / "dense.safetensors"
@@ -166,7 +168,9 @@ def ffm_of(weights: Weights, where: str, learns: bool = True) -> tuple[_native.D
             model = _native.DeepFfm(settings, learns)
             model.give_weights(np.concatenate(parts))
     except (KeyError, TypeError, ValueError) as error:
-        raise SourceError(f"cannot read {where}: its settings contradict themselves: {error}") from error
+        raise SourceError(
+            f"cannot read {where}: its settings contradict themselves: {error}; copy the file again, or publish it again"
+        ) from error
     return model, fields, learned, keys
 
 
@@ -174,7 +178,7 @@ def _saved_ffm(path: Path) -> Weights:
     try:
         return ffm_weights(*_native.DeepFfm.load(str(path)))
     except _native.DamagedFile as error:
-        raise SourceError(f"cannot read {path}: {error}") from error
+        raise SourceError(f"cannot read {path}: {error}; check the path, or use another copy of the file") from error
 
 
 # ---- torch
@@ -225,7 +229,7 @@ def _table(path: Path) -> Weights:
     vector: Any = rows.schema.field("vector").type if "vector" in rows.schema.names else None
     if "key" not in rows.schema.names or not pa.types.is_fixed_size_list(vector) or vector.value_type != pa.float32():
         raise DataError(
-            f"{path} is not an export of a table: it has {', '.join(rows.schema.names)}; expected key, vector"
+            f"{path} is not an export of a table: it has the columns {', '.join(rows.schema.names)}; expected key and vector"
         )
     flat = rows["vector"].combine_chunks().flatten().to_numpy()
     weight = rows["weight"].to_numpy() if "weight" in rows.schema.names else None
@@ -266,7 +270,7 @@ def _order(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
     by_key = np.argsort(keys, kind="stable")
     ascending = keys[by_key]
     if (twice := ascending[1:][ascending[1:] == ascending[:-1]]).size:
-        raise DataError(f"a table has key {twice[0]} twice")
+        raise DataError(f"the exported table has key {twice[0]} twice; export it again")
     if not len(keys) or not len(known):
         return by_key
     at = np.minimum(np.searchsorted(ascending, known), len(keys) - 1)

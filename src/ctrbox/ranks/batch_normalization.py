@@ -119,8 +119,8 @@ class Statistics:
             now = min(turns, key=order_of)
             if now in self.had:
                 raise TrainError(
-                    f"the ranks run {self._named(now)} at different places of the model, so the statistics of the "
-                    "whole batch cannot be computed; train in one process"
+                    f"the ranks run {self._named(now)} at different points of the forward pass, so they cannot compute the "
+                    "statistics of the whole batch together; train in one process"
                 )
             if now[0] != END:
                 self.had.add(now)

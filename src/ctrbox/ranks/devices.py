@@ -64,12 +64,13 @@ def chosen_exchange(asked: str, places: Sequence[str], nccl: bool) -> str:
     if asked == "nccl" and shared:
         both = [rank for rank, place in enumerate(places) if place == places[shared[0]]]
         raise DeviceError(
-            f"ranks {' and '.join(map(str, both))} share {places[shared[0]]}, which NCCL refuses; start one rank per GPU, or use "
-            "--exchange gloo, which moves tensors through main memory"
+            f"ranks {' and '.join(map(str, both))} use the same GPU ({places[shared[0]]}), which NCCL does not support; "
+            "start one rank per GPU, or use --exchange gloo, which moves tensors through main memory"
         )
     if asked == "nccl" and not nccl:
         raise DeviceError(
-            f"--exchange nccl needs a torch with NCCL, but this torch ({torch.__version__}) has none; use --exchange gloo"
+            f"--exchange nccl needs a torch that was built with NCCL, but this torch ({torch.__version__}) was not; use "
+            "--exchange gloo"
         )
     return "nccl" if nccl and not shared else "gloo"
 

@@ -90,7 +90,7 @@ class RankFit(Fit):
             if not failed:
                 return step
             wrong += failed
-        raise DataError(f"no checkpoint in {folder} can be used: {wrong[0]}; overwrite=True starts over")
+        raise DataError(f"no checkpoint in {folder} can be used: {wrong[0]}. To start over, use overwrite=True")
 
     def _begin_at(self, folder: Path, step: int) -> None:
         place = checkpoint_path(folder / "checkpoints", step)

@@ -204,7 +204,10 @@ class Group(Gang):
         text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
         sizes = self.counts([len(text)] * self.of)
         if max(sizes) > MOST_TOLD:
-            raise TrainError(f"a rank sent {max(sizes):,} bytes about itself; expected at most {MOST_TOLD:,}")
+            raise TrainError(
+                f"a rank sent a description of {max(sizes):,} bytes about its code, data and settings; expected at most "
+                f"{MOST_TOLD:,} bytes"
+            )
         got = self.exchange(np.tile(text, self.of), [len(text)] * self.of, sizes)
         return [json.loads(part.tobytes()) for part in np.split(got, np.cumsum(sizes)[:-1])]
 

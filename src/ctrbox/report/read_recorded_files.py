@@ -108,7 +108,9 @@ def read_run(folder: Path) -> Recorded:
         raise SourceError(f"there is no run folder {folder}")
     config = _sealed(folder / "config.json")
     if not (folder / "summary.json").is_file():
-        raise SourceError(f"{folder} has no summary.json, because its run has not finished; resume the run first")
+        raise SourceError(
+            f"{folder} has no summary.json, because its run has not finished; resume the run until it ends"
+        )
     summary = _sealed(folder / "summary.json")
     return Recorded(folder, config, summary, list(read_lines(folder / "metrics.jsonl")), _picture(folder / "plan.svg"))
 
@@ -128,7 +130,9 @@ def _read(file: Path) -> str:
     try:
         return read_regular(file, MOST_LINES).decode("utf-8")
     except FileNotFoundError as error:
-        raise SourceError(f"there is no {file}, so this run folder is not complete") from error
+        raise SourceError(
+            f"there is no {file}, so the run folder is not complete; resume the run, or restore the folder from a copy"
+        ) from error
     except OSError as error:
         raise SourceError(f"cannot read {file}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -142,7 +146,9 @@ def _parse(source: str, file: Path, where: str) -> Fields:
     except json.JSONDecodeError as error:
         raise DataError(f"{where} is damaged: {error.msg} at character {error.pos:,}") from error
     except (RecursionError, ValueError) as error:
-        raise DataError(f"{where} is damaged: its content was not written by a run ({type(error).__name__})") from error
+        raise DataError(
+            f"{where} is damaged: it does not contain what a run writes ({type(error).__name__})"
+        ) from error
     if not isinstance(found, dict):
         raise DataError(f"{where} holds {_shown(found)}; expected a JSON object")
     return Fields(found, file)
@@ -161,7 +167,7 @@ def _picture(file: Path) -> bytes | None:
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise DataError(f"{file} is damaged: {error}") from error
     if root.tag.rpartition("}")[2] != "svg":
-        raise DataError(f"{file} is not a drawing: its root is <{root.tag}>; expected <svg>")
+        raise DataError(f"{file} is not a drawing: its root element is <{root.tag}>; expected <svg>")
     return found
 
 

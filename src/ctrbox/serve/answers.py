@@ -80,8 +80,8 @@ def names_of_outputs(labels: Sequence[str], score: str | None) -> tuple[str, ...
     for name in (SCORE, RANKING):
         if name in labels:
             raise DataError(
-                f"this model has a label {name!r}, and the outputs of an expression would have the same name; "
-                "ask for it by POST /v1/score, whose answer has the labels under scores"
+                f"this model has a label {name!r}, and the result of the score expression would have the same name; ask for "
+                "it by POST /v1/score, whose answer has the labels under scores"
             )
     return (*labels, SCORE, RANKING)
 

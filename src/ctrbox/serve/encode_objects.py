@@ -41,7 +41,7 @@ class RawEncoder:
     def vector(self, raw: Raw, what: str) -> Floats:
         """Return the vector of an item as float32, (width,). ``what`` names the item in errors."""
         if raw.kind and raw.kind != self.facts.kind:
-            raise DataError(f"{what} is sent as {raw.kind}; the encoder of this field takes {self.facts.kind}")
+            raise DataError(f"{what} is sent as {raw.kind}, but the encoder of this field takes {self.facts.kind}")
         named = f"{what}, {'a text' if self.facts.kind == TEXT else 'an image'} of {len(raw.data):,} bytes,"
         try:
             return self.items.vector(raw.data)
@@ -92,12 +92,14 @@ class RawEncoders:
         for name, mine in self.by_field.items():
             if name not in tables:
                 raise DataError(
-                    f"the server has an encoder for {name!r}, which is not a field of a Model Server in this version"
+                    f"the server has an encoder for {name!r}, which is not a field of a Model Server in this version of the "
+                    "model; start the server without this encoder"
                 )
             made_by = facts_of(name, tables[name])
             if differences := made_by.differences(mine.facts):
                 raise DataError(
-                    f"the encoder given for {name!r} is not the one that made its vectors: {'; '.join(differences)}"
+                    f"the encoder given for {name!r} is not the encoder that made the vectors of the model: "
+                    f"{'; '.join(differences)}"
                 )
             if why := made_by.rounding(mine.facts):
                 warnings[id(mine)] = (
@@ -117,8 +119,8 @@ class RawEncoders:
         if found is None:
             if table.encoder is None:
                 raise DataError(
-                    f"{what} must be a list of {table.width:,} numbers: the model does not name the encoder of this "
-                    "field"
+                    f"{what} must be a list of {table.width:,} numbers: the model does not say which encoder made the "
+                    "vectors of this field"
                 )
             raise DataError(
                 f"{what} must be a list of {table.width:,} numbers: this server was started without --encoder "

@@ -69,8 +69,8 @@ class EventStream:
             seq = created = stream = None
         if type(seq) is not int or seq < 0 or not isinstance(created, str) or stream != self.stream:
             raise PlanError(
-                f"the state is at position {text[:100]!r}, which is not one of stream {self.stream!r}; start with a state that "
-                "was fed from this stream, or with one without a position"
+                f"the state is at position {text[:100]!r}, which is not a position in stream {self.stream!r}; start with a "
+                "state that was fed from this stream, or with one without a position"
             )
         return seq, created
 
@@ -133,11 +133,13 @@ class EventStream:
         try:
             info = await client.jetstream(timeout=ANSWER_S).stream_info(self.stream)
         except NotFoundError as error:
-            raise SourceError(f"{self.name}: there is no stream {self.stream!r} on that server") from error
+            raise SourceError(
+                f"{self.name}: there is no stream {self.stream!r} on that server; check its name, or create it"
+            ) from error
         if info.config.retention != RetentionPolicy.LIMITS:
             raise SourceError(
-                f"stream {self.stream!r} has {info.config.retention} retention, which deletes what one reader has read; every "
-                "worker reads all of them, so limits retention is expected"
+                f"stream {self.stream!r} has {info.config.retention} retention, which deletes a message after one reader has "
+                "read it. Every worker of this server must read all messages; use a stream with limits retention"
             )
         created = str(getattr(info, "created", "") or "")
         if (self._created and created and created != self._created) or info.state.last_seq < self._seq:

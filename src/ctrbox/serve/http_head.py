@@ -82,14 +82,14 @@ def read_head(text: bytes) -> Head:
         name, value = field.groups()
         name = name.lower()
         if name in ONCE and name in headers:
-            raise Refused(400, f"the request has the header {name.decode()} more than once")
+            raise Refused(400, f"the request has the header {name.decode()} more than once; send it once")
         headers[name] = value.strip(b" \t")
         at, fields = field.end(), fields + 1
     if fields > MOST_FIELDS:
         raise too_long()
     http10 = minor == b"0"
     if not http10 and not headers.get(b"host"):
-        raise Refused(400, "an HTTP/1.1 request needs one Host header")
+        raise Refused(400, "an HTTP/1.1 request must have exactly one Host header")
     path = target.partition(b"?")[0]
     if target[:1] != b"/":
         path = path_of(target, method, headers)
@@ -136,5 +136,5 @@ def no_http() -> Refused:
 
 def too_long() -> Refused:
     return Refused(
-        431, f"the request's head is larger than {HEAD_BYTES:,} bytes, or has more than {MOST_FIELDS} fields"
+        431, f"the request's head is larger than {HEAD_BYTES:,} bytes, or has more than {MOST_FIELDS} header fields"
     )

@@ -59,7 +59,9 @@ class Listener:
         self._beginning: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
         self._posting = False  # the figures will be posted
-        self._no_room = response(answer_of(overloaded("this server has too many connections")), True, False)
+        self._no_room = response(
+            answer_of(overloaded("this server has too many connections; retry shortly")), True, False
+        )
 
     def start(self) -> None:
         self.log_limit.attach()

@@ -99,7 +99,7 @@ class ModelFolder:
             copy = pull_signed(place, stored, trust)
             place = place if copy is None else copy.folder
         if not place.is_dir():
-            raise SourceError(f"there is no model folder {place}")
+            raise SourceError(f"there is no model folder {place}; check the path, or create it: ctrbox publish create")
         if not (place / MANIFEST).exists() and (place / "config.json").exists():
             return ModelFolder(place, RUN, (), "", stored)
         found = read_sealed(place / MANIFEST, "model folder")
@@ -116,7 +116,10 @@ class ModelFolder:
     def published(self) -> Published:
         """The published versions of the model's weights, with patches, log and rollback."""
         if self.kind == RUN:
-            raise PlanError(f"{self.folder} is the folder of a run, which has no published versions")
+            raise PlanError(
+                f"{self.folder} is the folder of a run, which has no published versions; publish the run: ctrbox publish "
+                "create"
+            )
         where = self.source / WEIGHTS if self.stored is None else StoredVersions(self.stored, f"{WEIGHTS}/")
         return Published(where, sign_with=self.key, trust=self.trust)
 
@@ -170,7 +173,9 @@ class ModelFolder:
     def engine(self, number: int | None = None, *, learns: bool = False) -> DeepFFM:
         """Load the Deep FFM of a published version; default: the current one. It has accumulators only with ``learns``."""
         if self.kind != DEEP_FFM:
-            raise PlanError(f"{self.folder} serves a model of kind {self.kind!r}; only a Deep FFM has an engine")
+            raise PlanError(
+                f"{self.folder} serves a model of kind {self.kind!r}; only the folder of a Deep FFM has an engine"
+            )
         return DeepFFM.load(self.published.file(number), learns=learns)
 
 
@@ -203,16 +208,16 @@ def create(
     if stored is not None:
         stored.claim()
     if not isinstance(plan, Plan):
-        raise PlanError(f"create takes a plan, as cb.compile returns it, got {type(plan).__name__}")
+        raise PlanError(f"create needs a plan, as cb.compile returns it, got {type(plan).__name__}")
     plan.fit()  # a served model has the values that its plan took from the log
     schema = plan.log.source.schema
     if isinstance(context, str):
-        raise PlanError(f"context= takes column names in a list, got {context!r}")
+        raise PlanError(f"context= must be a list of column names, got {context!r}")
     for name in context:
         if name not in schema.names:
             raise PlanError(f"column {name!r} is not in view {plan.log.name!r}{nearest(name, schema.names)}")
     if not isinstance(engine, Predictor):
-        raise PlanError(f"create takes a cb.DeepFFM or a cb.Run, got {type(engine).__name__}")
+        raise PlanError(f"create needs a cb.DeepFFM or a cb.Run, got {type(engine).__name__}")
     engine.check_schema(plan.schema)
     with written_aside(place, folder=True) as aside:
         aside.mkdir()

@@ -145,8 +145,8 @@ class ObjectKeys:
     def of(self, field: str, ids: list[Any]) -> Keys:
         if field not in self.plain:
             raise DataError(
-                f"objects of {field!r}: its keys are not made from one plain id column, so objects cannot be "
-                f"identified by an id"
+                f"objects of {field!r}: the keys of this field are not made from one id column alone, so an id cannot "
+                "identify an object; leave objects of this field out of the request"
             )
         space, kind = self.plain[field]
         texts = [i.decode(errors="replace") if isinstance(i, bytes) else str(i) for i in ids]
@@ -156,7 +156,7 @@ class ObjectKeys:
         for text in texts:
             plain = text.removeprefix("-").isdigit() and text.isascii() and len(text) <= MOST_DIGITS
             if not plain or not -(1 << 63) <= int(text) < 1 << 63:
-                raise DataError(f"objects of {field!r}: id {brief(text)} is not a whole number of 64 bits")
+                raise DataError(f"objects of {field!r}: id {brief(text)} is not a whole number from -2^63 to 2^63 - 1")
             numbers.append(int(text))
         return self.hashed(pa.array(numbers, pa.int64()), space) if kind else np.array(numbers, np.int64)
 

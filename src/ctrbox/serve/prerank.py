@@ -68,8 +68,8 @@ class Prerank:
         both = [name for name in self.users.columns.names if name in self.named_by.names]
         if both:
             raise PlanError(
-                f"column {both[0]!r} is read by fields of the user and by the key of the ads, so it cannot be sent "
-                "once per request; export the vectors with another key="
+                f"column {both[0]!r} is read by a field of the user, and it is also the key of the ads, so a client cannot "
+                "send it once per request; export the vectors with another key="
             )
         units = run.plan.time_units
         self._columns = {f.name: RawColumn(f, units.get(f.name)) for f in (*self.users.columns, *self.named_by)}
@@ -79,7 +79,8 @@ class Prerank:
         ads = set(folder.ads.schema.names)
         if lost := [name for name in self.named_by.names if name not in ads]:
             raise DataError(
-                f"{folder.path} is damaged: its ads have no column {lost[0]!r}, by which the model names them"
+                f"{folder.path} is damaged: its ads have no column {lost[0]!r}, which identifies the ads in the model; make "
+                "the folder again"
             )
 
     @property
@@ -108,7 +109,7 @@ class Prerank:
             raise Refused(400, f"the body is not JSON: {str(error)[:200]}") from None
         known = (*ASKED, *SENT_ON) if cascade else ASKED
         if type(given) is not dict:
-            raise Refused(400, f"expected an object with {', '.join(known)}, got {brief(given)}")
+            raise Refused(400, f"expected a JSON object with {', '.join(known)}, got {brief(given)}")
         check_members(given, known)
         if type(given.get("exact", False)) is not bool:
             raise Refused(400, f"exact must be true or false, got {brief(given['exact'])}")
@@ -116,7 +117,7 @@ class Prerank:
         if type(k) is not int or k < 1:
             raise Refused(400, f"k must be a whole number of at least 1, got {brief(k)}")
         if k > self.most:
-            raise Refused(413, f"k is {k:,}; this server returns at most {self.most:,} candidates")
+            raise Refused(413, f"k is {k:,}; but this server returns at most {self.most:,} candidates")
         rows = count(given["candidates"]) if "candidates" in given else 0
         if rows > self.most:
             raise Refused(413, f"the request has {rows:,} candidates; this server pre-ranks at most {self.most:,}")

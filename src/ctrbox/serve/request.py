@@ -149,7 +149,7 @@ class RequestReader:
         if type(given) is dict:
             check_members(given, PARTS)
         if type(given) is not dict or "candidates" not in given:
-            raise Refused(400, f"expected an object with context and candidates, got {shape(given)}")
+            raise Refused(400, f"expected a JSON object with context and candidates, got {shape(given)}")
         context = given.get("context", {})
         once, each = self.readers(context)
         candidates = given["candidates"]
@@ -158,7 +158,9 @@ class RequestReader:
         embedded = objects_in_requests.from_json(given["objects"]) if "objects" in given else None
         score = given.get("score")
         if "score" in given and not isinstance(score, str):
-            raise Refused(400, f"score must be a string, an expression of the labels of the model, got {brief(score)}")
+            raise Refused(
+                400, f"score must be a string with an expression of the labels of the model, got {brief(score)}"
+            )
         return Request(partial(once.row, context), rows, rows.num_rows, orjson.dumps(context), embedded, score)
 
     def from_tensors(self, tensors: Mapping[str, np.ndarray], score: str | None = None) -> Request:
@@ -216,7 +218,9 @@ class RequestReader:
 
     def check_count(self, rows: int) -> None:
         if rows > self.most:
-            raise Refused(413, f"the request has {rows:,} candidates; this server takes at most {self.most:,}")
+            raise Refused(
+                413, f"the request has {rows:,} candidates; this server scores at most {self.most:,} per request"
+            )
 
 
 def key_of_values(context: pa.RecordBatch) -> bytes:

@@ -45,11 +45,14 @@ def save_request_plan(plan: Plan, path: str | os.PathLike[str], *, context: Sequ
     reads comes with each candidate.
     """
     if not isinstance(plan, Plan):
-        raise PlanError(f"save_request_plan takes a plan, as cb.compile returns it, got {type(plan).__name__}")
+        raise PlanError(f"save_request_plan needs a plan, as cb.compile returns it, got {type(plan).__name__}")
     if isinstance(context, str):
-        raise PlanError(f"context= takes column names in a list, got {context!r}")
+        raise PlanError(f"context= must be a list of column names, got {context!r}")
     if plan.schema.tasks:
-        raise PlanError("this plan has several labels, and libctrbox scores a Deep FFM, which has one")
+        raise PlanError(
+            "this plan has several labels (labels=), but libctrbox scores only a Deep FFM, which has one label; use one "
+            "label="
+        )
     place: Path = local_path(path, "a plan for requests")
     plan.fit()
     split = Split(plan, tuple(context))
@@ -129,9 +132,9 @@ def described_column(field: pa.Field, unit: str | None) -> tuple[str, str, int, 
     found = described_for_native(RawColumn(field, unit))
     if found is None:
         raise PlanError(
-            f"column {field.name!r} is {field.type}, which libctrbox cannot read from a request; it takes bools, whole numbers "
-            f"up to int64, float32 and float64, strings and timestamps of microseconds. Leave the feature out, or serve the "
-            f"model with `ctrbox serve`"
+            f"column {field.name!r} is {field.type}, which libctrbox cannot read from a request; it reads bools, whole "
+            "numbers up to int64, float32 and float64, strings and timestamps of microseconds. Leave the feature out, or "
+            "serve the model with `ctrbox serve`"
         )
     return found
 
@@ -142,14 +145,14 @@ def refuse_python(extractor: Extractor) -> None:
         if not isinstance(step, Native):
             names = ", ".join(dict.fromkeys(repr(node.param("function").name) for node in step.nodes))
             raise PlanError(
-                f"the plan runs operators written in Python ({names}), which libctrbox cannot; write these features with "
-                f"built-in operators, or serve the model with `ctrbox serve`"
+                f"the plan runs operators written in Python ({names}), which libctrbox cannot run; write these features with "
+                "built-in operators, or serve the model with `ctrbox serve`"
             )
     for view in views_of([extractor]):
         if view.on_disk:
             raise PlanError(
-                f"joined view {view.name!r} lies on a disk (spill=), and libctrbox keeps joined views in memory; raise its "
-                f"budget: join(…, budget=…)"
+                f"joined view {view.name!r} is kept on a disk (spill=), but libctrbox keeps joined views in memory; raise "
+                "its budget: join(…, budget=…)"
             )
 
 

@@ -103,7 +103,10 @@ class Routes:
         if service.hosts is not None:
             service.hosts.check(headers)
         if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise Refused(415, "a Content-Encoding is not supported; send the body without one")
+            raise Refused(
+                415,
+                "the request has a Content-Encoding, which this server does not support; send the body uncompressed",
+            )
         claimed = headers.get(b"content-length", b"0")
         if claimed.isdigit() and (len(claimed) > 18 or int(claimed) > service.limits.body_bytes):
             raise too_large(service.limits.body_bytes)
@@ -178,7 +181,7 @@ class Routes:
         past = self.service.served.past
         if past is None:
             raise Refused(
-                404, "this server keeps no state of histories, so it takes no events; start it with --state FILE"
+                404, "this server keeps no state of histories, so it accepts no events; start it with --state FILE"
             )
         if method in ("GET", "HEAD"):
             return Answer(200, orjson.dumps(past.told()))
@@ -192,11 +195,12 @@ class Routes:
         need(method, "POST", path)
         if body.strip() not in (b"", b"{}"):
             raise Refused(
-                400, "a call that refreshes the joined views has no body; all views that have files are read again"
+                400,
+                "a call that refreshes the joined views must have no body, because it reads all views that have files again",
             )
         refresher = self.service.refresher
         if refresher is None:
-            raise Refused(404, "this model joins no views whose files could be read again")
+            raise Refused(404, "this model joins no views of files, so there is nothing to refresh")
         return Answer(202, orjson.dumps({"call": refresher.ask(), **self.views()}))
 
     def views(self) -> dict[str, Any]:
@@ -260,7 +264,7 @@ def need(method: str, wanted: str, path: str) -> None:
 
 
 def too_large(most: int) -> Refused:
-    return Refused(413, f"the body is larger than {most:,} bytes, the most this server takes")
+    return Refused(413, f"the body is larger than {most:,} bytes, the maximum of this server")
 
 
 def answer_of(error: BaseException) -> Answer:

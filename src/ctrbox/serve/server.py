@@ -138,7 +138,7 @@ def read_token(path: Path | None) -> str:
             f"the token file {path} is larger than {TOKEN_FILE_BYTES:,} bytes; check that it is the right file"
         )
     if not token:
-        raise SourceError(f"the token file {path} is empty")
+        raise SourceError(f"the token file {path} is empty; write the token into it")
     return token
 
 
@@ -159,12 +159,15 @@ def check(settings: Settings) -> None:
         option = "--prerank-view" if settings.prerank_run is None else "--prerank-run"
         raise PlanError(f"{option} needs the vectors of the ads: --prerank FOLDER, made by `ctrbox vectors prerank`")
     if settings.prerank_run is None and settings.prerank_views:
-        raise PlanError("--prerank-view is for the run of --prerank-run; use --view for the views of the served model")
+        raise PlanError(
+            "--prerank-view can be used only with --prerank-run; for the views of the served model, use --view"
+        )
     if settings.events and settings.state is None:
-        raise PlanError("--events needs a state to which the events are fed; add --state FILE")
+        raise PlanError("--events needs a state to which the server can add the events; add --state FILE")
     if settings.follow_state is not None and settings.state is not None:
         raise PlanError(
-            "--follow-state names a state that another process keeps, and --state one that this server keeps; use one of them"
+            "--follow-state names a state that another process writes, and --state names a state that this server writes; "
+            "use only one of the two"
         )
     if settings.traces:
         check_target(settings.traces)

@@ -116,7 +116,7 @@ class Service:
 
     def check_model(self, name: str, version: str = "") -> None:
         if name != self.name:
-            raise Refused(404, f"there is no model {name[:100]!r}; this server has {self.name!r}")
+            raise Refused(404, f"there is no model {name[:100]!r}; this server serves {self.name!r}")
         if version and version != str(self.served.version):
             raise Refused(
                 404,
@@ -221,7 +221,9 @@ class Service:
 
     def _prerank(self) -> Prerank:
         if self.prerank is None:
-            raise Refused(404, "this server has no vectors of ads; start it with --prerank FOLDER")
+            raise Refused(
+                404, "this server cannot pre-rank, because it has no vectors of ads; start it with --prerank FOLDER"
+            )
         return self.prerank
 
     def score(self, request: Request, version: str = "") -> tuple[np.ndarray, int]:
@@ -407,11 +409,11 @@ def told_to_the_client() -> Iterator[None]:
         raise
     except SourceError as error:  # a file of the model, damaged since it was opened: no mistake of the client's
         log.error("a request failed: %s", error)
-        raise Refused(500, "a file of the model cannot be read; see the log of the server") from None
+        raise Refused(500, "the server cannot read a file of the model; its log has the details") from None
     except CtrboxError as error:
         raise Refused(400, str(error)) from None
     except MemoryError:
-        raise overloaded("there is not enough memory for this request now") from None
+        raise overloaded("there is not enough memory for this request now; retry shortly") from None
 
 
 def keys_of(now: Figures) -> ByLabel:

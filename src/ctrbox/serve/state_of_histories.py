@@ -174,7 +174,7 @@ class ServedPast:
         if of_stream is not None:
             if position is not None:
                 raise DataError(
-                    "a message of a stream has no position, because its number in the stream is its position"
+                    "a message of a stream must not have a position, because its number in the stream is its position"
                 )
             position = of_stream
         until = int(1e6 * (time.time() + AHEAD_S))
@@ -189,9 +189,11 @@ class ServedPast:
             raise overloaded(str(error)) from None
         except WriteError as error:  # the disk of spill= is full; nothing was fed
             log.error("events cannot be taken now: %s", error)
-            raise overloaded("there is no room for these events now; see the log of the server") from None
+            raise overloaded(
+                "the server cannot store these events now; retry shortly, and see the log of the server"
+            ) from None
         except MemoryError:
-            raise overloaded("there is not enough memory for these events now") from None
+            raise overloaded("there is not enough memory for these events now; retry shortly") from None
         return {"taken": taken.rows, "late": taken.late, "future": taken.future, "position": self.histories.position}
 
     def behind(self) -> str:
@@ -258,7 +260,7 @@ def _parts(given: Any) -> tuple[list[dict[str, Any]], str | None, str | None]:
         raise DataError(f'expected {{"rows": [{{column: value, …}}, …], "view": name, "position": text}}, got {met}')
     rows, view, position = given["rows"], given.get("view"), given.get("position")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"rows must be a list of objects of columns, got {brief(rows)}")
+        raise DataError(f"rows must be a list of objects, each from column names to values, got {brief(rows)}")
     if view is not None and not isinstance(view, str):
         raise DataError(f"view must be the name of a view of events, got {brief(view)}")
     if position is not None and (not isinstance(position, str) or len(position) > MOST_POSITION):

@@ -81,7 +81,7 @@ def read_infer(body: bytes, header_bytes: str | None, labels: Sequence[str] = ()
     for entry in inputs:
         name, datatype, shape = described(entry)
         if name in tensors:
-            raise wrong(f"input {name!r} occurs twice")
+            raise wrong(f"input {name!r} occurs twice; send each input once")
         size = a_dict(entry.get("parameters"), "parameters").get("binary_data_size")
         if size is None:
             tensors[name] = from_json(name, datatype, shape, entry.get("data"))
@@ -89,15 +89,19 @@ def read_infer(body: bytes, header_bytes: str | None, labels: Sequence[str] = ()
         if "data" in entry:
             raise wrong(f"input {name!r} has both data and binary_data_size; expected one of the two")
         if type(size) is not int or not 0 <= size <= len(rest) - at:
-            raise wrong(f"input {name!r} declares {brief(size)} binary bytes, but only {len(rest) - at} are left")
+            raise wrong(
+                f"input {name!r} declares {brief(size)} bytes of binary data, but only {len(rest) - at} are left"
+            )
         tensors[name] = from_binary(name, datatype, shape, rest[at : at + size])
         at += size
     if at != len(rest):
-        raise wrong(f"{len(rest) - at} binary bytes belong to no input")
+        raise wrong(f"{len(rest) - at} bytes after the JSON belong to no input; declare them with binary_data_size")
     parameters = a_dict(given.get("parameters"), "parameters")
     score = parameters.get("score")
     if score is not None and not isinstance(score, str):
-        raise wrong(f"parameter 'score' must be a string, an expression of the labels of the model, got {brief(score)}")
+        raise wrong(
+            f"parameter 'score' must be a string with an expression of the labels of the model, got {brief(score)}"
+        )
     every = parameters.get("binary_data_output", False) is True
     outputs = wanted_outputs(given.get("outputs"), every, names_of_outputs(labels, score))
     return InferRequest(a_text(given.get("id", ""), "id"), tensors, every, score, outputs)
@@ -162,7 +166,7 @@ def from_binary(name: str, datatype: str, shape: Sequence[int], data: bytes) -> 
         given = np.frombuffer(data, np.uint8)
         if (given > 1).any():
             at = int(np.argmax(given > 1))
-            raise wrong(f"input {name!r}: byte {at} of BOOL is {given[at]}, expected 0 or 1")
+            raise wrong(f"input {name!r}: byte {at} of BOOL is {given[at]}; expected 0 or 1")
         return (given != 0).reshape(shape)
     return np.frombuffer(data, dtype).reshape(shape)
 
@@ -185,7 +189,7 @@ def texts(name: str, shape: Sequence[int], data: bytes) -> np.ndarray:
         found.append(data[at : at + length])
         at += length
     if at != len(data):
-        raise wrong(f"input {name!r}: there are {len(data) - at} bytes after its last element")
+        raise wrong(f"input {name!r}: {len(data) - at} bytes follow its last element; check its shape")
     return objects(found, shape)
 
 
@@ -198,18 +202,18 @@ def objects(values: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
 def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> np.ndarray:
     """Return data in row-major order, which may be flat or nested in JSON."""
     if not isinstance(data, list):
-        raise wrong(f"input {name!r} has neither data nor binary_data_size")
+        raise wrong(f"input {name!r} has neither data nor binary_data_size; send one of the two")
     flat = data
     if len(shape) == 2 and data and isinstance(data[0], list):
         if not all(isinstance(row, list) and len(row) == shape[1] for row in data):
-            raise wrong(f"input {name!r}: rows are not lists of {shape[1]}")
+            raise wrong(f"input {name!r}: its rows are not lists of {shape[1]} values, as its shape says")
         flat = [value for row in data for value in row]
     if len(flat) != math.prod(shape):
         raise wrong(f"input {name!r} has {len(flat)} values, expected {math.prod(shape)} for shape {list(shape)}")
     met = set(map(type, flat))
     if datatype == "BYTES":
         if not met <= {str}:
-            raise wrong(f"input {name!r} holds values that are not strings")
+            raise wrong(f"input {name!r} contains values that are not strings, but its datatype is BYTES")
         return objects([text.encode() for text in flat], shape)
     dtype = NUMPY[datatype]
     if not met <= JSON_TYPES[dtype.kind]:
@@ -218,7 +222,9 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> np.n
         with np.errstate(over="raise"):
             return np.array(flat, dtype).reshape(shape)
     except (OverflowError, ValueError, FloatingPointError):
-        raise wrong(f"input {name!r} holds a number outside the range of {datatype}") from None
+        raise wrong(
+            f"input {name!r} contains a number outside the range of {datatype}; use a larger datatype"
+        ) from None
 
 
 def infer_answer(

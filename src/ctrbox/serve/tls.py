@@ -45,7 +45,8 @@ class Certificate:
 
         def password() -> str:
             raise PlanError(
-                f"the private key {self.key} is encrypted; remove its password first (openssl pkey -in KEY -out PLAIN)"
+                f"the private key {self.key} is encrypted with a password, which the server cannot ask for; remove the "
+                "password first (openssl pkey -in KEY -out PLAIN)"
             )
 
         try:

@@ -69,7 +69,7 @@ def _write_run(place: Path, run: Run) -> None:
 def read_description(path: Path) -> dict[str, Any]:
     """Read what ``write_folder`` was given, after its checksum was compared."""
     if not path.is_dir():
-        raise SourceError(f"there is no folder {path}; Classifier.save makes one")
+        raise SourceError(f"there is no folder {path}; check the path of the folder that Classifier.save wrote")
     return read_sealed(path / FILE, "folder of a saved classifier")
 
 

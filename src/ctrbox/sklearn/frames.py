@@ -159,7 +159,8 @@ def _check_family(column: Column, array: pa.Array) -> None:
     same = met == column.family or "none" in (met, column.family)
     if not same and not (column.kind == "number" and column.family == "text" and met == "number"):
         raise InputError(
-            f"column {column.given!r} was {column.family} in fit ({column.type}) and is {array.type} now; convert it first"
+            f"column {column.given!r} was {column.family} in fit ({column.type}) and is {array.type} now; convert it to the "
+            "type that fit was given"
         )
 
 
@@ -353,13 +354,13 @@ def labels_of(y: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
         raise InputError("Complex data not supported: y holds complex numbers; expected two classes")
     if given.dtype.kind == "f" and not np.isfinite(given).all():
         row = int(np.argmax(~np.isfinite(given)))
-        raise InputError(f"y is {given[row]} in row {row} (Input y contains NaN or infinity); leave such rows out")
+        raise InputError(f"y is {given[row]} in row {row} (Input y contains NaN or infinity); remove such rows")
     if given.dtype.kind == "O" and any(v is None or v != v for v in given):
         raise InputError("y has rows without a label (None or NaN); leave them out")
     try:
         classes, index = np.unique(given, return_inverse=True)
     except TypeError:
-        raise InputError("y mixes labels of different types; expected two classes") from None
+        raise InputError("y contains labels of different types; expected two classes of one type") from None
     if len(classes) != 2:
         shown = ", ".join(repr(c) for c in classes[:5].tolist())
         number = "one class" if len(classes) == 1 else f"{len(classes):,} classes"

@@ -63,7 +63,9 @@ class Average:
             return
         shapes = {f"{PREFIX}{name}": p.shape for name, p in self.weights.items()}
         if {name: t.shape for name, t in kept.items()} != shapes:
-            raise DataError(f"{place} holds averages of other weights than this model has")
+            raise DataError(
+                f"{place} contains averages of other weights than this model has; resume with the model that wrote them"
+            )
         self.averages = [kept[f"{PREFIX}{name}"].to(p.device, p.dtype) for name, p in self.weights.items()]
 
     def _copy(self, values: list[torch.Tensor]) -> None:

@@ -49,9 +49,8 @@ def with_calibration(settings: Settings, plan: Plan, split: Split) -> Settings:
         check_labels(settings, plan, split)
     if settings.calibrate == "intercept" and split.valid is None:
         raise PlanError(
-            "calibrate='intercept' is fitted to validation rows, but valid=0 holds none back; set valid= to a share of "
-            "the log, "
-            "such as 0.1"
+            "calibrate='intercept' is fitted to validation rows, but valid=0 keeps no rows for validation; set valid= to a "
+            "share of the log, such as 0.1"
         )
     if settings.calibrate != "weights":
         return settings

@@ -123,7 +123,7 @@ class Callbacks:
             ) from error
         if answer is not None:
             raise TrainError(
-                f"callback {where} returned {answer!r}; a callback returns nothing. To end the training it raises "
+                f"callback {where} returned {answer!r}, but a callback must return nothing. To end the training, raise "
                 "cb.callbacks.StopTraining('why')"
             )
 
@@ -143,7 +143,8 @@ def checked(given: Any) -> list[Any]:
         for name in dir(one):
             if name.startswith("on_") and name not in EVENTS and callable(getattr(one, name)):
                 raise PlanError(
-                    f"{type(one).__name__}.{name} would never be called; callbacks have {', '.join(EVENTS)}"
+                    f"{type(one).__name__}.{name} would never be called, because callbacks have only the methods "
+                    f"{', '.join(EVENTS)}"
                 )
         for name in methods:
             if not callable(getattr(one, name)):

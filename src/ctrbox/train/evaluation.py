@@ -51,7 +51,9 @@ class Split:
             if plan.fingerprint not in (other.fingerprint, other.made_over):
                 raise PlanError(f"the plan of the validation rows has {difference(plan, other)}")
             if total == 0:
-                raise TrainError(f"there are no training rows, because view {plan.log.name!r} is empty")
+                raise TrainError(
+                    f"there are no training rows, because view {plan.log.name!r} is empty; check its paths and filters"
+                )
             return Split(total, total, other, 0, None, other).with_calibration_rows(settings)
         held = round(total * settings.valid)
         if total - held <= 0 or (settings.valid > 0 and held == 0):

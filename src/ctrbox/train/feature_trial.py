@@ -108,7 +108,7 @@ def trial(
     for name in unknown:
         if name in ("patience", "evaluate_every", "monitor"):
             raise PlanError(
-                f"a trial trains every learner equally long, so {name}= cannot be used; set epochs= instead"
+                f"a trial trains all its models equally long, so {name}= cannot be used; set epochs= instead"
             )
         raise no_argument(
             "trial", [name], [known for known in trial.__annotations__ if known not in ("unknown", "return")]
@@ -136,8 +136,8 @@ def trial(
     )
     if isinstance(chosen.schedule, ReduceOnPlateau):
         raise PlanError(
-            "a trial evaluates its learners only at the end, so schedule=cb.optim.ReduceOnPlateau(…) cannot be used; "
-            "choose a schedule of the step, such as cb.optim.Cosine(steps)"
+            "a trial evaluates its models only at the end, so schedule=cb.optim.ReduceOnPlateau(…) cannot be used; choose a "
+            "schedule of the step, such as cb.optim.Cosine(steps)"
         )
     if not isinstance(valid, Plan) and not chosen.valid:
         raise PlanError("a trial compares models on validation rows; set valid= to a share above 0, or to another plan")
@@ -155,7 +155,7 @@ def trial(
                 rows = _learn(union, arms, chosen, split, overlap, watcher(progress))
         except BudgetError as error:
             count = len(arms) * len(numbers)
-            raise BudgetError(f"{error} (a trial divides the budget among its {count} learners)") from None
+            raise BudgetError(f"{error} (a trial divides the budget among the {count} models that it trains)") from None
         seconds = time.perf_counter() - began
         with naming_rows(judged, split.start, split.stop):
             label_of, scores = _score(judged, arms, chosen.batch_size or 1, split, overlap, judges)

@@ -135,7 +135,8 @@ class Fit:
             raise PlanError("look_ahead= cannot be used with cluster=; remove one of the two")
         if self.settings.patience is not None:
             raise PlanError(
-                "look_ahead= reads rows into memory before it is known if training continues; remove look_ahead= or patience="
+                "look_ahead= cannot be used with patience=, because it creates rows for later batches before it is known "
+                "whether the training continues; remove one of the two"
             )
         self.foresight = Foresight(self.learner, batches)
 
@@ -596,5 +597,7 @@ class Fit:
             self.watch.resumed(state.step, state.seen)
             return
         if wrong:
-            raise DataError(f"no checkpoint in {folder.shown} can be used: {wrong[0]}; overwrite=True starts over")
+            raise DataError(
+                f"no checkpoint in {folder.shown} can be used: {wrong[0]}. To start over, use overwrite=True"
+            )
         folder.goes_on_after(-1)

@@ -413,5 +413,6 @@ class Learner(ClickModel):
                 self.unsettled = None
                 raise TrainError(
                     f"batch {looked.number}: a gradient of key {int(references.keys[bad])} of field "
-                    f"{references.field_of(bad)!r} is not finite; lower the learning rate of its table, or clip gradients"
+                    f"{references.field_of(bad)!r} is not finite; lower the learning rate of its table, or limit the "
+                    "gradients with clip=1.0"
                 )

@@ -32,7 +32,7 @@ def loss_of_tasks(outputs: torch.Tensor, batch: Batch, objective: nn.Module) -> 
     loss: torch.Tensor = objective(outputs, labels, observed, weight, **({"arrived": late} if late else {}))
     if not isinstance(loss, torch.Tensor) or loss.shape != ():
         raise PlanError(
-            f"{type(objective).__name__} must return the loss of a batch, a tensor of one number, got {loss!r}"
+            f"{type(objective).__name__} must return the loss of a batch as a tensor with one number, got {loss!r}"
         )
     return loss
 
@@ -49,7 +49,7 @@ def has_rows(source: Source) -> bool:
 def check_rows(sources: Sequence[Source]) -> None:
     """Refuse a penalty of rows if no table has rows in main memory."""
     if not any(has_rows(source) for source in sources):
-        raise PlanError("l2 regularizes the rows of tables, but this model reads no table; remove it")
+        raise PlanError("l2= penalizes the rows of tables, but this model reads no table; remove l2=")
     if any(source.fused for source in sources):
         raise PlanError(
             "l2 of fit is not available for tables on a GPU; use l2 of their optimizer, such as cb.optim.Adam(l2=…), whose "
@@ -61,7 +61,7 @@ def check_counting(sources: Sequence[Source]) -> None:
     """Refuse adaptive regularization of a Model Server: it divides by how often a key occurred, which sub-models do not count."""
     by_key = [source for source in sources if source.traits.gradients == "sum"]
     if not by_key:
-        raise PlanError("adaptive_l2 regularizes the rows of tables, but this model reads no table; remove it")
+        raise PlanError("adaptive_l2= penalizes the rows of tables, but this model reads no table; remove adaptive_l2=")
     for source in by_key:
         if not source.traits.counts:
             raise PlanError(

@@ -101,12 +101,13 @@ class Run(RunPredictor):
         if histories is not None and (data is None or isinstance(data, Plan)):
             met = "the rows that this run held back" if data is None else "a plan"
             raise PlanError(
-                f"histories= is for another log, but these are {met}; use plan.over(log, histories=…) for a plan"
+                f"histories= can be used only with another log, but the data is {met}; pass the state to the plan instead: "
+                "plan.over(log, histories=…)"
             )
         if data is None:
             held = self.summary.get("held")
             if not isinstance(held, Mapping):
-                raise PlanError("this run held back no rows for validation; pass a log with labels to evaluate on")
+                raise PlanError("this run kept no rows for validation; pass a log with labels: run.evaluate(log)")
             self._need_log()
             return score_plan(self.learner, self.plan, batch_size, int(held["start"]), int(held["stop"])).result()
         if isinstance(data, Plan):

@@ -101,7 +101,9 @@ class RunFolder:
         if there.exists() and not overwrite:
             kept = read_sealed(there, "run folder")
             if (path / "summary.json").exists():
-                raise DataError(f"{self.shown} holds a finished run; choose another out=, or overwrite=True")
+                raise DataError(
+                    f"{self.shown} contains a finished run; choose another out=, or replace the run with overwrite=True"
+                )
             if not resume:
                 raise DataError(
                     f"{self.shown} holds an unfinished run; continue it with resume=True, or start over with overwrite=True"
@@ -257,7 +259,7 @@ def refuse_foreign(path: Path) -> None:
         read_sealed(path / "config.json", "run folder")
     elif names or (path / "model").exists():
         raise DataError(
-            f"{path} is not a run folder: it holds {[*names, 'model'][0]!r} and no config.json; choose another out="
+            f"{path} is not a run folder: it holds {[*names, 'model'][0]!r} but no config.json; choose another out="
         )
 
 

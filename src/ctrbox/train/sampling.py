@@ -115,9 +115,8 @@ class Labels:
             raise TrainError(no_rows(where, plan, start, stop))
         if self.clicks in (0, self.rows):
             raise TrainError(
-                f"the label is {int(self.clicks > 0)} in all {self.rows:,} {where} rows"
-                f"; a model needs examples of "
-                f"both labels"
+                f"the label is {int(self.clicks > 0)} in all {self.rows:,} {where} rows; a model needs rows with label 0 and "
+                "rows with label 1"
             )
 
 

@@ -175,8 +175,8 @@ def device_for(asked: str, embedder: Any, plan: Plan) -> torch.device:
     homes = {home for t in given if t is not None and (home := traits_of(t).device) is not None}
     if len(homes) > 1:
         raise PlanError(
-            f"these tables are on different devices ({' and '.join(sorted(map(str, homes)))}); put all of "
-            f"them on the same device"
+            f"the tables of this training are on different devices ({' and '.join(sorted(map(str, homes)))}); put all of "
+            "them on the same device"
         )
     if homes:
         home = homes.pop()
@@ -236,7 +236,10 @@ def config_of(model: nn.Module) -> Any:
 def same_run(folder: Any, kept: Any, mine: dict[str, Any]) -> None:
     """Refuse to continue a run of other code, data or settings, and name the first difference."""
     if not isinstance(kept, dict):
-        raise DataError(f"{folder} has a damaged config.json: its identity is missing")
+        raise DataError(
+            f"{folder} has a damaged config.json, which does not say what the run trains; restore it from a copy, or start "
+            "over with overwrite=True"
+        )
     for name, value in mine.items():
         there = kept.get(name)
         if name == "precision" and there is None and "device" in kept:  # a run of 0.2 names both in one text

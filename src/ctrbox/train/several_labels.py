@@ -82,8 +82,8 @@ class TaskLabels:
                 )
             if task.kind == "binary" and ones in (0, observed):
                 raise TrainError(
-                    f"label {task.name!r} is {int(ones > 0)} in all {observed:,} {where} rows in which it was observed; a model "
-                    "needs examples of both labels"
+                    f"label {task.name!r} is {int(ones > 0)} in all {observed:,} {where} rows in which it was observed; a "
+                    "model needs rows with label 0 and rows with label 1"
                 )
 
 

@@ -60,7 +60,7 @@ def set_rate(embedders: Sequence[Embedder], lr: float) -> None:
     if not tables:
         kinds = ", ".join(sorted({type(one).__name__ for one in embedders}))
         raise PlanError(
-            f"lr= is the learning rate of embedding tables, but this model has none (it reads {kinds or 'nothing'}); remove it"
+            f"lr= is the learning rate of embedding tables, but this model has none (it reads {kinds or 'nothing'}); remove lr="
         )
     for table in tables:
         full(table).set_lr(lr)

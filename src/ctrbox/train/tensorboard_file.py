@@ -159,5 +159,5 @@ class Events:
 
 def _int64(step: int) -> int:
     if not -(2**63) <= step < 2**63:
-        raise WriteError(f"step {step} does not fit into 64 bits")
+        raise WriteError(f"step {step} does not fit into a whole number of 64 bits")
     return int(step)

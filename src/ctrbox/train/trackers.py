@@ -89,7 +89,10 @@ class WeightsAndBiases(Callback):
     def __init__(self, run: Any = None, *, every: int = 100, **options: Any) -> None:
         self.wandb = imported("wandb", "wandb", "cb.callbacks.WeightsAndBiases")
         if run is not None and options:
-            raise PlanError(f"{', '.join(options)} configure a new run, but run= is already given; remove them")
+            raise PlanError(
+                f"{', '.join(options)} can be used only for a new run, but run= names an existing run; remove them, or "
+                "remove run="
+            )
         self.every, self.run, self.options = _steps(every), run, options
         self.mine = False
 

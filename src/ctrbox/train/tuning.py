@@ -223,7 +223,10 @@ class Study:
             raise TrainError(f"`tune` raised {_told(error, tune)}") from error
         mine = parts.get("model", None if model is None else copy.deepcopy(model))
         if mine is None:
-            raise PlanError("neither the job nor `tune` gives a model")
+            raise PlanError(
+                'neither the job nor `tune` defines a model; define `model` in the job, or return {"model": '
+                "…} from `tune`"
+            )
         own = parts["table"] if "table" in parts else fresh_table(table)
         for one in own.values() if isinstance(own, Mapping) else [own]:
             if one is not None and traits_of(one).clears and len(one):

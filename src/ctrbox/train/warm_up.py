@@ -137,8 +137,8 @@ class WarmUp:
             )
         if state.get("config") != config:
             raise PlanError(
-                f"the model of this training differs from that of {place.parent}; both must be built with the same "
-                f"arguments:\n  " + "\n  ".join(differences(state.get("config"), config))
+                f"the model of this training differs from that of {place.parent}; build both with the same arguments. The "
+                "differences are:\n  " + "\n  ".join(differences(state.get("config"), config))
             )
         if self.kind == "continue":
             _check_continues(place, state, learner)
@@ -172,8 +172,8 @@ def differences(theirs: Any, mine: Any, name: str = "") -> list[str]:
 def _check_continues(place: Path, state: Mapping[str, Any], learner: Learner) -> None:
     if "dense optimizer" not in state or "optimizer.safetensors" not in state["files"]:
         raise PlanError(
-            f"{place.parent} was trained by a version that kept no optimizer state at the end of a run; start from its weights "
-            "only: warm_up='full'"
+            f"{place.parent} was trained by a version of CTRBox that did not save the optimizer state of a finished run; "
+            "start from its weights only: warm_up='full'"
         )
     mine = None if learner.optimizer is None else type(learner.optimizer).__name__
     if state["dense optimizer"] != mine:

@@ -45,7 +45,10 @@ def export_vectors(
     name = key_field(model, side, key)
     if view is not None:
         if plan is not None:
-            raise PlanError("view= writes the rows of a view, and plan= those of a log; give only one of them")
+            raise PlanError(
+                "view= and plan= cannot be used together: view= writes the vectors of the rows of a view, and plan= those "
+                "of the rows of a log; pass only one of them"
+            )
         tower = TowerVectors(run, side, name)
         found, matrix = vectors_of_view(
             rows_of_view(view, run.plan, tower), tower, view if isinstance(view, str) else view.name

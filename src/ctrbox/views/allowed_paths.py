@@ -34,7 +34,7 @@ class Allowed:
     def __init__(self, named: Sequence[str] = (), beside: Path | None = None) -> None:
         if isinstance(named, str | os.PathLike):
             raise PlanError(
-                f"allow_views= takes a list of paths, got {os.fspath(named)!r}; write [{os.fspath(named)!r}]"
+                f"allow_views= must be a list of paths, got {os.fspath(named)!r}; write [{os.fspath(named)!r}]"
             )
         self.named = [os.fspath(path) for path in named]
         self.named += [path.strip() for path in os.environ.get(VARIABLE, "").split(",") if path.strip()]

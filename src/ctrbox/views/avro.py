@@ -107,7 +107,8 @@ def _check(file: File, wanted: Leaf, found: Leaf | None) -> None:
         )
     if len(wanted.path) > 1 and found.nullable and not wanted.nullable:
         raise SourceError(
-            f"column {wanted.name!r} of {file.shown} may be null, and in the first file it may not; put this file first"
+            f"column {wanted.name!r} of {file.shown} may be null, but in the first file of the view it may not; put this "
+            "file first"
         )
 
 
@@ -126,7 +127,7 @@ def _decoder(plain: Any) -> Callable[[int, bytes], list[dict[str, Any]]]:
         except Exception as error:
             raise BlockError(f"a block of {rows:,} rows cannot be decoded: {type(error).__name__} {error}") from error
         if len(found) != rows or stream.read(1):
-            raise BlockError(f"a block of {rows:,} rows holds {len(found):,} rows or other bytes behind them")
+            raise BlockError(f"a block of {rows:,} rows holds {len(found):,} rows or has other bytes after them")
         return found
 
     return decode
@@ -162,7 +163,9 @@ def _batch(
         if not leaf.nullable and len(leaf.path) == 1 and (array := arrays[names.index(leaf.path[0])]).null_count:
             row = array.is_null().index(True).as_py()
             raise BlockError(
-                f"column {leaf.name!r} is null, and its type in the first file has no null; put this file first", row
+                f"column {leaf.name!r} is null, but in the first file of the view this column cannot be null; put this file "
+                "first",
+                row,
             )
     return pa.RecordBatch.from_arrays(arrays, names)
 

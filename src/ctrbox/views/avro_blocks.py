@@ -84,9 +84,9 @@ def unpacked(data: bytes, codec: str) -> bytes:
     try:
         found = _unpack(data, codec)
     except (zlib.error, lzma.LZMAError, OSError, EOFError, pa.ArrowException) as error:
-        raise BlockError(f"a block cannot be unpacked by {codec}: {error}") from error
+        raise BlockError(f"a block cannot be decompressed with {codec}: {error}") from error
     if len(found) > MOST_BLOCK:
-        raise BlockError(f"a block unpacks to more than {MOST_BLOCK:,} bytes")
+        raise BlockError(f"a decompressed block has more than {MOST_BLOCK:,} bytes")
     return found
 
 
@@ -115,7 +115,7 @@ def _unpack(data: bytes, codec: str) -> bytes:
 def _whole(unpacker: Any, data: bytes) -> bytes:
     found: bytes = unpacker.decompress(data, MOST_BLOCK + 1)
     if len(found) <= MOST_BLOCK and not unpacker.eof:
-        raise EOFError("its end is missing")
+        raise EOFError("the end of the block is missing")
     return found
 
 

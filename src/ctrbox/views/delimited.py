@@ -159,7 +159,9 @@ class Csv:
         data = first.data[skipped:]
         end = self._first_line_end(data) or len(data)
         if b"\r" in self._unquoted(data[:end].rstrip(b"\r\n")):
-            raise SourceError(f"{file.shown} has lines that end with CR alone; expected LF or CR LF")
+            raise SourceError(
+                f"{file.shown} has lines that end with CR alone; write it again with lines that end with LF or CR LF"
+            )
         fields = self._fields(file, Block(data[:end], first.at + skipped, first.last and end == len(data)))
         options = self.options
         if options.header is False and options.names is None:
@@ -168,7 +170,7 @@ class Csv:
             )
         if options.names is not None and len(options.names) != len(fields):
             raise SourceError(
-                f"{file.shown} has {len(fields)} columns, but names= has {len(options.names)}; expected a name for each"
+                f"{file.shown} has {len(fields)} columns, but names= has {len(options.names)}; give one name for each column"
             )
         headed = options.header is True or options.names is None
         rest = Block(data[end:], first.at + skipped + end, first.last) if headed else first
@@ -182,7 +184,7 @@ class Csv:
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             advice = "" if options.header else "; if the first line is a row, pass header=False, names=[…]"
-            raise SourceError(f"{file.shown} has two columns called {twice[0]!r}; expected each name once{advice}")
+            raise SourceError(f"{file.shown} has two columns called {twice[0]!r}; rename one of them{advice}")
         return names, fields, remaining()
 
     def _fields(self, file: File, line: Block) -> list[str]:
@@ -260,7 +262,11 @@ class Csv:
         if not self._single:
             separator = next((byte for byte in _SPARE if byte not in data and byte != self._quote), b"")
             if not separator:
-                raise BlockError(f"text with delimiter {self.delimiter!r} holds too many control characters", None)
+                raise BlockError(
+                    f"text with delimiter {self.delimiter!r} contains too many control characters; check that the file is "
+                    "text",
+                    None,
+                )
             if self._quote and self._quote in data:
                 token = re.compile(
                     rb"(?:(?<=\n)|(?<=%s)|\A)%s|%s" % ((e := re.escape(self._separator)), self._field, e)
@@ -289,7 +295,11 @@ class Csv:
             at = re.search(rb"\r(?!\n|\Z)", plain)
             if at:
                 row = plain.count(b"\n", 0, at.start()) if names else 0
-                raise BlockError("a line ends with CR alone, expected LF or CR LF, or CR inside quotes", row)
+                raise BlockError(
+                    "a line ends with CR alone; end each line with LF or CR LF, and put a CR that belongs to a value inside "
+                    "quotes",
+                    row,
+                )
 
     def _check_quotes(self, block: Block, names: list[str] | None) -> None:
         whole = block.data if block.data.endswith(b"\n") else block.data + b"\n"

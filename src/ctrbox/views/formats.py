@@ -44,7 +44,7 @@ def format_of(files: Sequence[File], given: str | None) -> str:
         name = _BY_EXTENSION.get(given.lower().lstrip("."), given.lower())
         if name not in EXTENSIONS:
             known = nearest(given, EXTENSIONS)
-            raise SourceError(f"format {given!r} is not known; expected one of {_ACCEPTED}{known}")
+            raise SourceError(f"format= is {given!r}; expected one of {_ACCEPTED}{known}")
         return name
     first = _by_name(files[0])
     for file in files[1:]:
@@ -65,12 +65,12 @@ def _by_name(file: File) -> str:
     name = _BY_EXTENSION.get(extension)
     if name is None:
         raise SourceError(
-            f"the format of {file.shown} cannot be seen from its name; expected one of {_ACCEPTED}; "
-            "text may end in .gz, .zst, .bz2 or .lz4; or pass format='parquet' (csv, tsv, json, arrow, arrows, orc, avro)"
+            f"the name of {file.shown} does not show its format; expected one of {_ACCEPTED}; text may end in .gz, .zst, "
+            ".bz2 or .lz4; or pass format='parquet' (csv, tsv, json, arrow, arrows, orc, avro)"
         )
     if compressed and name in ("parquet", "arrow", "orc", "avro"):
         raise SourceError(
-            f"{file.shown} is a compressed {name} file; expected it uncompressed, because {name} files "
-            f"compress their own contents"
+            f"{file.shown} is a compressed {name} file; expected an uncompressed one, because {name} files compress their "
+            "own contents; decompress it"
         )
     return name

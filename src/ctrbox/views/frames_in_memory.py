@@ -184,8 +184,8 @@ class StreamSource(ColumnSource):
                 yield partial(_itself, batch)
             if not at and self._had_rows:
                 raise SourceError(
-                    f"{self.name} had rows when it was read before and has none now; expected a fresh stream for each scan: give "
-                    "rows that can be read only once as a table, such as reader.read_all()"
+                    f"{self.name} had rows when it was read before, but has none now, because it can be read only once. Pass "
+                    "its rows as a table, such as reader.read_all()"
                 )
         except CtrboxError:
             raise

@@ -64,7 +64,7 @@ class Json:
     def schema(self, file: File) -> pa.Schema:
         block = next(text_blocks(file, self.options, _newline), None)
         if block is None:
-            raise SourceError(f"{file.shown} holds no JSON objects, expected one on each line")
+            raise SourceError(f"{file.shown} contains no JSON objects; expected one on each line")
         if block.data.lstrip()[:1] == b"[":
             raise SourceError(
                 f"{file.shown} is a JSON array, expected one object on each line (JSON lines); write each element on a "

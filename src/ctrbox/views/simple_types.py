@@ -122,7 +122,7 @@ def leaves(schema: pa.Schema, source: str) -> dict[str, Leaf]:
         raise SourceError(f"{source} has a column whose name is not UTF-8: {error.object!r}") from error
     for leaf in columns:
         if leaf.name in found:
-            raise SourceError(f"{source} has two columns called {leaf.name!r}; expected each name once")
+            raise SourceError(f"{source} has two columns called {leaf.name!r}; rename one of them")
         found[leaf.name] = leaf
     return found
 
@@ -153,8 +153,8 @@ def choose(found: dict[str, Leaf], columns: Sequence[str], source: str) -> list[
             )
         if leaf.type is None:
             raise SourceError(
-                f"column {column!r} of {source} is {leaf.stored}, which has no simple type; "
-                "store its parts as columns, as lists of simple values or as JSON text"
+                f"column {column!r} of {source} is {leaf.stored}, which views cannot read; store its parts as columns, as "
+                "lists of simple values or as JSON text"
             )
         chosen.append(leaf)
     return chosen

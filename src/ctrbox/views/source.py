@@ -69,7 +69,7 @@ def open_source(
         return _open_files(path, [path], format, filesystem, storage_options, text)
     if version is not None:
         raise SourceError(
-            f"version= chooses a version of a Delta Lake or Iceberg table, not of a {type(data).__name__}"
+            f"version= can be used only with a Delta Lake or Iceberg table, not with a {type(data).__name__}"
         )
     if isinstance(data, Sequence) and data and all(isinstance(path, (str, os.PathLike)) for path in data):
         paths = [str(os.fspath(path)) for path in data]
@@ -172,7 +172,7 @@ def _open_dataset(data: ds.Dataset) -> Source:
     except ValueError:  # it has a filter or a projection of its own, which its own scanner applies
         return from_dataset(data, files)
     if not files:
-        raise SourceError("the dataset holds no files, expected at least one")
+        raise SourceError("the dataset contains no files; expected at least one file")
     values = [ds.get_partition_keys(fragment.partition_expression) for fragment in fragments]
     format = "parquet" if data.format.default_extname == "parquet" else "arrow"
     name, partitions = f"dataset of {files[0].path}", Partitions(files, values)

@@ -64,7 +64,9 @@ def checked_options(
         if not isinstance(quote, str) or len(quote) != 1 or not quote.isascii() or quote in "\r\n\0":
             raise PlanError(f"quote must be one ASCII character, or False for none, got {quote!r}")
         if delimiter is not None and quote in delimiter:
-            raise PlanError(f"quote {quote!r} must not be part of the delimiter {delimiter!r}")
+            raise PlanError(
+                f"quote {quote!r} is also part of the delimiter {delimiter!r}; choose another quote= or delimiter="
+            )
     kept = None if names is None else _checked_names(names)
     return TextOptions(delimiter, header, kept, encoding, quote, None if types is None else _checked_types(types, kept))
 
@@ -94,7 +96,7 @@ def _checked_names(names: Any) -> tuple[str, ...]:
         if not isinstance(name, str) or not name:
             raise PlanError(f"names must be strings that are not empty, got {name!r}")
         if found.count(name) > 1:
-            raise PlanError(f"names contains {name!r} twice; expected each name once")
+            raise PlanError(f"names contains {name!r} twice; rename one of the two columns")
     if not found:
         raise PlanError("names must name at least one column, got an empty list")
     return found

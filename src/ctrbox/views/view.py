@@ -226,7 +226,8 @@ class View:
         for name in given:
             if name not in known:
                 raise PlanError(
-                    f"view {name!r} is not joined or merged here{nearest(name, known)}; these views are: {known}"
+                    f"view {name!r} is not joined or merged here{nearest(name, known)}; the joined and merged views are: "
+                    f"{known}"
                 )
         if isinstance(data, View):
             if data.steps:

@@ -222,7 +222,7 @@ def test_rows_beyond_the_budget_are_refused_and_change_nothing(runtime: Runtime)
         for each in (table, slow):
             each.push(np.arange(first + 1, first + 101), np.ones((100, 9), np.float32))
 
-    words = "has no room for 100 more within its budget of 204,800 bytes; raise memory="
+    words = "has no room for 100 more keys within its budget of 204,800 bytes; raise memory="
     with pytest.raises(BudgetError, match=words):  # noqa: PT012 - somewhere on the way
         for known in range(0, 10_000, 100):
             more(known)
@@ -236,7 +236,7 @@ def test_rows_beyond_the_budget_are_refused_and_change_nothing(runtime: Runtime)
 
 
 def test_a_budget_without_room_for_anything_is_refused(runtime: Runtime) -> None:
-    with pytest.raises(BudgetError, match="no room for 1 more within its budget of 100 bytes"):
+    with pytest.raises(BudgetError, match="no room for 1 more keys within its budget of 100 bytes"):
         GpuTable(16, memory=100, runtime=runtime).pull(np.arange(1, 2))
     with pytest.raises(BudgetError, match="no room for 1,000,000 more"):
         GpuTable(16, memory="1MB", rows=1_000_000, runtime=runtime).pull(np.arange(1, 2))
@@ -344,7 +344,7 @@ def test_bad_arguments_are_refused_by_name(runtime: Runtime) -> None:
     table.pull(np.arange(1, 3))
     with pytest.raises(PlanError, match="holds 2 rows of dim=8, linear, but the model reads dim=3"):
         table.open(Row(3))
-    with pytest.raises(PlanError, match="neither"):
+    with pytest.raises(PlanError, match="would be empty"):
         GpuTable(0, runtime=runtime).open(Row(0))
     with pytest.raises(PlanError, match="must be a finite number above 0"):
         table.scale_lr(0.0)

@@ -87,7 +87,7 @@ def test_another_split_of_dims_is_restored(tmp_path: Path) -> None:
         assert (again[4].export()[1] == kept[4]).all()
         with tables(tmp_path / "eight", (8,)) as eight:
             eight.save(tmp_path / "eights")
-        with pytest.raises(PlanError, match=r"holds rows of dim 8; these tables have dims 4, 16"):
+        with pytest.raises(PlanError, match=r"holds rows of dim 8, but these tables have the dims 4, 16"):
             again.restore(tmp_path / "eights")
 
 
@@ -121,7 +121,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     with tables(tmp_path / "t", shares={4: 1, 16: 3}) as made:
         with pytest.raises(PlanError, match="have dims 4, 16, not 7"):
             made[7]
-        with pytest.raises(PlanError, match="folder of their own"):
+        with pytest.raises(PlanError, match="save them to another folder"):
             made.save(tmp_path / "t" / "inside")
         with pytest.raises(SourceError, match="already open"):
             tables(tmp_path / "t")
@@ -175,7 +175,7 @@ def test_a_folder_with_anything_else_in_it_is_left_alone(tmp_path: Path) -> None
         place = tmp_path / name.replace("/", "-")
         (place / name).parent.mkdir(parents=True)
         (place / name).write_text("x")
-        with pytest.raises(SourceError, match="a folder of their own"):
+        with pytest.raises(SourceError, match="needs? a folder that is empty"):
             tables(place)
         assert (place / name).read_text() == "x"
     with tables(tmp_path / "t") as made, tables(tmp_path / "open") as other:

@@ -279,7 +279,7 @@ def test_wrong_keys_arguments_and_closed_tables(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_table_cannot_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="holds no table: it has no MANIFEST"):
+    with pytest.raises(SourceError, match="holds no table, because the file MANIFEST is missing"):
         cb.SparseTable.load(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(SourceError, match="as the folder of a table"):
@@ -288,7 +288,9 @@ def test_a_folder_without_a_table_cannot_be_loaded(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "impressions.parquet").write_text("")
-    with pytest.raises(SourceError, match=r"holds 'impressions.parquet' and no table; .* a folder of its own"):
+    with pytest.raises(
+        SourceError, match=r"holds 'impressions.parquet', but no table; a new table needs a folder that is empty"
+    ):
         cb.SparseTable(tmp_path, 4, ram=SMALL)
     assert [p.name for p in tmp_path.iterdir()] == ["impressions.parquet"]
 
@@ -316,7 +318,7 @@ def test_a_table_is_not_saved_over_itself_or_over_what_is_no_table(tmp_path: Pat
                 table.save(place)
         (tmp_path / "precious").mkdir()
         (tmp_path / "precious" / "file").write_text("")
-        with pytest.raises(PlanError, match="which is not replaced"):
+        with pytest.raises(PlanError, match="which are not replaced"):
             table.save(tmp_path / "precious")
         with cb.SparseTable(tmp_path / "other", 4, ram=SMALL) as other:
             other.checkpoint()
@@ -432,5 +434,5 @@ def test_whole_rows_are_read_and_written_at_any_budget(tmp_path: Path) -> None:
             rows = table.read(part)
             assert (rows[:, 0] == part).all()
             assert (rows[:, 4] == 5.0).all()
-        with pytest.raises(DataError, match=r"whole rows of shape \(3, 8\)"):
+        with pytest.raises(DataError, match=r"rows with their optimizer states, of shape \(3, 8\)"):
             table.write(keys[:3], np.zeros((3, 4), np.float32))

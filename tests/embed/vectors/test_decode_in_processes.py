@@ -83,7 +83,7 @@ def test_a_process_that_was_killed_is_an_error_and_none_stays_behind() -> None:
         next(results)
         os.kill(numbers[1], signal.SIGKILL)
         with pytest.raises(
-            SourceError, match=r"was ended by SIGKILL; the kernel does that .*; encode again to continue"
+            SourceError, match=r"ended by SIGKILL; the kernel does that .*; call encode again to continue"
         ):
             list(results)
     for number in numbers:

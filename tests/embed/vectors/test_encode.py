@@ -171,9 +171,11 @@ def test_nothing_to_encode_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="holds no files"):
         cb.tables.encode(tmp_path / "a.ctrvec", tmp_path / "images", tiny(), key=KEY)
     (tmp_path / "images" / "a.png").write_bytes(b"?")
-    with pytest.raises(DataError, match=r"none of the 1 items has a vector; the first, a.png, is not a JPEG"):
+    with pytest.raises(
+        DataError, match=r"no vector could be computed for any of the 1 items; the first, a.png, is not a JPEG"
+    ):
         cb.tables.encode(tmp_path / "a.ctrvec", tmp_path / "images", tiny(), key=KEY)
-    with pytest.raises(SourceError, match="is not a folder of images"):
+    with pytest.raises(SourceError, match="is not a folder; expected a folder of images"):
         cb.tables.encode(tmp_path / "a.ctrvec", tmp_path / "nowhere", tiny(), key=KEY)
     assert not (tmp_path / "a.ctrvec").exists()
 
@@ -206,9 +208,9 @@ def test_stopped_encoding_goes_on_and_gives_the_same_bytes(tmp_path: Path, tail:
     with kept.open("ab") as file:
         file.write(tail)
     assert not (tmp_path / "b.ctrvec").exists()
-    with pytest.raises(DataError, match="an unfinished encoding by another encoder"):
+    with pytest.raises(DataError, match="an unfinished encoding that used another encoder"):
         cb.tables.encode(tmp_path / "b.ctrvec", folder, tiny(seed=1), key=KEY, batch_size=4)
-    with pytest.raises(DataError, match="an unfinished encoding by another encoder, batch size"):
+    with pytest.raises(DataError, match="an unfinished encoding that used another encoder, batch size"):
         cb.tables.encode(tmp_path / "b.ctrvec", folder, tiny(), key=KEY, batch_size=5)
     encoder = tiny()
     done = cb.tables.encode(tmp_path / "b.ctrvec", folder, encoder, key=KEY, batch_size=4)
@@ -259,7 +261,7 @@ def test_two_encodings_into_one_file_at_a_time_are_refused(tmp_path: Path) -> No
     from ctrbox.embed.vectors.resume_encoding import EncodedSoFar
 
     first = EncodedSoFar(tmp_path / "work", dict, 4)
-    with pytest.raises(WriteError, match="another process is encoding"):
+    with pytest.raises(WriteError, match="another process is writing the vectors of an encoding"):
         EncodedSoFar(tmp_path / "work", dict, 4)
     first.close(remove=True)
     assert not (tmp_path / "work").exists()
@@ -304,7 +306,7 @@ def test_files_are_those_that_a_walk_finds_and_names_lose_their_ending(tmp_path:
 
 def test_width_that_differs_is_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "images", 4)
-    with pytest.raises(DataError, match="'tiny' gives vectors of 4 numbers; expected 5"):
+    with pytest.raises(DataError, match="'tiny' returned vectors of 4 numbers; expected 5"):
         cb.tables.encode(tmp_path / "a.ctrvec", folder, tiny(), key=KEY, width=5)
 
     class Flat(nn.Module):
@@ -312,7 +314,7 @@ def test_width_that_differs_is_refused(tmp_path: Path) -> None:
             return images
 
     with pytest.raises(
-        DataError, match=r"'Flat' returned shape \(1, 3, 8, 8\) for 1 input\(s\); expected a tensor of as many rows"
+        DataError, match=r"'Flat' returned shape \(1, 3, 8, 8\) for 1 input\(s\); expected a tensor with one row"
     ):
         cb.tables.encode(tmp_path / "b.ctrvec", folder, cb.tables.Encoder(Flat(), small), key=KEY)
 
@@ -387,7 +389,7 @@ def test_weights_are_read_from_local_files_of_tensors_that_fit(tmp_path: Path) -
         ("few.safetensors", "lacks 'conv.bias'"),
         ("more.safetensors", "has an unknown name, 'more'"),
         ("shape.safetensors", r"'conv.bias' is \(9,\), expected \(4,\)"),
-        ("nan.safetensors", "not finite"),
+        ("nan.safetensors", "NaN or infinite"),
         ("none.pt", "is not a file"),
     ):
         with pytest.raises((SourceError, DataError), match=told):

@@ -58,7 +58,7 @@ def test_images_of_another_shape_or_type_are_refused() -> None:
     batches = GpuBatches(tiny(), 4, lambda hashes, vectors: None)
     batches.add([b"a"], torch.zeros(1, 3, 8, 8))
     for other in (torch.zeros(1, 3, 8, 9), torch.zeros(1, 3, 8, 8, dtype=torch.uint8)):
-        with pytest.raises(DataError, match="prepare= gave tensors of different shapes or types"):
+        with pytest.raises(DataError, match="prepare= returned tensors of different shapes or types"):
             batches.add([b"b"], other)
     batches.close()
 
@@ -126,7 +126,9 @@ def test_a_batch_that_does_not_fit_into_the_memory_of_the_gpu_names_the_batch_si
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB\nmore")
 
     folder = folder_of(tmp_path / "images", 3)
-    with pytest.raises(DataError, match=r"does not fit into the GPU's memory with batches of 2: CUDA out of memory"):
+    with pytest.raises(
+        DataError, match=r"does not fit into the memory of the GPU with batches of 2 items: CUDA out of memory"
+    ):
         cb.tables.encode(tmp_path / "a.ctrvec", folder, cropping(Large()), key=KEY, batch_size=2, threads=1)
 
 

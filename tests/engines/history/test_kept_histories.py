@@ -368,7 +368,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_again_and_never_mixed(
     shutil.copyfile(old, path)
     kept = histories_of(view).load(path)
     replacing(path, new, 1 << 30, monkeypatch)
-    with pytest.raises(SourceError, match="was replaced 5 times while it was read"):
+    with pytest.raises(SourceError, match="was replaced 5 times while it was being read"):
         kept.load(path)
     kept.save(tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == old.read_bytes()  # as it was before
@@ -387,7 +387,7 @@ def test_a_plan_does_not_begin_with_a_state_that_was_replaced_since(tmp_path: Pa
     with pytest.raises(
         DataError,
         match="the state with which the histories begin, was replaced after the plan was "
-        "created; copy the file, and pass the copy",
+        "created, so the features would change; copy such a file, and pass the copy",
     ):
         list(later.batches(100))
 

@@ -266,9 +266,7 @@ def test_a_feature_takes_as_many_columns_as_it_can_use(what: str, values: int, m
 def test_a_half_life_belongs_to_decayed_and_to_nothing_else() -> None:
     past = cb.past(by="user", time="ts")
     for what, half_life in (("decayed", 0), ("count", 5)):
-        with pytest.raises(
-            PlanError, match="decayed needs a half_life, such as '1d', and the other features take none"
-        ):
+        with pytest.raises(PlanError, match="only decayed has a half_life, such as '1d', and it needs one"):
             PastFeature(past, what, half_life=half_life)
 
 

@@ -54,12 +54,12 @@ def schema_of(type_: pa.DataType) -> str:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda h: h["views"][0]["source"].update(text={"color": "red"}), "a text option 'color'"),
+        (lambda h: h["views"][0]["source"].update(text={"color": "red"}), "unknown text option 'color'"),
         (lambda h: h["views"][0].update(schema=None, columns=[["n", "q", 0, False]]), "'q' is not a kind of column"),
         (lambda h: h["views"][0].update(schema=schema_of(pa.uuid())), "has an extension type"),
-        (lambda h: h["views"][0].update(schema="AAAA"), "the Arrow schema of a view ("),
-        (lambda h: h["views"][0]["source"].update(paths=[]), "a source without paths"),
-        (lambda h: h["views"][0]["source"].update(paths=["a\0b"]), "a source without paths"),
+        (lambda h: h["views"][0].update(schema="AAAA"), "the Arrow schema of a view cannot be read ("),
+        (lambda h: h["views"][0]["source"].update(paths=[]), "a view has a source without paths"),
+        (lambda h: h["views"][0]["source"].update(paths=["a\0b"]), "a view has a source without paths"),
         (lambda h: h["views"][0].update(rows=-1), "a count must be a whole number from 0"),
         (lambda h: h["views"][0].update(columns=h["views"][0]["columns"] * 2), "have the same name"),
     ],
@@ -73,7 +73,7 @@ def test_a_view_that_no_plan_has(
 def test_the_shortest_file_is_a_head_and_a_checksum(tmp_path: Path) -> None:
     least = HEAD.size + 32
     head = HEAD.pack(MAGIC, 1, 0)
-    assert f"is cut off: {least - 1} bytes" in refusal(tmp_path, head + bytes(31))
+    assert f"is cut off after {least - 1} bytes" in refusal(tmp_path, head + bytes(31))
     assert "its checksum does not match" in refusal(tmp_path, head + bytes(32))
     assert "its header is not JSON" in refusal(tmp_path, sealed(head))
 
@@ -81,8 +81,8 @@ def test_the_shortest_file_is_a_head_and_a_checksum(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "length", "says"),
     [
-        (0, 2, "is malformed: its head says layout 0 and a header of 2 bytes"),
-        (1, 3, "is malformed: its head says layout 1 and a header of 3 bytes"),
+        (0, 2, "is malformed: its head says format version 0 and a header of 2 bytes; save the plan again"),
+        (1, 3, "is malformed: its head says format version 1 and a header of 3 bytes; save the plan again"),
     ],
 )
 def test_a_head_that_lies_about_its_header(tmp_path: Path, version: int, length: int, says: str) -> None:
@@ -96,7 +96,9 @@ def test_a_header_that_is_no_json(tmp_path: Path, header: bytes) -> None:
 
 
 def test_bytes_that_belong_to_nothing_are_counted(whole: bytes, tmp_path: Path) -> None:
-    assert "malformed: 3 bytes at the end belong to no part" in refusal(tmp_path, sealed(whole[:-32] + b"abc"))
+    assert "malformed: 3 bytes at its end belong to none of its parts" in refusal(
+        tmp_path, sealed(whole[:-32] + b"abc")
+    )
 
 
 def test_a_description_that_could_not_be_loaded_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,14 +109,17 @@ def test_a_description_that_could_not_be_loaded_is_not_saved(tmp_path: Path, mon
     plan.save(tmp_path / "p.plan")
     cb.Plan.load(tmp_path / "p.plan", views={"log": ROWS})
     monkeypatch.setattr(saving, "MOST_HEADER_BYTES", length - 1)
-    with pytest.raises(PlanError, match=f"description takes {length:,} bytes; the most is {length - 1:,}"):
+    with pytest.raises(PlanError, match=f"needs {length:,} bytes, but a saved plan can have at most {length - 1:,}"):
         plan.save(tmp_path / "p.plan")
     with pytest.raises(PlanError, match=f"a header of {length:,} bytes"):
         cb.Plan.load(tmp_path / "p.plan", views={"log": ROWS})
 
 
 def test_only_arrays_of_numbers_are_saved() -> None:
-    with pytest.raises(PlanError, match="an array of complex128 cannot be saved"):
+    with pytest.raises(
+        PlanError,
+        match="an operator holds an array of type complex128, which a saved plan cannot contain; expected numbers or bytes",
+    ):
         Blobs().array(np.zeros(2, np.complex128))
 
 
@@ -166,7 +171,9 @@ def test_an_operator_of_other_types_is_refused(mine: Any, tmp_path: Path, change
     path = saved_with(mine.twice, tmp_path / "p.plan")
     mine.twice = declared(**changed)
     with pytest.raises(
-        PlanError, match="'mine_for_a_test:twice' has different argument or result types than when the plan was saved"
+        PlanError,
+        match="'mine_for_a_test:twice' has other argument or result types than when the plan was saved; restore its "
+        "declaration, or save the plan again",
     ):
         cb.Plan.load(path, views={"log": ROWS}, allow_operators=True)
 

@@ -325,7 +325,7 @@ def test_names_that_collide_are_refused_with_a_cure() -> None:
     assert "'price' is in both 'log' and 'ads'" in message
     assert "prefix='ads_'" in message
     graph(view().join(other, on="ad_id", prefix="ads_"), a=col("id"))
-    with pytest.raises(PlanError, match="'x' is taken"):
+    with pytest.raises(PlanError, match="'x' is already in use"):
         cb.FeatureSet(sparse={"x": col("id")}, dense={"x": col("id")})
 
 

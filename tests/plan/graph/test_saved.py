@@ -424,7 +424,7 @@ def test_foreign_and_newer_files_are_named_as_such(saved: bytes, damaged: Path) 
     assert "is not a saved plan" in refuses(damaged, b"")
     newer = MAGIC + struct.pack("<I", 99) + saved[12:]
     assert "format version 99" in refuses(damaged, newer)
-    with pytest.raises(PlanError, match="there is no plan at"):
+    with pytest.raises(PlanError, match="there is no saved plan at"):
         load_plan(damaged.parent / "missing.plan")
 
 

@@ -152,7 +152,7 @@ def test_views_beside_the_plan_below_the_current_folder_and_named_ones_are_opene
     assert rows("plans/p.plan", views={"log": LOG, "users": USERS}) == 3
     with pytest.raises(PlanError, match="allow_views"):
         rows("plans/p.plan", allow_views=["../dat"])
-    with pytest.raises(PlanError, match="takes a list of paths"):
+    with pytest.raises(PlanError, match="must be a list of paths"):
         rows("plans/p.plan", allow_views="../data")
     monkeypatch.setenv(VARIABLE, f"s3://bucket/, {tmp_path / 'data'}")
     assert rows("plans/p.plan") == 3
@@ -333,7 +333,7 @@ def test_views_below_a_joined_view_can_be_given_too() -> None:
     plan = cb.compile(log, cb.FeatureSet(dense={"s": col("size").fill(0)}), device="cpu")
     other = plan.over(pa.table({"user": [1]}), views={"towns": pa.table({"town": [1], "size": [99]})})
     assert [b.dense.tolist() for b in other.batches(8)] == [[[99.0]]]
-    with pytest.raises(PlanError, match=r"nearest: 'towns'; these views are: \['towns', 'users'\]"):
+    with pytest.raises(PlanError, match=r"nearest: 'towns'; the joined and merged views are: \['towns', 'users'\]"):
         plan.over(pa.table({"user": [1]}), views={"town": 1})
 
 

@@ -45,7 +45,7 @@ from ctrbox.plan.language.feature_text import parse_feature
         ("a=-when(x).then(1)", "feature 'a' uses a when(…) without .otherwise(…)"),
         ("a=cross(when(x).then(1), y)", "feature 'a' gives cross a when(…) without .otherwise(…)"),
         ("a=x.fill(value=when(y))", "feature 'a' gives fill a when(…) without .otherwise(…)"),
-        ("a=cross(**x)", "feature 'a' uses **; write the arguments by name"),
+        ("a=cross(**x)", "feature 'a' uses ** in a call; write each argument by its name"),
         (
             "a=open(x)",
             "feature 'a' calls 'open', which is not a function; there are col, lit, cross, overlap, concat, when",
@@ -77,7 +77,10 @@ def test_a_feature_may_be_nested_100_deep(minus: int, fits: bool) -> None:
     if fits:
         assert repr(parse_feature(text)[1]).count("not()") == minus
     else:
-        with pytest.raises(cb.errors.PlanError, match=r"^feature 'a' is nested deeper than 100; use a job file$"):
+        with pytest.raises(
+            cb.errors.PlanError,
+            match=r"^feature 'a' has expressions inside each other, more than 100 deep; write it in a job file$",
+        ):
             parse_feature(text)
 
 
@@ -88,7 +91,7 @@ def test_calls_and_methods_and_lists_count_as_levels() -> None:
         "cross(x, y=" * 101 + "x" + ")" * 101,
         "x.is_in([" * 60 + "x" + "])" * 60,
     ):
-        with pytest.raises(cb.errors.PlanError, match="nested deeper than 100"):
+        with pytest.raises(cb.errors.PlanError, match="more than 100 deep"):
             parse_feature("a=" + deep)
 
 

@@ -29,8 +29,11 @@ TABLE = pa.table(
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (lambda: col("word").cast("complex"), "cast to 'complex' is not known; expected int, float, str, bool or time"),
-        (lambda: col("word").cast("key"), "cast to 'key' is not known"),
+        (
+            lambda: col("word").cast("complex"),
+            "cast cannot convert to 'complex'; expected int, float, str, bool or time",
+        ),
+        (lambda: col("word").cast("key"), "cast cannot convert to 'key'"),
         (lambda: col("word").cast("list[int]"), r"cast of 'word' \(str\) to a list: use .split"),
         (lambda: col("word").bucketize([1.0]), r"bucketize takes a number, not str \('word'\)"),
         (lambda: col("word").bucketize(quantiles=4), r"bucketize takes a number, not str \('word'\)"),
@@ -55,8 +58,8 @@ def test_an_operator_over_a_column_of_the_wrong_type_is_refused(made: Callable[[
     [
         ({"label": col("word")}, "the label must be a number, but 'word' is str"),
         ({"weight": col("when"), "label": col("clicked")}, "the weight must be a number, but 'when' is time"),
-        ({"group": col("words")}, "the group must be a single value per row, not a list"),
-        ({"dense": {"d": col("numbers")}}, "dense feature 'd' is a list of no fixed length"),
+        ({"group": col("words")}, "the group must have one value per row, but it is a list; choose another column"),
+        ({"dense": {"d": col("numbers")}}, "dense feature 'd' is a list whose length varies"),
         ({"dense": {"d": col("when")}}, r"dense feature 'd' must be a number, but it is time; use \.hour\(\)"),
         ({"dense": {"d": col("word")}}, r"dense feature 'd' must be a number, but it is str; use \.length\(\)"),
     ],
@@ -95,7 +98,7 @@ def test_what_is_fitted_is_refused_where_nothing_is_fitted() -> None:
     with pytest.raises(PlanError, match="compute cannot run operators that are fitted"):
         cb.compute(fitted, TABLE)
     plan = cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"number": col("number")}))
-    with pytest.raises(PlanError, match="columns cannot run operators that are fitted"):
+    with pytest.raises(PlanError, match="this call cannot run operators that are fitted"):
         next(plan.columns(fitted))
 
 

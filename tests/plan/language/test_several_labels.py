@@ -134,8 +134,8 @@ def test_rows_to_be_scored_need_no_labels() -> None:
     [
         ({"label": col("clicked"), "labels": LABELS}, "either label= or labels="),
         ({"labels": [col("clicked")]}, "labels must be a dict"),
-        ({"labels": {"user": col("clicked")}}, "label name 'user' is taken"),
-        ({"labels": {"weight": col("clicked")}}, "label name 'weight' is taken"),
+        ({"labels": {"user": col("clicked")}}, "label name 'user' is already in use"),
+        ({"labels": {"weight": col("clicked")}}, "label name 'weight' is already in use"),
         ({"labels": {"a b": col("clicked")}}, "must be a name such as 'click'"),
         ({"labels": {"click": 1}}, "a label must be an expression"),
         ({"labels": {"click": col("user").cast("str")}}, "label 'click' must be a number"),

@@ -36,8 +36,8 @@ def test_a_window_is_counted_in_buckets(every: str, window: str | None, buckets:
 @pytest.mark.parametrize(
     ("every", "window", "told"),
     [
-        ("0d", None, "every must be a span of time, got '0d'"),
-        ("-1d", None, "every must be a span of time, got '-1d'"),
+        ("0d", None, "every= must be a span of time above 0, such as '1d', got '0d'"),
+        ("-1d", None, "every= must be a span of time above 0, such as '1d', got '-1d'"),
         ("2d", "3d", "window '3d' must be a multiple of every='2d'"),
         ("2d", "1d", "window '1d' must be a multiple of every='2d'"),
         ("1d", "0d", "window '0d' must be a multiple of every='1d'"),

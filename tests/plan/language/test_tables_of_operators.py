@@ -38,16 +38,16 @@ def test_ids_are_positions_unless_given_and_vectors_are_rows() -> None:
     [
         ({"a": 1}, [1], "Dictionary takes words and values, or one mapping from words to values"),
         ([1.5], None, "a dictionary's words must be strings or whole numbers, got double"),
-        (["a", None], None, "a dictionary's words must not be null; 1 of them are"),
+        (["a", None], None, "a dictionary's words must not contain nulls, but 1 of them are null"),
         (["a", 1], None, "a dictionary's words must be strings, or whole numbers of 64 bits: "),
-        (["a"], [1, 2], "a dictionary needs one value per word: 1 words, 2 values"),
+        (["a"], [1, 2], "a dictionary needs one value per word, but has 1 words and 2 values"),
         (["a", "b"], [[1], [2, 3]], "a dictionary's values must be numbers, or rows of one length: "),
         (["a"], [1.5], "a dictionary's values must be whole numbers, one per word, or a matrix, one row per word"),
         (["a"], ["b"], "a dictionary's values must be whole numbers, one per word, or a matrix, one row per word"),
         (["a"], 5, "a dictionary's values must be whole numbers, one per word, or a matrix, one row per word"),
         (["a"], [[[1]]], "a dictionary's values must be whole numbers, one per word, or a matrix, one row per word"),
         (["a"], np.zeros((1, 0)), "a dictionary's vectors must hold at least one number"),
-        (["a"], np.array([2**63], np.uint64), "a dictionary's ids must fit 64 bits with a sign; the largest is 9223"),
+        (["a"], np.array([2**63], np.uint64), "a dictionary's ids must be at most 2^63 - 1; the largest is 9223"),
     ],
 )
 def test_what_is_no_dictionary_is_refused(words: Any, values: Any, told: str) -> None:
@@ -78,7 +78,7 @@ def test_a_dictionary_is_read_from_two_columns(tmp_path: Path) -> None:
     for value, told in (
         ("ragged", "vectors in 'ragged' must all have the same length and contain no nulls"),
         ("holes", "vectors in 'holes' must all have the same length and contain no nulls"),
-        ("gap", "column 'gap' must not be null; 1 values are"),
+        ("gap", "column 'gap' must not contain nulls, but 1 of its values are null"),
         ("text", "column 'text' must hold whole numbers or lists of numbers, not string"),
         ("ids", "has no column 'ids'; nearest: 'id'"),
     ):
@@ -183,7 +183,7 @@ def careful(a: Any) -> Any:
         ),
         (
             {"args": ["int"], "result": "int", "cuda": "return x;", "nullable": True},
-            "operator: a cuda body returns no nulls of its own, because",
+            "operator: a cuda body cannot return nulls of its own",
         ),
         (
             {"args": ["int"], "result": "int", "cuda": 3},
@@ -196,11 +196,11 @@ def careful(a: Any) -> Any:
         ({"args": ["int"], "result": "int", "cuda": "returned;"}, "operator: a cuda body returns the row's value"),
         (
             {"args": ["int"], "result": "int", "cuda": "return\0;"},
-            "operator: a cuda body is source text; this one contains a NUL character",
+            "operator: a cuda body must be valid text, but this one contains a NUL character",
         ),
         (
             {"args": ["int"], "result": "int", "cuda": "return \ud800;"},
-            "operator: a cuda body is source text; this one contains a lone",
+            "operator: a cuda body must be valid text, but this one contains a lone",
         ),
         (
             {"args": ["str"], "result": "int", "scalar": True},

@@ -373,8 +373,8 @@ class GpuTable(ReadsBatches, Shaped):
     def _full(self, error: NoRoom) -> BudgetError:
         return BudgetError(
             f"the table holds {len(self):,} keys in {self.nbytes:,} bytes on {self.device} and has no room for "
-            f"{error.more:,} more within its budget of {self.memory:,} bytes{error.cause}; raise memory=, lower dim= or use "
-            "RowwiseAdagrad, whose states are smaller"
+            f"{error.more:,} more keys within its budget of {self.memory:,} bytes{error.cause}; raise memory=, lower dim=, "
+            "or use RowwiseAdagrad, whose states are smaller"
         )
 
     def _gradients(self, keys: int, gradients: Any) -> torch.Tensor:

@@ -271,7 +271,8 @@ class LevelTable(WithCheckpoint, GpuTable):
     def like(self, row: Row) -> GpuTable:
         """Refuse to make a second table with these settings, because it would need a folder of its own."""
         raise PlanError(
-            f"a second table with the settings of {self!r} needs a folder of its own: cb.tables.LevelTable(cb.SparseTable(…))"
+            f"{self!r} cannot be copied, because a second table needs a folder of its own; create it: "
+            "cb.tables.LevelTable(cb.SparseTable(…))"
         )
 
     def __repr__(self) -> str:

@@ -290,7 +290,8 @@ class Store:
         """Rows as a file has them, for keys that differ from each other."""
         if rows.shape[1] != self.kernels.file_floats:
             raise DataError(
-                f"a saved row has {rows.shape[1]} floats, but a row of this table has {self.kernels.file_floats}"
+                f"a saved row has {rows.shape[1]} floats, but a row of this table has {self.kernels.file_floats}; open a "
+                "table with the dim and the optimizers of the saved one"
             )
         for first in range(0, len(keys), BLOCK):
             some = torch.from_numpy(np.array(keys[first : first + BLOCK])).to(self.device)

@@ -208,8 +208,8 @@ class MemoryTable(Table):
     ) -> None:
         if is_dense(optimizer) != is_dense(linear):
             raise PlanError(
-                f"optimizer={optimizer} and linear={linear} must both be dense or neither: a dense one takes the gradient of "
-                "the mean loss of a batch, the others take that of the summed loss"
+                f"optimizer={optimizer} and linear={linear} must be either both dense or both not dense: a dense optimizer "
+                "takes the gradient of the mean loss of a batch, and the others take the gradient of the summed loss"
             )
         if is_dense(optimizer) and (counters is not None or admission is not None):
             raise PlanError(
@@ -238,10 +238,8 @@ class MemoryTable(Table):
         except MemoryError as error:
             cause = "" if isinstance(error, _native.TableFull) else "; the machine has no more memory"
             raise BudgetError(
-                f"the table holds {len(self):,} keys in {self.nbytes:,} bytes "
-                f"and has no room for the {keys:,} keys "
-                f"of this call within its budget of {self.budget:,} bytes{cause}; raise budget=, lower dim= or use "
-                f"RowwiseAdagrad, "
+                f"the table holds {len(self):,} keys in {self.nbytes:,} bytes and has no room for the {keys:,} keys of this "
+                f"call within its budget of {self.budget:,} bytes{cause}; raise budget=, lower dim=, or use RowwiseAdagrad, "
                 "whose states are smaller"
             ) from error
 

@@ -60,7 +60,8 @@ def locked(path: Path, shared: bool) -> int:
                 strange = sorted(p.name for p in path.iterdir() if not OWN.fullmatch(p.name))
                 if strange:
                     raise SourceError(
-                        f"{path} holds {strange[0]!r} and no table; a table needs a folder of its own, new or empty"
+                        f"{path} holds {strange[0]!r}, but no table; a new table needs a folder that is empty or does not "
+                        "exist yet"
                     )
         lock = os.open(path / "LOCK", os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o666)
     except FileNotFoundError as error:
@@ -91,7 +92,7 @@ def described(path: Path) -> tuple[Any, ...]:
             raise SourceError(f"{path} {several(path)}")
         if path.is_file():
             raise SourceError(f"{path} is a file, expected the folder of a Sparse Table; MemoryTable.load reads files")
-        raise SourceError(f"{path} holds no table: it has no MANIFEST")
+        raise SourceError(f"{path} holds no table, because the file MANIFEST is missing; check the path")
     try:
         return shape_from(_native.SparseTable.saved_shape(os.fspath(path)))
     except _native.DamagedFile as error:

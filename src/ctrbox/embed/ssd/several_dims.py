@@ -162,10 +162,13 @@ class SparseTables(WithCheckpoint):
         self._check_usable()
         place = absolute(path)
         if place.is_symlink() or self.path.resolve() in (place.resolve(), *place.resolve().parents):
-            raise PlanError(f"tables must be saved to a folder of their own; {path} cannot be used")
+            raise PlanError(
+                f"{path} cannot be used, because it is a symbolic link or belongs to the folder of these tables; save them "
+                "to another folder"
+            )
         if place.is_dir() and any(place.iterdir()):
             if named_in(place) is None:
-                raise PlanError(f"{path} is a folder without tables, which is not replaced; choose a new folder")
+                raise PlanError(f"{path} contains other files than tables, which are not replaced; choose a new folder")
             _check_own(place, True)
             os.close(_locked(place))  # refused where somebody has it open
         with self._alone, written_aside(place, folder=True) as aside:
@@ -184,7 +187,9 @@ class SparseTables(WithCheckpoint):
             found = saved_in(absolute(path))
             lost = set(found) - set(self.dims)
             if lost:
-                raise PlanError(f"{path} holds rows of dim {min(lost)}; these tables have dims {_listed(self.dims)}")
+                raise PlanError(
+                    f"{path} holds rows of dim {min(lost)}, but these tables have the dims {_listed(self.dims)}"
+                )
             for dim, folder in found.items():
                 self[dim].check_source(folder)
             try:
@@ -234,7 +239,7 @@ class SparseTables(WithCheckpoint):
 
     def _check_usable(self) -> None:
         if self._lock < 0:
-            raise PlanError(f"the tables in {self.path} are closed")
+            raise PlanError(f"the tables in {self.path} are closed; open them again with cb.tables.SparseTables")
         if os.getpid() != self._process:
             raise PlanError(
                 f"the tables in {self.path} were opened in the parent process before a fork; open them in one "
@@ -278,7 +283,10 @@ def named_in(folder: Path) -> tuple[int, tuple[int, ...]] | None:
         raise SourceError(f"cannot read {folder / 'TABLES'}: {error}") from error
     found = NAMED.fullmatch(text)
     if found is None or int(found[3], 16) != zlib.crc32(text[: found.start(3)].encode()):
-        raise SourceError(f"{folder / 'TABLES'} is damaged; the tables themselves are in {folder / 'checkpoint-*'}")
+        raise SourceError(
+            f"{folder / 'TABLES'} is damaged, so it is not known which checkpoint is the newest; the tables themselves are "
+            f"in {folder / 'checkpoint-*'}"
+        )
     return int(found[1]), _checked_dims([int(d) for d in found[2].split()])
 
 
@@ -300,7 +308,9 @@ def _check_own(folder: Path, holds: bool) -> None:
             fine = path.is_dir() and all(re.fullmatch(r"\.?dim-\d+.*", p.name) for p in path.iterdir())
         if not fine:
             what = "beside its tables" if holds else "and no tables"
-            raise SourceError(f"{folder} holds {path.name!r} {what}; tables need a folder of their own, new or empty")
+            raise SourceError(
+                f"{folder} holds {path.name!r} {what}; new tables need a folder that is empty or does not exist yet"
+            )
 
 
 def _locked(folder: Path) -> int:

@@ -210,7 +210,9 @@ class SparseTable(WithCheckpoint, Table):
             )
         if place.is_dir() and any(place.iterdir()):
             if not (place / "MANIFEST").is_file():
-                raise PlanError(f"{path} is a folder without a table, which is not replaced; choose a new folder")
+                raise PlanError(
+                    f"{path} contains other files than a table, which are not replaced; choose a new folder"
+                )
             os.close(locked(place, False))  # refused where somebody has it open
         with written_aside(place, folder=True) as aside:
             aside.mkdir()
@@ -329,7 +331,8 @@ class SparseTable(WithCheckpoint, Table):
         given = np.asarray(rows)
         if given.dtype != np.float32 or given.shape != (len(changed), self.floats):
             raise DataError(
-                f"expected whole rows of shape {(len(changed), self.floats)} float32, got {given.shape} {given.dtype}"
+                f"expected rows with their optimizer states, of shape {(len(changed), self.floats)} and type float32, got "
+                f"{given.shape} {given.dtype}"
             )
         if self.counters is not None:
             tail = given[:, -3:]
@@ -465,7 +468,10 @@ class SparseTable(WithCheckpoint, Table):
             self.close(checkpoint=False)
 
     def __reduce__(self) -> Any:
-        raise TypeError("a SparseTable cannot be copied or pickled, because only one object can have its folder open")
+        raise TypeError(
+            "a SparseTable cannot be copied or pickled, because only one object can have its folder open; pass the path of "
+            "the folder instead"
+        )
 
     def _about(self) -> dict[str, object]:
         return {**super()._about(), "folder": self.path, "memory": f"{self.ram:,} bytes"}
@@ -516,7 +522,7 @@ class SparseTable(WithCheckpoint, Table):
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise PlanError(f"the table in {self.path} is closed")
+            raise PlanError(f"the table in {self.path} is closed; open it again with cb.SparseTable.load")
         if os.getpid() != self._process:
             raise PlanError(
                 f"the table in {self.path} was opened in the parent process before a fork; open it in one process only"
@@ -541,8 +547,8 @@ class SparseTable(WithCheckpoint, Table):
         least, most = _native.SparseTable.ram_bounds(self._shape(row), self.policy)
         if self.ram > most:
             raise BudgetError(
-                f"ram={self.ram:,} bytes could hold more than 192 billion rows of {row}, the most that a table can "
-                f"address; expected at most {most:,} bytes"
+                f"ram={self.ram:,} bytes could hold more than 192 billion rows of {row}, which is the maximum of a table; "
+                f"expected at most {most:,} bytes"
             )
         if self.ram < least:
             raise BudgetError(

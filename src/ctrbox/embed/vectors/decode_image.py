@@ -42,7 +42,7 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
 def bounded(data: bytes, most_bytes: int) -> bytes:
     """Return the bytes of an item if they are not too many."""
     if len(data) > most_bytes:
-        raise Refused("bytes", f"has more than {most_bytes:,} bytes, the most that are read")
+        raise Refused("bytes", f"has more than {most_bytes:,} bytes, the maximum size of a file")
     return data
 
 
@@ -73,7 +73,7 @@ def pillow() -> Any:
 def decode(data: bytes, most_bytes: int = MOST_BYTES, most_pixels: int = MOST_PIXELS) -> Any:
     """Return the picture as a Pillow image in RGB, or raise `Refused`."""
     if len(data) > most_bytes:
-        raise Refused("bytes", f"has {len(data):,} bytes; at most {most_bytes:,} are decoded")
+        raise Refused("bytes", f"has {len(data):,} bytes, but only images of at most {most_bytes:,} bytes are decoded")
     image = pillow()
     try:
         opened = image.open(io.BytesIO(data), formats=FORMATS)  # reads the head alone
@@ -86,11 +86,13 @@ def decode(data: bytes, most_bytes: int = MOST_BYTES, most_pixels: int = MOST_PI
     with opened:
         wide, high = opened.size
         if wide < 1 or high < 1 or wide * high > most_pixels:
-            raise Refused("pixels", f"has {wide:,} x {high:,} pixels; 1 to {most_pixels:,} are decoded")
+            raise Refused(
+                "pixels", f"has {wide:,} x {high:,} pixels, but only images of 1 to {most_pixels:,} pixels are decoded"
+            )
         if getattr(opened, "n_frames", 1) > 1:
-            raise Refused("animated", f"has {opened.n_frames:,} frames; expected one picture")
+            raise Refused("animated", f"has {opened.n_frames:,} frames; expected an image with one frame")
         if opened.mode not in MODES:
-            raise Refused("mode", f"has the color mode {opened.mode}; expected gray, palette or RGB; convert it")
+            raise Refused("mode", f"has the color mode {opened.mode}; expected gray, palette or RGB; convert the image")
         try:
             opened.load()
             return opened.convert("RGB")

@@ -189,7 +189,7 @@ class DecodingProcesses(Generic[T]):
         if code < 0:
             why = f"by {signal.Signals(-code).name}"
             why += "; the kernel does that when memory runs out" if -code == signal.SIGKILL else ""
-        return SourceError(f"a process that decodes images was ended {why}; encode again to continue")
+        return SourceError(f"a process that decodes images ended {why}; call encode again to continue")
 
 
 def _shared(size: int, content: bytes = b"") -> IO[bytes]:

@@ -331,13 +331,15 @@ class _Job:
     def _check_width(self, width: int) -> None:
         wanted = self.width if self.width is not None else self.so_far.width
         if wanted is not None and width != wanted:
-            raise DataError(f"encoder {self.encoder.name!r} gives vectors of {width} numbers; expected {wanted}")
+            raise DataError(
+                f"encoder {self.encoder.name!r} returned vectors of {width} numbers; expected {wanted} numbers"
+            )
 
     def write(self, place: Path, key: Expr, facts: pa.Schema, dtype: str, told: Callable[[], EncodedBy]) -> VectorFile:
         """Write the vector file; waits for the vectors of each chunk of rows. The file appears when it is complete."""
         if not self._wait(0, 1):
             first = f"; the first, {self.refused[0]['item']}, {self.refused[0]['detail']}" if self.refused else ""
-            raise DataError(f"none of the {self.items:,} items has a vector{first}")
+            raise DataError(f"no vector could be computed for any of the {self.items:,} items{first}")
         schema = pa.schema([("key", pa.int64()), ("vector", pa.list_(pa.float32(), self.so_far.width))])
 
         def batches() -> Iterator[pa.RecordBatch]:
@@ -419,8 +421,8 @@ def _items(data: Any, column: str | None, key: Expr) -> tuple[pa.Schema, Iterato
     if isinstance(data, View):
         if data.steps:
             raise PlanError(
-                f"view {data.name!r} has steps such as filter or with_columns, which encoding does not run; pass the "
-                "view without steps"
+                f"view {data.name!r} has steps such as filter or with_columns, which encode does not apply; pass the view "
+                "without steps"
             )
         if column is None:
             raise PlanError(f"name the column with the images or texts of view {data.name!r}: column='image'")
@@ -440,10 +442,10 @@ def _columns_of(key: Expr) -> set[str]:
 
 def _of_folder(folder: Path) -> Iterator[_Item]:
     if not folder.is_dir():
-        raise SourceError(f"{folder} is not a folder of images")
+        raise SourceError(f"{folder} is not a folder; expected a folder of images")
     files = naturally_sorted(list(_files_below(folder)))
     if not files:
-        raise SourceError(f"{folder} holds no files")
+        raise SourceError(f"{folder} holds no files; expected a folder of images")
     for below in files:
         shown = printable(below)
         if shown != below:

@@ -88,7 +88,8 @@ class GpuBatches:
                 shapes = sorted({tuple(batch.inputs.shape[1:]), tuple(images.shape[1:])})
                 told = shapes if len(shapes) > 1 else sorted({str(batch.inputs.dtype), str(images.dtype)})
                 raise DataError(
-                    f"prepare= gave tensors of different shapes or types: {told}; expected one shape and type"
+                    f"prepare= returned tensors of different shapes or types: {told}; it must return the same shape and type "
+                    "for every item"
                 )
             filled = len(batch.hashes)
             taken = min(self.batch_size - filled, len(digests) - begin)
@@ -151,8 +152,8 @@ class GpuBatches:
             return self.encoder.checked(self.encoder.module(self.finish(inputs) if self.finish else inputs), rows)
         except torch.cuda.OutOfMemoryError as error:
             raise DataError(
-                f"encoder {self.encoder.name!r} does not fit into the GPU's memory with batches of {self.batch_size:,}: "
-                f"{str(error).splitlines()[0]}; give a smaller batch size"
+                f"encoder {self.encoder.name!r} does not fit into the memory of the GPU with batches of {self.batch_size:,} "
+                f"items: {str(error).splitlines()[0]}; choose a smaller batch size"
             ) from error
 
     def _returning(self, batch: _Batch, found: torch.Tensor) -> None:

@@ -165,7 +165,10 @@ class Encoder:
     def encode(self, inputs: Sequence[Any], pool: Executor | None = None) -> np.ndarray:
         """Return the vectors of prepared inputs as float32, one row for each. ``pool`` runs the module on the CPU."""
         if self.kind == IMAGE and len(shapes := {tuple(one.shape) for one in inputs}) > 1:
-            raise DataError(f"prepare= gave tensors of different shapes: {sorted(shapes)[:3]}; expected one shape")
+            raise DataError(
+                f"prepare= returned tensors of different shapes: {sorted(shapes)[:3]}; it must return the same shape for "
+                "every item"
+            )
         if self.device.type != "cpu":
             return self._vectors(inputs)
         if pool is None and torch.get_num_threads() > 1:
@@ -177,7 +180,8 @@ class Encoder:
         rows = list(map(vector, inputs) if pool is None else results_of(pool, vector, inputs))
         if len(widths := sorted({row.shape[1] for row in rows})) > 1:
             raise DataError(
-                f"encoder {self.name!r} gave vectors of {widths[0]} and of {widths[1]} numbers; expected one width"
+                f"encoder {self.name!r} returned vectors of {widths[0]} and of {widths[1]} numbers; all vectors must have "
+                "the same width"
             )
         return np.concatenate(rows)
 
@@ -192,7 +196,8 @@ class Encoder:
         if not isinstance(found, torch.Tensor) or found.ndim != 2 or len(found) != rows:
             met = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
             raise DataError(
-                f"encoder {self.name!r} returned {met} for {rows} input(s); expected a tensor of as many rows, one vector each"
+                f"encoder {self.name!r} returned {met} for {rows} input(s); expected a tensor with one row, the vector, for "
+                "each input"
             )
         return found.detach().to(torch.float32)
 
@@ -255,7 +260,7 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
     """Load a local weight file into a module; names and shapes must be exactly those of the module."""
     place = Path(path)
     if not place.is_file():
-        raise SourceError(f"{place} is not a file; weights are read from a local file")
+        raise SourceError(f"{place} is not a file; expected a local file with the weights")
     try:
         # weights_only: a torch file may hold code, which is never run.
         state = load_file(place) if place.suffix == ".safetensors" else torch.load(place, "cpu", weights_only=True)
@@ -279,7 +284,7 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
             met = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
             raise DataError(f"{place}: {name!r} is {met}, expected {tuple(tensor.shape)}")
         if found.is_floating_point() and not torch.isfinite(found).all():
-            raise DataError(f"{place}: {name!r} holds numbers that are not finite")
+            raise DataError(f"{place}: {name!r} holds numbers that are NaN or infinite; use other weights")
     module.load_state_dict(state)
 
 

@@ -122,7 +122,10 @@ class ModelServer(Shaped):
         self._row = Row(self._probe())
         weights = [p for p in self.submodel.parameters() if p.requires_grad]
         if not weights:
-            raise PlanError(f"the sub-model {type(self.submodel).__name__} has no weights to train")
+            raise PlanError(
+                f"the sub-model {type(self.submodel).__name__} has no weights that could be trained; write its output to a "
+                "vector file instead"
+            )
         self._step = dense_optimizer(optimizer)(weights)
         self._rates = [group["lr"] for group in self._step.param_groups]
 
@@ -336,7 +339,7 @@ class ModelServer(Shaped):
             raise DataError(f"expected rows of shape (n, {self.data.width}), got {given.shape}")
         wrong = np.flatnonzero(~np.isfinite(given).all(1))
         if len(wrong):
-            raise DataError(f"row {wrong[0]} holds a number that is not finite")
+            raise DataError(f"row {wrong[0]} contains a NaN or an infinity; expected finite numbers")
         with self._alone, torch.no_grad():
             self.submodel.eval()
             parts = [self._forward(given[a:b]).cpu().numpy() for a, b in self._spans(len(given))]
@@ -389,9 +392,8 @@ class ModelServer(Shaped):
             for part in self.submodel.modules():
                 if isinstance(part, AGAIN) and (not isinstance(part, AGAIN[0]) or part.p > 0):
                     raise PlanError(
-                        f"recompute=True "
-                        f"runs the sub-model a second time, and its {type(part).__name__} would give "
-                        f"another result; use recompute=False, or remove that part"
+                        f"recompute=True runs the sub-model a second time, and its {type(part).__name__} would give another "
+                        "result the second time; use recompute=False, or remove this part of the sub-model"
                     )
         held: dict[int, int] = {}
         own = {p.untyped_storage().data_ptr() for p in [*self.submodel.parameters(), *self.submodel.buffers()]}
@@ -473,14 +475,14 @@ class ModelServer(Shaped):
         if not isinstance(plain, dict | None) or not all(
             isinstance(v, int | float | bool) for v in (plain or {}).values()
         ):
-            raise DataError(f"{path} is damaged: its optimizer state is {plain!r}")
+            raise DataError(f"{path} is damaged: its optimizer state is {plain!r}; restore it from a copy")
         weights = [p for group in self._step.param_groups for p in group["params"]]
         for name, tensor in states.items():
             number = name.partition(".")[0]
             fits = number.isdigit() and int(number) < len(weights)
             if not fits or (tensor.ndim and tensor.shape != weights[int(number)].shape):
                 raise DataError(
-                    f"{path} holds the state of a different optimizer: {name!r} has shape {tuple(tensor.shape)}"
+                    f"{path} holds the state of another optimizer: {name!r} has shape {tuple(tensor.shape)}"
                 )
 
 

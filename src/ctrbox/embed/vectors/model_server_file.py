@@ -60,22 +60,27 @@ def read_server(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
                 )
             _, version, zero, size, digest = HEAD.unpack(head)
             if version != VERSION:
-                raise SourceError(f"{path} has format version {version}; this version of CTRBox reads {VERSION}")
+                raise SourceError(
+                    f"{path} has format version {version}, but this version of CTRBox reads {VERSION}; use the version that "
+                    "wrote it"
+                )
             if zero:
-                raise DataError(f"{path} is damaged: bytes 12 to 15 of its head are not zero")
+                raise DataError(f"{path} is damaged: bytes 12 to 15 of its head are not zero; restore it from a copy")
             there = path.stat().st_size - HEAD.size
             if there != size:
-                raise DataError(f"{path} is damaged: it has {there:,} bytes after its header, expected {size:,}")
+                raise DataError(
+                    f"{path} is damaged: it has {there:,} bytes after its header, expected {size:,}; restore it from a copy"
+                )
             body = file.read(size)
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
     if hashlib.sha256(body).digest() != digest:
-        raise DataError(f"{path} is damaged: its checksum does not match")
+        raise DataError(f"{path} is damaged: its checksum does not match; restore it from a copy")
     try:
         tensors = load(body)
         about = json.loads(bytes(tensors.pop("about").numpy()))
     except (SafetensorError, KeyError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}") from error
     if not isinstance(about, dict):
-        raise DataError(f"{path} is damaged: it does not describe its sub-model")
+        raise DataError(f"{path} is damaged: it does not describe its sub-model; restore it from a copy")
     return tensors, about

@@ -48,7 +48,8 @@ class NearestIndex:
             raise DataError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
         if (graph.ntotal, graph.d, graph.metric_type) != (rows, width, faiss.METRIC_INNER_PRODUCT):
             raise DataError(
-                f"{path} indexes {graph.ntotal:,} vectors of {graph.d} numbers; expected {rows:,} of {width}, by inner product"
+                f"{path} indexes {graph.ntotal:,} vectors of {graph.d} numbers; expected {rows:,} vectors of {width} "
+                "numbers, compared by their inner product; make the folder again"
             )
         return NearestIndex(graph)
 

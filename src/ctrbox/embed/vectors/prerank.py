@@ -33,7 +33,9 @@ class PreRank:
     def __init__(self, vectors: VectorFile | str | os.PathLike[str]) -> None:
         self.file = vectors if isinstance(vectors, VectorFile) else VectorFile(vectors)
         if self.file.tokens:
-            raise PlanError(f"{self.file.path} holds tokens; expected vectors of floats")
+            raise PlanError(
+                f"{self.file.path} contains tokens, which cannot be pre-ranked; pass a vector file of floats"
+            )
         self._rows: Floats = self.file.read(np.arange(len(self.file)))
         self.found = self.missing = 0  # candidates with and without a vector, of all calls
         self._warned = False

@@ -47,7 +47,7 @@ class PublishedTable(FixedShape):
             )
         self._rows, self._row = _native.PublishedRows(keys, np.ascontiguousarray(rows)), row
         if (twice := self._rows.twice) is not None:
-            raise DataError(f"a published table has key {twice} twice")
+            raise DataError(f"the rows to publish contain key {twice} twice; give each key one row")
         self._initial = MemoryTable(row.dim, init=checked_init(init), seed=whole("seed=", seed, 0, 2**64 - 1))
         self._initial.open(row)
         self._alone = threading.Lock()
@@ -76,7 +76,7 @@ class PublishedTable(FixedShape):
         """All rows are in memory."""
 
     def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
-        raise PlanError("a published table is read-only and cannot be trained")
+        raise PlanError("a published table cannot be trained; train the table of the run instead")
 
     def save(self, path: str | os.PathLike[str] | Path) -> None:
         raise PlanError("a published table cannot be saved; copy the file of its version instead")
@@ -141,7 +141,8 @@ class PublishedVectors(PublishedTable):
     def check_submodel(self, what: str) -> None:
         if self.submodel is None:
             raise DataError(
-                f"{what}: the sub-model of this version is a user-defined class, which the server cannot run"
+                f"{what}: the sub-model of this version is a user-defined class, which the server cannot run; send ids that "
+                "were published with a vector"
             )
 
     def embed(self, keys: Keys, rows: npt.NDArray[np.generic]) -> tuple[dict[int, Floats], int]:

@@ -68,7 +68,8 @@ class EncodedSoFar:
         except BlockingIOError:
             self._lock.close()
             raise WriteError(
-                f"another process is encoding into {self.folder.parent}, in {self.folder}; wait for it"
+                f"another process is writing the vectors of an encoding to {self.folder}; wait until it has ended, or choose "
+                "another output file"
             ) from None
 
     def _open(self) -> None:
@@ -79,12 +80,14 @@ class EncodedSoFar:
         kept = read_sealed(state, "unfinished encoding")
         if kept.get("identity") != self.identity():
             raise DataError(
-                f"{self.folder} holds an unfinished encoding by another encoder, batch size or bounds; delete it to start "
-                "over, or encode as before to continue"
+                f"{self.folder} holds an unfinished encoding that used another encoder, batch size or limit; delete this "
+                "folder to start over, or encode with the old settings to continue"
             )
         width = kept.get("width")
         if not isinstance(width, int) or not 1 <= width <= MOST_WIDTH:
-            raise DataError(f"{state} is damaged: a vector cannot have {width!r} numbers")
+            raise DataError(
+                f"{state} is damaged: it says that a vector has {width!r} numbers; delete the folder to start over"
+            )
         self.width = width
         self._keep_sound()
 

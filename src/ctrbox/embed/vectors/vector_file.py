@@ -85,7 +85,9 @@ class VectorFile:
         self.shard = shard
         self.encoder = first.encoder  # the encoder that made the vectors; None if the file does not name it
         if any(one.encoder != first.encoder for one in self._shards):
-            raise SourceError(f"the shards in {self.path} were made by different encoders")
+            raise SourceError(
+                f"the shards in {self.path} were made by different encoders; encode all items again with one encoder"
+            )
         self._starts = np.cumsum([0, *(one.rows for one in self._shards)])
 
     def __len__(self) -> int:
@@ -186,10 +188,13 @@ class _Shard:
             raise SourceError(f"{path} is not a vector file: it begins with {head[:8]!r}, expected {MAGIC!r}")
         if version not in (PLAIN, ENCODED):
             raise SourceError(
-                f"{path} has format version {version}; this version of CTRBox reads {PLAIN} and {ENCODED}"
+                f"{path} has format version {version}, but this version of CTRBox reads {PLAIN} and {ENCODED}; use the "
+                "version that wrote it"
             )
         if zlib.crc32(head[: HEAD.size]) != int.from_bytes(head[HEAD.size : HEAD.size + 4], "little"):
-            raise SourceError(f"{path} is damaged: the checksum of its header does not match")
+            raise SourceError(
+                f"{path} is damaged: the checksum of its header does not match; write it again, or restore it from a copy"
+            )
         if kind not in KINDS or not 1 <= self.width <= MOST_WIDTH or not self.shard < self.of <= MOST_SHARDS:
             raise SourceError(
                 f"{path} is damaged: its header says kind {kind}, width {self.width}, shard {self.shard} of {self.of}"
@@ -204,11 +209,15 @@ class _Shard:
         index = index_at(self.rows, self.width, self.dtype)
         end = index + 20 * self.rows
         if self.size != end + about:
-            raise SourceError(f"{path} is damaged: it has {self.size:,} bytes, expected {end + about:,}")
+            raise SourceError(
+                f"{path} is damaged: it has {self.size:,} bytes, expected {end + about:,}; copy it again, or write it again"
+            )
         found = zlib.crc32(memoryview(self.map)[index:])
         self.check_unchanged()
         if found != self.crc:
-            raise SourceError(f"{path} is damaged: the checksum of its index does not match")
+            raise SourceError(
+                f"{path} is damaged: the checksum of its index does not match; write it again, or restore it from a copy"
+            )
         n = self.rows
         self.data = np.frombuffer(self.map, self.dtype, n * self.width, ROWS_AT).reshape(n, self.width)
         self.keys = np.frombuffer(self.map, "<i8", n, index)
@@ -218,7 +227,8 @@ class _Shard:
         self.check_unchanged()
         if odd:
             raise SourceError(
-                f"{path} is damaged: its index refers to rows that do not exist, or its keys are not in order"
+                f"{path} is damaged: its index refers to rows that do not exist, or its keys are not in order; write it "
+                "again, or restore it from a copy"
             )
         self.encoder = encoder_of(self.map[end:], path) if about else None
         self.fine = np.zeros(n, np.bool_)  # rows whose checksum was found to fit
@@ -296,11 +306,11 @@ def index_at(rows: int, width: int, dtype: Any) -> int:
 def _files(path: Path, shard: int | None) -> list[Path]:
     if not path.is_dir():
         if shard is not None:
-            raise SourceError(f"{path} is not a folder of shards; remove shard=")
+            raise SourceError(f"{path} is a single file, not a folder of shards; remove shard=")
         return [path]
     names = sorted(p for p in path.iterdir() if p.suffix == SUFFIX)
     if not names:
-        raise SourceError(f"{path} holds no vector files (*{SUFFIX})")
+        raise SourceError(f"{path} holds no vector files; expected names that end in {SUFFIX}")
     if shard is None:
         return names
     return [names[whole("shard=", shard, 0, len(names) - 1)]]

@@ -134,7 +134,7 @@ def _write(
                 writer.add(keys[mine], rows[mine], np.arange(first, first + len(keys))[mine])
             first += len(keys)
         if not writers:
-            raise DataError(f"{chunks.what} has no rows; a vector file needs at least one")
+            raise DataError(f"{chunks.what} has no rows; a vector file needs at least one row")
         for writer in writers:
             writer.end(encoder)
     return VectorFile(place)
@@ -228,7 +228,9 @@ class _Chunks:
             return
         others = pa.table({name: values for name, values in data.items() if name != self.column})
         if len(others) != len(matrix):
-            raise DataError(f"{len(others):,} keys were given for {len(matrix):,} vectors")
+            raise DataError(
+                f"{len(others):,} keys were given for {len(matrix):,} vectors; expected one key for each vector"
+            )
         step = max(1, CHUNK // (4 * max(1, matrix.shape[1])))
         for begin in range(0, len(matrix), step):
             part = np.ascontiguousarray(matrix[begin : begin + step])  # may be mapped: this much is read
@@ -267,7 +269,8 @@ class _Chunks:
         keys = keys.view(np.int64) if keys.dtype == np.uint64 else keys
         if not keys.all():
             raise DataError(
-                f"{self.what}: the key of row {first + int(np.flatnonzero(keys == 0)[0])} is 0, which means 'no value'"
+                f"{self.what}: the key of row {first + int(np.flatnonzero(keys == 0)[0])} is 0, which means 'no value'; "
+                "leave this row out"
             )
         return np.ascontiguousarray(keys, np.int64)
 
@@ -305,7 +308,11 @@ def _rows(keys: Keys, lists: Lists, first: int, kind: int, width: int | None, ch
     if kind == TOKENS:
         long = np.flatnonzero(lengths > width)
         if len(long) and not chunks.cut:
-            raise refuse(long[0], f"has {lengths[long[0]]} tokens; expected at most {width}, or cut=True")
+            raise refuse(
+                long[0],
+                f"has {lengths[long[0]]} tokens; expected at most {width}: raise width=, or pass cut=True to shorten such "
+                "lists",
+            )
         if values.dtype.kind not in "iu":
             raise PlanError(f"tokens {chunks.column!r} are {values.dtype}; expected whole numbers above 0")
         kept = np.minimum(lengths, width)

@@ -26,7 +26,9 @@ def ids_of(rows: pa.RecordBatch, column: int, what: str, origin: Any, *, ascend:
     array = rows.column(column)
     if array.null_count:
         row = int(np.argmax(np.asarray(array.is_null())))
-        raise DataError(f"{what} is null at {origin.name(row)}; every row that is merged by id needs an id")
+        raise DataError(
+            f"{what} is null at {origin.name(row)}; give every row an id, or drop such rows with .filter before the merge"
+        )
     ids = array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     if ascend:
         return np.ascontiguousarray(ids)

@@ -31,7 +31,10 @@ class Tables:
     def learned(self, number: int, how: str) -> tuple[Any, list[float]]:
         state = self.fitted.get(number)
         if state is None:
-            raise PlanError("the plan has operators that learn from the log; call plan.fit() first")
+            raise PlanError(
+                "the plan has operators that are fitted on the log, such as quantiles, but was not fitted yet; call "
+                "plan.fit() first"
+            )
         key = ("fit", number)
         if key not in self.built:
             wrong = misfit(how, state)

@@ -258,7 +258,7 @@ class Device:
     def sized(self, what: str, need: int, have: int) -> int:
         if need > MOST:
             raise DeviceError(
-                f"{what} would need {need:,} bytes of GPU memory, more than any GPU has; use a smaller chunk"
+                f"{what} would need {need:,} bytes of GPU memory, which is more than any GPU has; use smaller chunks"
             )
         return max(need + need // 4, have)
 

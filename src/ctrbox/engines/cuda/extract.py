@@ -126,7 +126,9 @@ class CudaExtractor(Extractor):
         Operators of one plain group share its time evenly; operators of one scan or visit are told under the first.
         """
         if not self.cuda or not self.slots:
-            raise DeviceError("this plan has not run on the GPU yet; read a batch first")
+            raise DeviceError(
+                "this plan has not run on the GPU yet, so there are no measured times; read a batch first"
+            )
         torch.cuda.synchronize(self.runtime.device)
         slot = self.slots[0]
         rows = max(1, int(slot.header[:8].view(torch.int64)[0]))
@@ -522,8 +524,8 @@ def on_gpu(graph: Graph, fitted: dict[int, dict[str, np.ndarray]], device: Any, 
         reasons = [o.reason for o in placement.operators.values() if o.node.op != "column"]
         reason = next(iter(reasons), "its columns alone do not fit")
         raise DeviceError(
-            f"even a small chunk of this plan does not fit into {placement.device}: {reason}; allow more memory, or use "
-            f"device='cpu'"
+            f"even a small chunk of this plan does not fit into the memory of {placement.device}: {reason}; allow more "
+            "memory, or use device='cpu'"
         )
     return CudaExtractor(
         graph,

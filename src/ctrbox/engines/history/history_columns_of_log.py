@@ -154,8 +154,8 @@ class Saved:
             self.version.check()
         except (SourceError, OSError):
             raise DataError(
-                f"{self.path}, the state with which the histories begin, was replaced after the plan was created; "
-                "copy the file, and pass the copy"
+                f"{self.path}, the state with which the histories begin, was replaced after the plan was created, so the "
+                "features would change; copy such a file, and pass the copy"
             ) from None
 
 

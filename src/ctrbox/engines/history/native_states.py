@@ -438,8 +438,8 @@ def _numbers(rows: Rows, node: Any, name: str) -> np.ndarray:
         if large.any():
             row = int(large.argmax())
             raise DataError(
-                f"{name!r}: the value {values[row]} at {rows.where(row)} cannot be represented exactly as a float64, as sums and "
-                "means of the past are; expected at most 2^53"
+                f"{name!r}: the value {values[row]} at {rows.where(row)} cannot be represented exactly as a float64, in which "
+                "sums and means are computed; expected whole numbers from -2^53 to 2^53"
             )
     return np.where(present, values, 0).astype(np.float64)
 

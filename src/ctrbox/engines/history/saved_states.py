@@ -79,7 +79,9 @@ def load_states(histories: Histories, path: Any) -> tuple[dict[str, int], FileVe
             histories.taken, histories.position = taken, position
             histories.changes += 1
         return begins, version
-    raise SourceError(f"{place} was replaced {TRIES} times while it was read; let its writer save it less often")
+    raise SourceError(
+        f"{place} was replaced {TRIES} times while it was being read; let the process that writes it save it less often"
+    )
 
 
 def version_of_state(place: Path) -> FileVersion:
@@ -109,13 +111,19 @@ def _loaded(histories: Histories, place: Path) -> tuple[dict[str, int], int, str
         )
     taken, position = head.get("taken"), head.get("position")
     if type(taken) is not int or taken < 0 or type(position) is not str or head.get("states") != histories.names:
-        raise DataError(f"{place} was written by another version of CTRBox: its head has other fields than expected")
+        raise DataError(
+            f"{place} was written by another version of CTRBox: its head has other fields than expected; make a new state "
+            "from the log: plan.histories(), read_log() and save()"
+        )
     begins: dict[str, int] = {}
     for name, state in zip(histories.names, histories.states, strict=True):
         begins[name], at = at, load_state(state, str(place), at)
     behind = place.stat().st_size - at
     if behind:
-        raise DataError(f"{place} is damaged: it has {behind:,} bytes after its last state")
+        raise DataError(
+            f"{place} is damaged: it has {behind:,} bytes after its last state; restore it from a copy, or make a new state "
+            "from the log"
+        )
     return begins, taken, position
 
 
@@ -127,10 +135,16 @@ def _head(place: Path) -> tuple[dict[str, Any], int]:
                 raise DataError(f"{place} is not a saved state of histories: it does not begin with {MAGIC.decode()}")
             _, version, length = HEAD.unpack(start)
             if version != VERSION:
-                raise DataError(f"{place} has version {version} of its format; this version of CTRBox reads {VERSION}")
+                raise DataError(
+                    f"{place} has version {version} of its format, but this version of CTRBox reads {VERSION}; use the "
+                    "version that wrote it"
+                )
             text = file.read(min(length, MOST_HEAD))
             if len(text) < length:
-                raise DataError(f"{place} is damaged: its head of {length:,} bytes is not complete")
+                raise DataError(
+                    f"{place} is damaged: its head of {length:,} bytes is not complete; restore it from a copy, or make a "
+                    "new state from the log"
+                )
     except OSError as error:
         raise SourceError(f"cannot read {place}: {error.strerror or error}") from error
     return unsealed(text, str(place), "state of histories"), HEAD.size + length

@@ -296,7 +296,7 @@ class Histories:
         if view not in self.events:
             known = sorted({*self.events, self.log.name})
             raise DataError(
-                f"no history takes events from view {view!r}{nearest(view, known)}; events may be of: {', '.join(known)}"
+                f"no history takes events from view {view!r}{nearest(view, known)}; expected one of: {', '.join(known)}"
             )
         events = self.events[view]
         expressions = self.steps[events[0][0]].inputs.events[events[0][1]]
@@ -364,9 +364,9 @@ class Histories:
         limit = None if until is None else microseconds(until)
         if self.events and len(self.steps) > 1:
             raise PlanError(
-                "read_log cannot be used with a log that has several with_history steps and events of another view, "
-                "because a later step may read what an earlier step computed from these events; call observe(…) with "
-                "the rows of both in the order of their times"
+                "read_log cannot read a log that has several with_history steps and events of another view, because a later "
+                "step may use a column that an earlier step computes from these events; call observe(…) with the rows of "
+                "both in the order of their times"
             )
         before = self.taken
         left = Taken(0)
@@ -468,8 +468,8 @@ def _events_by_name(steps: Sequence[StepStates]) -> dict[str, list[tuple[int, in
             name = expressions.view.name
             if views.setdefault(name, key) != key:
                 raise PlanError(
-                    f"two views of events are called {name!r}; give them different names, cb.View(…, name='…'), so that an event "
-                    "can say to which of them it belongs"
+                    f"two views of events are called {name!r}; give them different names, cb.View(…, name='…'), so that each "
+                    "event can name its view"
                 )
             found.setdefault(name, []).append((k, key))
     return found

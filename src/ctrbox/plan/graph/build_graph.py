@@ -99,8 +99,8 @@ class Builder:
     def fit(self, how: str, inputs: tuple[Node, ...], settings: tuple[tuple[str, Any], ...], frame: FrameSpec) -> int:
         if frame.id != 0:
             raise PlanError(
-                f"operators that are fitted can only be fitted on the log; move this one from view "
-                f"{frame.name!r} to the log, after the join"
+                "an operator that is fitted, such as bucketize(quantiles=…), can only be fitted on the log; move it from "
+                f"view {frame.name!r} to the log, after the join"
             )
         spec = FitSpec(how, inputs, settings)
         if spec in self.fits:
@@ -149,8 +149,8 @@ class Builder:
         for name in [name for step in view.steps if isinstance(step, WithHistory) for name in step.names]:
             if scope.frame.role != "log":
                 raise PlanError(
-                    f"view {view.name!r} has with_history and is joined or merged here; histories are features of the log's "
-                    "rows, so add them to the log"
+                    f"view {view.name!r} has histories (with_history), but is joined or merged here; only the log can have "
+                    "histories, so call with_history on the log"
                 )
             scope.past[name] = scope.columns.pop(name)
 
@@ -304,7 +304,10 @@ class Builder:
             )
         simple = frame.role == "log" and not any(isinstance(s, Join | Merge | Filter | WithHistory) for s in view.steps)
         if step.ordered and not simple:
-            raise PlanError(f"merge with {view.name!r} can only stream a view that has no filters and joins")
+            raise PlanError(
+                f"a merge with {view.name!r} and ordered=True is possible only on the log, and only if view {view.name!r} has "
+                "no filters, joins, merges and histories; remove them, or use ordered=False"
+            )
         ordered = step.ordered
         if ordered is None:
             ordered = simple and mine_kind == "i" and looks_ordered(frame.view, mine) and looks_ordered(view, theirs)
@@ -381,7 +384,7 @@ def build(log: View, features: FeatureSet) -> Graph:
     if features.group is not None:
         node = present(hashed(scope, resolve(features.group, scope), "group"), "group", gaps)
         if node.kind != "k":
-            raise PlanError("the group must be a single value per row, not a list")
+            raise PlanError("the group must have one value per row, but it is a list; choose another column")
         outputs.append(Output("group", "group", node))
     for name, e in features.dense.items():
         outputs.append(dense(name, resolve(e, scope), gaps))
@@ -456,7 +459,8 @@ def dense(name: str, node: Node, gaps: list[Gap]) -> Output:
         if width:
             return Output("dense", name, node, width)
         raise PlanError(
-            f"dense feature {name!r} is a list of no fixed length; reduce it with .sum(), .mean(), .max() or .get(n)"
+            f"dense feature {name!r} is a list whose length varies; reduce it to one number with .sum(), .mean(), .max() or "
+            ".get(n)"
         )
     hints = {"t": ".hour() or .age(…)", "*i": ".sum(), .max(), .get(n) or put it under sparse"}
     hint = hints.get(node.kind, ".length() or put it under sparse")

@@ -200,7 +200,7 @@ class Writer:
 
 
 def malformed(what: str) -> PlanError:
-    return PlanError(f"the saved plan is malformed: {what}")
+    return PlanError(f"the saved plan is malformed: {what}; compile the plan and save it again")
 
 
 def _memory_of_past(past: Past) -> Any:
@@ -296,7 +296,7 @@ class Reader:
     def at(self, place: Any) -> Expr:
         found = a_number(place, "the place of an expression", max(1, len(self.made)))
         if found >= len(self.made):
-            raise malformed("it refers to an expression that does not exist")
+            raise malformed("it refers to an expression that it does not contain")
         return self.made[found]
 
     def value(self, value: Any, depth: int = 0) -> Any:
@@ -317,13 +317,13 @@ class Reader:
                 try:
                     return base64.b64decode(a_text(inner, "bytes"), validate=True)
                 except ValueError:
-                    raise malformed("bytes that are not base64") from None
+                    raise malformed("it contains bytes that are not base64") from None
             case "tuple":
                 return tuple(self.value(v, depth + 1) for v in a_list(inner, "a tuple"))
             case "dictionary":
                 place = a_number(inner, "a dictionary's place")
                 if place >= len(self.dictionaries):
-                    raise malformed("it refers to a dictionary that does not exist")
+                    raise malformed("it refers to a dictionary that it does not contain")
                 return self.dictionaries[place]
             case "encoder":
                 return self.operator({"encoder": a_dict(inner, "an encoder")})
@@ -363,7 +363,7 @@ class Reader:
         """Return a step of a view. ``views`` are those that were made so far."""
         parts = a_list(written, "a step")
         if not parts:
-            raise malformed("an empty step")
+            raise malformed("a step of a view is empty")
         what, rest = parts[0], parts[1:]
         match what:
             case "with_columns" | "fill":
@@ -381,7 +381,7 @@ class Reader:
                 memory = a_dict(rest.pop(), what) if len(rest) > 4 and isinstance(rest[-1], dict) else {}
                 view, on, how, prefix, *times = a_list(rest, what, length=4 if len(rest) < 5 else 5)
                 if how not in ("left", "inner"):
-                    raise malformed(f"a join is left or inner, not {how!r}")
+                    raise malformed(f"a join must be left or inner, not {how!r}")
                 as_of = None
                 if times:
                     mine, theirs = texts(a_list(times[0], "the times of a join", length=2), "a time of a join")
@@ -418,7 +418,7 @@ class Reader:
         past = Past(several[1], self.at(time), condition, gap, lateness, a_number(budget, "a budget"), events, spill)
         feature = PastFeature(past, a_text(what, "a history column"), several[0], last, within, half_life)
         if not several[1] or (len(several[0]) > 1 and any(e.op != "column" for e in several[0])):
-            raise malformed("a history column without a key, or of several expressions")
+            raise malformed("a history column has no key, or reads several expressions")
         return a_text(name, "the name of a history"), feature
 
     @staticmethod

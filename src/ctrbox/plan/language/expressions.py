@@ -61,8 +61,8 @@ class Expr:
 
     def __bool__(self) -> bool:
         raise PlanError(
-            "an expression has no truth value while the plan is built; combine conditions with & | ~, "
-            "and put comparisons in parentheses"
+            "an expression has no value while the plan is built, so it cannot be used with if, and, or, not; combine "
+            "conditions with & | ~, and put comparisons in parentheses"
         )
 
     __hash__ = object.__hash__
@@ -168,7 +168,7 @@ class Expr:
         The boundaries are given, or they are ``quantiles`` quantiles that are fitted on the log.
         """
         if (boundaries is None) == (quantiles is None):
-            raise PlanError("bucketize needs exactly one of boundaries=[…] and quantiles=n")
+            raise PlanError("bucketize needs either boundaries=[…] or quantiles=n, and not both")
         if boundaries is not None:
             return self._call("bucketize", boundaries=check_parameters.boundaries(boundaries))
         return self._call("bucketize", quantiles=check_parameters.whole("bucketize", "quantiles", quantiles))
@@ -427,7 +427,9 @@ def lit(value: Any) -> Expr:
     value = plain(value)
     if isinstance(value, list | tuple):
         if value:
-            raise PlanError("a list literal must be empty; use is_in([...]) to compare with several values")
+            raise PlanError(
+                "a list can be a constant only if it is empty; to compare with several values, use is_in([...])"
+            )
         value = ()
     elif not isinstance(value, bool | int | float | str | bytes):
         raise PlanError(
@@ -466,7 +468,7 @@ def cross(*members: Any, limit: int = 1024) -> Expr:
     A row gets at most ``limit`` keys; ``plan.warnings`` counts the rows that have more combinations.
     """
     if len(members) < 2:
-        raise PlanError("cross needs two or more members")
+        raise PlanError("cross needs two or more columns or expressions, such as cb.cross('user', 'ad')")
     most = check_parameters.whole("cross", "limit", limit)
     return Expr("cross", tuple(column(m) for m in members), (("limit", most), ("space", None)))
 
@@ -485,7 +487,7 @@ def overlap(a: Any, b: Any, measure: str = "count") -> Expr:
 def concat(*parts: Any, sep: str = "") -> Expr:
     """Join strings, with ``sep`` between them."""
     if not parts:
-        raise PlanError("concat needs at least one part")
+        raise PlanError("concat needs at least one column or expression")
     found = [column(part) for part in parts]
     while len(found) > 1:  # neighbors in pairs: what is copied grows as n log n, not as n²
         pairs = [a._call("concat", b, separator=sep) for a, b in zip(found[::2], found[1::2], strict=False)]

@@ -79,7 +79,7 @@ def parse_features(texts: Iterable[str]) -> dict[str, Expr]:
     for text in texts:
         name, e = parse_feature(text)
         if name in found:
-            raise PlanError(f"feature {name!r} is written twice; give each a name of its own")
+            raise PlanError(f"feature {name!r} is written twice; give each feature its own name")
         found[name] = e
     return found
 
@@ -126,7 +126,10 @@ class _Reader:
 
     def read(self, node: ast.AST, depth: int) -> Any:
         if depth > MOST_DEEP:
-            raise PlanError(f"feature {self.feature!r} is nested deeper than {MOST_DEEP}; use a job file")
+            raise PlanError(
+                f"feature {self.feature!r} has expressions inside each other, more than {MOST_DEEP} deep; write it in a job "
+                "file"
+            )
         match node:
             case ast.Constant():
                 return self.literal(node.value)
@@ -197,7 +200,7 @@ class _Reader:
         named = {}
         for keyword in node.keywords:
             if keyword.arg is None:
-                raise PlanError(f"feature {self.feature!r} uses **; write the arguments by name")
+                raise PlanError(f"feature {self.feature!r} uses ** in a call; write each argument by its name")
             named[keyword.arg] = self.read(keyword.value, depth + 1)
         for value in [*positional, *named.values()]:
             if isinstance(value, When | Then):

@@ -131,7 +131,7 @@ class FeatureSet:
         for name, times in Counter([*self.labels, *self.sparse, *self.dense]).items():
             if name in RESERVED or times > 1:
                 what = "label" if name in self.labels else "feature"
-                raise PlanError(f"{what} name {name!r} is taken; each {what} needs a name of its own")
+                raise PlanError(f"{what} name {name!r} is already in use; each {what} needs a name of its own")
 
 
 def _several(labels: Any, label: Any) -> dict[str, Label]:
@@ -177,10 +177,10 @@ def _history(
     what: str, members: tuple[Any, ...], time: Any, label: Any, every: str, window: str | None, **more: Any
 ) -> Expr:
     if not members:
-        raise PlanError(f"{what} needs the columns to group by")
+        raise PlanError(f"{what} needs at least one column to group by, such as 'ad_id'")
     length = span(every)
     if length <= 0:
-        raise PlanError(f"every must be a span of time, got {every!r}")
+        raise PlanError(f"every= must be a span of time above 0, such as '1d', got {every!r}")
     buckets = 0
     if window is not None:
         buckets, rest = divmod(span(window), length)

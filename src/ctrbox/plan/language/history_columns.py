@@ -109,11 +109,11 @@ class PastFeature:
         object.__setattr__(self, "last", whole("last", self.last, low, MOST_LAST))  # NumPy's numbers become ints
         if self.within and self.within <= self.past.gap:
             raise PlanError(
-                f"the window within= ({self.within / 1e6:g} s) must be longer than gap= ({self.past.gap / 1e6:g} s); otherwise "
-                "no event is ever seen"
+                f"the window within= ({self.within / 1e6:g} s) must be longer than gap= ({self.past.gap / 1e6:g} s); "
+                "otherwise no event could ever be counted"
             )
         if (self.what == "decayed") != bool(self.half_life):
-            raise PlanError("decayed needs a half_life, such as '1d', and the other features take none")
+            raise PlanError("only decayed has a half_life, such as '1d', and it needs one")
 
     def over(self, events: View) -> PastFeature:
         """Return the same feature with the rows of the view ``events`` as its events."""
@@ -155,7 +155,7 @@ def past(
     """
     members = tuple(by) if isinstance(by, Sequence) and not isinstance(by, str) else (by,)
     if not members:
-        raise PlanError("past needs by=, the columns that say whose events are counted, such as by='user_id'")
+        raise PlanError("past needs by=, the columns whose values say to whom an event belongs, such as by='user_id'")
     if where is not None and not isinstance(where, Expr):
         raise PlanError(f"where must be a condition such as col('clicked') == 1, got {check_parameters.shown(where)}")
     return Past(

@@ -209,7 +209,7 @@ def cast(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     wanted = kind_named(str(params["to"]))
     if wanted is None or wanted.endswith("k"):
         raise PlanError(
-            f"cast to {check_parameters.shown(params['to'])} is not known; expected int, float, str, bool or time"
+            f"cast cannot convert to {check_parameters.shown(params['to'])}; expected int, float, str, bool or time"
         )
     if value.kind.startswith("*") and not wanted.startswith("*"):
         wanted = "*" + wanted
@@ -247,7 +247,9 @@ def time_of_number(names: Names, value: Node, unit: str) -> Node:
     if value.op == "literal":
         number = value.param("value")
         if unit != "ns" and not first <= number <= last:
-            raise PlanError(f"cast to time with unit={unit!r} of {number} lies outside the years 0001 to 9999")
+            raise PlanError(
+                f"cast to time with unit={unit!r} of {number} is a time outside the years 0001 to 9999; check the unit"
+            )
         return typed.literal(Time(number // 1000 if unit == "ns" else number * each), "t")
     if unit == "ns":  # 64 bits of nanoseconds are the years 1677 to 2262
         kept = typed.call("floordiv", (value, typed.literal(1000)))
@@ -293,11 +295,11 @@ def clip(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     low, high = plain(params["low"]), plain(params["high"])
     for bound in (low, high):
         if isinstance(bound, bool) or not isinstance(bound, int | float):
-            raise PlanError(f"clip needs numbers, got {check_parameters.shown(bound)}")
+            raise PlanError(f"clip needs a number for each bound, got {check_parameters.shown(bound)}")
         if isinstance(bound, int) and not check_parameters.fits_64_bits(bound):
             raise PlanError(f"clip: {check_parameters.too_long(bound)}")
     if not low <= high:
-        raise PlanError(f"clip needs low ≤ high, got {low!r} and {high!r}")
+        raise PlanError(f"clip needs low <= high, got low={low!r} and high={high!r}")
     if args[0].kind == "i" and isinstance(low, int) and isinstance(high, int):
         return names.typed.call("clip", args, ints=(low, high))
     value = names.typed.widen(args[0], "f") if args[0].kind in "bi" else args[0]
@@ -341,8 +343,8 @@ def is_in(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     for v in values:
         if not fits(v):
             raise PlanError(
-                f"is_in on {origin(value).name!r} ({name_of(value.kind)}, 64 bits) cannot hold {check_parameters.shown(v)} "
-                f"({type(v).__name__})"
+                f"is_in on {origin(value).name!r} ({name_of(value.kind)}, 64 bits) cannot contain "
+                f"{check_parameters.shown(v)} ({type(v).__name__}); give values of the type of the column"
             )
     if value.kind == "s":
         values = tuple(encoded("is_in", v) for v in values)
@@ -399,9 +401,8 @@ def hashed(names: Names, value: Node, op: str) -> Node:
     if value.kind.endswith("f"):
         one = "one of it, .get(n) or .max(), and " if value.kind == "*f" else ""
         raise PlanError(
-            f"{op}: {origin(value).name!r} is {name_of(value.kind)}, which cannot be a key: "
-            f"nearly equal numbers "
-            f"would get unrelated keys; use {one}.bucketize([…]) or .round().cast('int').fill(0), or put it under dense"
+            f"{op}: {origin(value).name!r} is {name_of(value.kind)}, which cannot be a key, because numbers that are nearly "
+            f"equal would get unrelated keys; use {one}.bucketize([…]) or .round().cast('int').fill(0), or put it under dense"
         )
     return names.typed.call("hash", (value,))
 
@@ -409,7 +410,7 @@ def hashed(names: Names, value: Node, op: str) -> Node:
 def key(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     space = params["space"]
     if space is None:
-        raise PlanError("key outside a feature needs a space: .key(space='…')")
+        raise PlanError("key needs a space where no feature gives it a name: .key(space='…')")
     return salted(names, hashed(names, args[0], "key"), space)
 
 
@@ -446,7 +447,7 @@ def crossed(names: Names, args: tuple[Node, ...], limit: int) -> Node:
 
 def cross(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     if len(args) < 2:
-        raise PlanError("cross needs two or more members")
+        raise PlanError("cross needs two or more columns or expressions, such as cb.cross('user', 'ad')")
     folded = crossed(names, args, check_parameters.whole("cross", "limit", params["limit"]))
     return folded if params["space"] is None else salted(names, folded, params["space"])
 
@@ -482,7 +483,7 @@ def dictionary(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> 
         return names.typed.call("dictionary_vector", (value,), table=spec)
     if default is None and word.kind.startswith("*"):
         raise PlanError(
-            "lookup of a list needs a default for words the dictionary lacks: .lookup(dictionary, default=0)"
+            "lookup of a list needs a default for words that the dictionary does not contain: .lookup(dictionary, default=0)"
         )
     if default is None:
         return names.typed.call("dictionary_maybe", (value,), table=spec, shown="lookup")

@@ -84,7 +84,7 @@ class Dictionary:
         if kind not in ("s", "i"):
             raise PlanError(f"a dictionary's words must be strings or whole numbers, got {array.type}")
         if array.null_count:
-            raise PlanError(f"a dictionary's words must not be null; {array.null_count} of them are")
+            raise PlanError(f"a dictionary's words must not contain nulls, but {array.null_count} of them are null")
         try:
             self.words: pa.Array = array.cast(pa.large_string() if kind == "s" else pa.int64())
         except pa.ArrowException as error:
@@ -95,10 +95,12 @@ class Dictionary:
         except (ValueError, TypeError, OverflowError) as error:
             raise PlanError(f"a dictionary's values must be numbers, or rows of one length: {error}") from None
         if table.ndim and len(table) != len(array):
-            raise PlanError(f"a dictionary needs one value per word: {len(array)} words, {len(table)} values")
+            raise PlanError(
+                f"a dictionary needs one value per word, but has {len(array)} words and {len(table)} values"
+            )
         if table.ndim == 1 and table.dtype.kind in "iu":
             if table.dtype.kind == "u" and (table > np.uint64(2**63 - 1)).any():
-                raise PlanError(f"a dictionary's ids must fit 64 bits with a sign; the largest is {table.max()}")
+                raise PlanError(f"a dictionary's ids must be at most 2^63 - 1; the largest is {table.max()}")
             self.ids, self.width = np.ascontiguousarray(table, np.int64), 0
             self.vectors = np.zeros(0, np.float64)
         elif table.ndim == 2 and table.dtype.kind in "iuf":
@@ -127,7 +129,9 @@ class Dictionary:
         column = table.column(value).combine_chunks()
         kind = kind_of_arrow(column.type)
         if column.null_count:
-            raise PlanError(f"{path}: column {value!r} must not be null; {column.null_count} values are")
+            raise PlanError(
+                f"{path}: column {value!r} must not contain nulls, but {column.null_count} of its values are null"
+            )
         if kind == "i":
             return Dictionary(table.column(word), column.to_numpy(zero_copy_only=False))
         if kind in ("*f", "*i"):

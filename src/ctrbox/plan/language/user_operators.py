@@ -119,8 +119,8 @@ def operator(
             raise PlanError(f"operator: {what} returns one {NUMBERS} per row, not {name_of(gives)}")
         if nullable:
             raise PlanError(
-                f"operator: {what} returns no nulls of its own, because its result is null where an argument is null; "
-                f"remove nullable"
+                f"operator: {what} cannot return nulls of its own: its result is null only where an argument is null; remove "
+                "nullable="
             )
 
     def declare(function: Callable[..., Any]) -> UserOperator:
@@ -146,9 +146,9 @@ def check_body(body: Any) -> None:
     try:
         body.encode()
     except UnicodeEncodeError:
-        raise PlanError("operator: a cuda body is source text; this one contains a lone surrogate") from None
+        raise PlanError("operator: a cuda body must be valid text, but this one contains a lone surrogate") from None
     if "\0" in body:
-        raise PlanError("operator: a cuda body is source text; this one contains a NUL character")
+        raise PlanError("operator: a cuda body must be valid text, but this one contains a NUL character")
     if not re.search(r"\breturn\b", body):
         raise PlanError(
             f"operator: a cuda body returns the row's value: 'return …;', got {check_parameters.shown(body)}"

@@ -65,7 +65,8 @@ class TableFiles(IndexedFiles):
         shown, told = self._files[file].shown, self.snapshot.rows[file]
         if told is not None and told != sum(footer.rows):
             raise SourceError(
-                f"{shown} has {sum(footer.rows):,} rows, but the log of {self.name} says {told:,}; the file was replaced"
+                f"{shown} has {sum(footer.rows):,} rows, but the log of {self.name} says {told:,}; the file was replaced. "
+                "Write it again, or open a newer version of the table"
             )
         mine = [leaf for name, leaf in self._columns.stored.items() if name not in self._partitions.columns]
         theirs = {leaf.path: leaf for leaf in leaves(footer.schema, shown).values()}

@@ -248,7 +248,9 @@ def _bytes(store: Store, path: str) -> bytes:
 
     found = store.attempt(store.show(path), read)
     if len(found) > MOST_BYTES:
-        raise SourceError(f"{store.show(path)} has more than {MOST_BYTES:,} bytes, too many for metadata of a table")
+        raise SourceError(
+            f"{store.show(path)} has more than {MOST_BYTES:,} bytes, more than the metadata of a table may have"
+        )
     return found
 
 

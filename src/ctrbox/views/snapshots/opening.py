@@ -78,7 +78,8 @@ def _refuse(path: str, format: str | None, version: int | None) -> None:
         raise SourceError(f"{path} is not the folder of a table ({format}): it has no folder {marker!r}")
     if version is not None:
         raise SourceError(
-            f"version= chooses a version of a Delta Lake or Iceberg table, and {path} is not the folder of one; remove it"
+            f"version= chooses a version of a Delta Lake or Iceberg table, but {path} is not the folder of such a table; "
+            "remove version="
         )
 
 
@@ -106,6 +107,6 @@ def path_of_table(data: object) -> tuple[str, int] | None:
     if module.startswith("pyiceberg.table") and hasattr(data, "metadata_location"):
         snapshot = table.current_snapshot()
         if snapshot is None:
-            raise SourceError(f"the Iceberg table {table.name()} has no snapshot yet: nothing was written to it")
+            raise SourceError(f"the Iceberg table {table.name()} has no snapshot yet: write rows to it first")
         return table.metadata_location, snapshot.snapshot_id
     return None
