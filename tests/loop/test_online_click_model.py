@@ -378,7 +378,7 @@ def test_rows_that_no_model_can_learn_from_are_named(world: Path) -> None:
     batch = plan.run(rows)
     with pytest.raises(DataError, match=r"^batch, row 1: the label is 0.5; expected 0 or 1$"):
         model.examples(replace(batch, label=np.array([0, 0.5, 1], np.float32)))
-    with pytest.raises(DataError, match=r"^batch, row 2: dense column 'x' is nan$"):
+    with pytest.raises(DataError, match=r"^batch, row 2: dense column 'x' is nan; expected a finite number$"):
         model.examples(replace(batch, dense=np.array([[1], [2], [np.nan]], np.float32)))
     model.learn(model.examples(batch))
     assert (model.learned, model.waiting, model.room(1), model.room(3)) == (2, 1, 1, 3)

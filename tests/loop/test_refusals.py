@@ -63,9 +63,7 @@ def test_a_field_whose_parent_is_no_object_is_refused() -> None:
     line = b'{"id": 1, "ts": "2026-01-01T00:00:00", "event": "click", "page": %b}'
     assert row_of_line(line % b'{"depth": 0.5}', layout).column("page.depth").to_pylist() == [0.5]
     assert row_of_line(line % b"null", layout).column("page.depth").to_pylist() == [None]
-    with pytest.raises(
-        DataError, match=r"column 'page\.depth' is a nested field, but its parent is 7; expected an obj"
-    ):
+    with pytest.raises(DataError, match=r"column 'page\.depth' is nested in a field that is 7; expected a JSON obj"):
         row_of_line(line % b"7", layout)
 
 

@@ -215,7 +215,9 @@ def test_a_pointer_and_a_log_with_true_checksums_that_do_not_fit_are_refused(fol
         ]
     for wrong in ({**facts, "version": 3}, {**facts, "log_seal": "0"}):
         sealed_pointer(folder, **wrong)
-        assert folder.verify() == [f"{folder.folder} is damaged: CURRENT and log.jsonl do not belong together"]
+        assert folder.verify() == [
+            f"{folder.folder} is damaged: CURRENT and log.jsonl do not belong together; restore the folder from a copy"
+        ]
     # The second line twice: its seal is right behind the first, its number is not that of a third version.
     first, second = (json.loads(line) for line in log.read_text().splitlines())
     seal = second.pop("seal")

@@ -476,7 +476,7 @@ def test_a_file_cut_in_the_middle_is_named(tmp_path: Path, name: str) -> None:
     [
         ("summary.json", "[1, 2]", "not a file of a CTRBox run folder"),
         ("summary.json", '{"format": 1, "seal": "0"}', "its checksum does not match"),
-        ("summary.json", sealed({"format": 2}), "format 2; this version of CTRBox reads 1"),
+        ("summary.json", sealed({"format": 2}), "format 2, but this version of CTRBox reads format 1"),
         ("summary.json", sealed({"metrics": [0.5]}), "metrics is a list; expected an object"),
         ("summary.json", sealed({"windows": {"a": 1}}), "windows is an object; expected a list"),
         ("summary.json", sealed({"metrics": {"auc": "good"}}), "metrics.auc is 'good'; expected a number"),

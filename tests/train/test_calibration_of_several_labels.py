@@ -167,7 +167,7 @@ def test_a_calibration_that_lacks_a_binary_label_is_refused() -> None:
 
 
 def test_a_calibration_of_one_label_and_of_several_are_not_mixed_up() -> None:
-    with pytest.raises(DataError, match="format 2; this version of CTRBox reads 1"):
+    with pytest.raises(DataError, match="format 2, but this version of CTRBox reads 1"):
         Calibration.of(STORED, "it")
     for other in (None, 3, [], Calibration("platt", PlattMap(1.0, 0.0)).plain()):
         with pytest.raises(DataError, match="but its plan has several labels"):

@@ -44,7 +44,7 @@ def read(view: cb.View, column: str = "n") -> list[Any]:
         ({"names": []}, "names must name at least one column, got an empty list"),
         ({"names": ["a", ""]}, "names must be strings that are not empty, got ''"),
         ({"names": ["a", 5]}, "names must be strings that are not empty, got 5"),
-        ({"names": ["a", "a"]}, "names contains 'a' twice; rename one of them"),
+        ({"names": ["a", "a"]}, "names contains 'a' twice; rename one of the two columns"),
         ({"quote": ";", "delimiter": ";"}, "quote ';' is also part of the delimiter ';'"),
         ({"quote": ":", "delimiter": "::"}, "quote ':' is also part of the delimiter '::'"),
         (

@@ -419,9 +419,7 @@ def test_a_streaming_object_that_can_be_read_only_once_is_refused_when_it_is_rea
 
     source = open_source(Once())
     assert read(source).equals(log())
-    with pytest.raises(
-        SourceError, match=r"Once had rows when it was read before and has none now; expected a fresh stream"
-    ):
+    with pytest.raises(SourceError, match=r"Once had rows when it was read before, but has none now"):
         read(source)
 
 
@@ -802,7 +800,7 @@ def test_formats_unknown_or_mixed(tmp_path: Path) -> None:
     fails(tmp_path, "b.csv is csv", "a.parquet is parquet", "expected files of one format: select them")
     (tmp_path / "c.dat").write_text("")
     fails(tmp_path / "c.dat", "does not show its format; expected one of", ".parquet", ".jsonl")
-    fails(tmp_path / "a.parquet", "format 'parqet'", "nearest: 'parquet'", format="parqet")
+    fails(tmp_path / "a.parquet", "format= is 'parqet'", "nearest: 'parquet'", format="parqet")
     (tmp_path / "a.parquet").rename(tmp_path / "000000_0")
     assert read(open_source(tmp_path / "000000_0", format="parquet")).num_rows == 1
     (tmp_path / "d.parquet.gz").write_text("x")

@@ -182,7 +182,7 @@ class OnlineClickModel:
         assert batch.label is not None
         label = np.asarray(batch.label, np.float32)
         if (odd := np.flatnonzero((label != 0) & (label != 1))).size:
-            raise DataError(f"batch, row {odd[0]}: the label is {label[odd[0]]:g}, expected 0 or 1")
+            raise DataError(f"batch, row {odd[0]}: the label is {label[odd[0]]:g}; expected 0 or 1")
         if not np.isfinite(batch.dense).all():
             row, column = np.argwhere(~np.isfinite(batch.dense))[0]
             raise DataError(

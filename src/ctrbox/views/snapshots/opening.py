@@ -75,7 +75,9 @@ def _refuse(path: str, format: str | None, version: int | None) -> None:
     """Refuse what only a table can have; a path without them is a path of files."""
     if format is not None:
         marker = "_delta_log" if format == "delta" else "metadata"
-        raise SourceError(f"{path} is not the folder of a table ({format}): it has no folder {marker!r}")
+        raise SourceError(
+            f"{path} is not the folder of a table ({format}): it contains no folder {marker!r}; check the path"
+        )
     if version is not None:
         raise SourceError(
             f"version= chooses a version of a Delta Lake or Iceberg table, but {path} is not the folder of such a table; "
