@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -115,28 +115,44 @@ def spoiled(body: dict[str, Any], draw: random.Random) -> bytes:
     return json.dumps(body).encode()
 
 
+@dataclass(frozen=True)
+class Sent:
+    """A request, still as rows: the row of its context and those of its candidates; and the model that it goes to."""
+
+    variant: int
+    context: frozenset[str]
+    cached: bool
+    one: dict[str, Any]
+    candidates: list[dict[str, Any]]
+    seed: int
+
+    def twins(self) -> Twins:
+        return twins(self.variant, self.context, cached=self.cached)
+
+
+def sent(rows: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[Sent]:
+    """Requests to every plan without Python, with one candidate more than is allowed at the most."""
+    return st.builds(
+        Sent,
+        variant=st.sampled_from(WITHOUT_PYTHON),
+        context=st.sampled_from(
+            [
+                frozenset(names)
+                for names in (("user", "query"), ("user",), ("query", "price", "shown"), ("ad", "device"))
+            ]
+        ),
+        cached=st.booleans(),
+        one=rows,
+        candidates=st.lists(rows, min_size=0, max_size=MOST + 1),
+        seed=st.integers(0, 2**32),
+    )
+
+
 @settings(max_examples=150, deadline=None)
-@given(
-    variant=st.sampled_from(WITHOUT_PYTHON),
-    context=st.sampled_from(
-        [frozenset(names) for names in (("user", "query"), ("user",), ("query", "price", "shown"), ("ad", "device"))]
-    ),
-    cached=st.booleans(),
-    one=rows,
-    candidates=st.lists(rows, min_size=0, max_size=MOST + 1),
-    columnar=st.booleans(),
-    seed=st.integers(0, 2**32),
-)
-def test_answers_errors_and_counts_are_those_of_the_path_through_python(
-    variant: int,
-    context: frozenset[str],
-    cached: bool,
-    one: dict[str, Any],
-    candidates: list[dict[str, Any]],
-    columnar: bool,
-    seed: int,
-) -> None:
-    pair, draw = twins(variant, context, cached=cached), random.Random(seed)
+@given(request=sent(rows), columnar=st.booleans())
+def test_answers_errors_and_counts_are_those_of_the_path_through_python(request: Sent, columnar: bool) -> None:
+    pair, draw = request.twins(), random.Random(request.seed)
+    context, one, candidates = request.context, request.one, request.candidates
     each = [n for n in COLUMNS if n not in context]
     parts: Any = [{n: row[n] for n in each} for row in candidates]
     if columnar:
@@ -152,9 +168,9 @@ def test_answers_errors_and_counts_are_those_of_the_path_through_python(
 def test_plain_requests_never_reach_python(monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"ad": 1, "device": "ios", "price": 1.0, "shown": True}
     for variant in WITHOUT_PYTHON:
-        routes, _ = new_twins(variant, frozenset(["user", "query"]), cached=False)
-        monkeypatch.setattr(served_of(routes).reader, "from_json", None)
-        found = routes.score(json.dumps({"context": {"user": 1, "query": "ü\n"}, "candidates": [row] * 2}).encode())
+        pair = twins(variant, frozenset(["user", "query"]), cached=False)
+        monkeypatch.setattr(served_of(pair[0]).reader, "from_json", None)
+        found = same(pair, json.dumps({"context": {"user": 1, "query": "ü\n"}, "candidates": [row] * 2}).encode())
         assert (found.status, found.rows) == (200, 2)
 
 

@@ -18,7 +18,7 @@ from ctrbox.serve.routes import Answer, Routes, answer_of
 from ctrbox.serve.tensors import NUMPY
 from tests.compiled_plan.test_split_for_requests import COLUMNS
 from tests.serve.hostile import RAW_VALUES, VALUES
-from tests.serve.test_plain_requests import MOST, WITHOUT_PYTHON, Twins, served_of, twins
+from tests.serve.test_plain_requests import MOST, WITHOUT_PYTHON, Sent, Twins, sent, served_of, twins
 
 # Every column with the datatypes that it takes, in which all values of `rows` can be written.
 DATATYPES = {
@@ -165,39 +165,19 @@ def same(pair: Twins, head: bytes, rest: bytes, version: str = "", header: str |
     return found
 
 
-VARIED = {
-    "variant": st.sampled_from(WITHOUT_PYTHON),
-    "context": st.sampled_from(
-        [frozenset(names) for names in (("user", "query"), ("user",), ("query", "price", "shown"), ("ad", "device"))]
-    ),
-    "cached": st.booleans(),
-    "one": rows,
-    "candidates": st.lists(rows, min_size=0, max_size=MOST + 1),
-    "seed": st.integers(0, 2**32),
-}
-
-
 @settings(max_examples=150, deadline=None)
-@given(how=st.sampled_from(["json", "binary", "both"]), **VARIED)
-def test_answers_errors_and_counts_are_those_of_the_path_through_python(
-    variant: int,
-    context: frozenset[str],
-    cached: bool,
-    one: dict[str, Any],
-    candidates: list[dict[str, Any]],
-    seed: int,
-    how: str,
-) -> None:
-    pair, draw = twins(variant, context, cached=cached), random.Random(seed)
-    made = tensors_of(context, one, candidates, draw)
+@given(request=sent(rows), how=st.sampled_from(["json", "binary", "both"]))
+def test_answers_errors_and_counts_are_those_of_the_path_through_python(request: Sent, how: str) -> None:
+    pair, draw = request.twins(), random.Random(request.seed)
+    made = tensors_of(request.context, request.one, request.candidates, draw)
     body, rest = body_of(made, draw, how=how)
     plain = json.dumps(body, ensure_ascii=draw.random() < 0.5).encode()
     found = same(pair, plain, rest)
-    assert found.status == (413 if len(candidates) > MOST else 200)
+    assert found.status == (413 if len(request.candidates) > MOST else 200)
     same(pair, plain, rest, version=draw.choice(["1", "2", "x"]))
     same(pair, plain, rest, header=draw.choice(["", "-1", "0", "1", str(len(plain) + 1), "9" * 20, "٣"]))
     same(pair, *spoiled(body, rest, draw))
-    again, more = body_of(tensors_of(context, one, candidates, draw), draw, how="both")
+    again, more = body_of(tensors_of(request.context, request.one, request.candidates, draw), draw, how="both")
     same(pair, json.dumps(again).encode(), more)
 
 
@@ -305,23 +285,15 @@ def spoil_message(request: Any, draw: random.Random) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(typed=st.booleans(), **VARIED)
-def test_messages_get_the_answers_errors_and_counts_of_the_path_through_python(
-    variant: int,
-    context: frozenset[str],
-    cached: bool,
-    one: dict[str, Any],
-    candidates: list[dict[str, Any]],
-    seed: int,
-    typed: bool,
-) -> None:
-    pair, draw = twins(variant, context, cached=cached), random.Random(seed)
-    request = message(tensors_of(context, one, candidates, draw), typed=typed)
+@given(sent_one=sent(rows), typed=st.booleans())
+def test_messages_get_the_answers_errors_and_counts_of_the_path_through_python(sent_one: Sent, typed: bool) -> None:
+    pair, draw = sent_one.twins(), random.Random(sent_one.seed)
+    request = message(tensors_of(sent_one.context, sent_one.one, sent_one.candidates, draw), typed=typed)
     for _ in range(2):
         found = [asked(routes, request) for routes in pair]
         assert found[0] == found[1]
         assert bool(found[0][1]) == (
-            len(candidates) > MOST or (typed and any(e.datatype == "FP16" for e in request.inputs))
+            len(sent_one.candidates) > MOST or (typed and any(e.datatype == "FP16" for e in request.inputs))
         )
         check_counts(pair)
     request.model_version = draw.choice(["", "1", "2"])
