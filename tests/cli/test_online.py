@@ -140,40 +140,38 @@ def test_a_full_disk_ends_once_with_an_error(place: Path) -> None:
         ),
         (("wrong.py", "--stream", "events", "--out", "new"), "wrong.py has a int as `engine`"),
         (("job.py", "--stream", "nothing", "--out", "new"), "there is no folder nothing to read a stream from"),
-        (
-            ("job.py", "--stream", "data", "--out", "new", "--every", "soon"),
-            "every must be a span such as 30s, 5m or 2h, got 'soon'",
-        ),
-        (
-            ("job.py", "--stream", "data", "--out", "new", "--every", "0s"),
-            "every must be above 0, such as 30s, 5m or 2h, got '0s'",
-        ),
-        (
-            ("job.py", "--stream", "data", "--out", "new", "--window", "0m"),
-            "window must be above 0, such as 30s, 5m or 2h, got '0m'",
-        ),
-        (
-            ("job.py", "--stream", "data", "--out", "new", "--held", "-1MB"),
-            "held must be from 1 to 1,125,899,906,842,624 bytes, got '-1MB'",
-        ),
-        (
-            ("job.py", "--stream", "data", "--out", "new", "--held", "5"),
-            "held 5 has no unit; expected a size such as '512MB'",
-        ),
-        (
-            ("job.py", "--stream", "data", "--out", "new", "--time", "tss"),
-            "no column 'tss' for the time of an event; nearest: 'ts'; name it with time=, or on the command line with --time",
-        ),
-        (
-            ("job.py", "--stream", "data", "--out", "new", "--time", "moment"),
-            "no column 'moment' for the time of an event; nearest: 'ts'; name it with",
-        ),
         (("job.py", "--stream", "nats://localhost", "--out", "new"), "expected nats://host:4222/STREAM"),
     ],
 )
 def test_a_mistake_is_told_and_leaves_nothing(
     place: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
 ) -> None:
+    refused(place, monkeypatch, words, said)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--every", "soon", "every must be a span such as 30s, 5m or 2h, got 'soon'"),
+        ("--every", "0s", "every must be above 0, such as 30s, 5m or 2h, got '0s'"),
+        ("--window", "0m", "window must be above 0, such as 30s, 5m or 2h, got '0m'"),
+        ("--held", "-1MB", "held must be from 1 to 1,125,899,906,842,624 bytes, got '-1MB'"),
+        ("--held", "5", "held 5 has no unit; expected a size such as '512MB'"),
+        (
+            "--time",
+            "tss",
+            "no column 'tss' for the time of an event; nearest: 'ts'; name it with time=, or on the command line with --time",
+        ),
+        ("--time", "moment", "no column 'moment' for the time of an event; nearest: 'ts'; name it with"),
+    ],
+)
+def test_a_value_that_an_option_cannot_have_is_told_and_leaves_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: str, said: str
+) -> None:
+    refused(place, monkeypatch, ("job.py", "--stream", "data", "--out", "new", option, value), said)
+
+
+def refused(place: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "argv", ["ctrbox"])
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -29,6 +29,17 @@ def word(place: int, value: int) -> Change:
     return at(place, struct.pack("<I", value))
 
 
+def refused(
+    opened: Callable[[list[bytes], Path], Any], file: list[bytes], place: Path, block: int, change: Change, says: str
+) -> None:
+    """A file with one block changed is refused with these words when it is opened."""
+    blocks = [change(part) if n == block else part for n, part in enumerate(file)]
+    assert blocks != file
+    with pytest.raises(SourceError) as told:
+        opened(blocks, place)
+    assert says in str(told.value)
+
+
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 63, 64, 65, 1000])
 def test_the_checksum_is_that_of_its_twin_at_the_ends_of_stripes(size: int) -> None:
     data = np.random.default_rng(size).integers(0, 256, size).astype(np.uint8)
@@ -84,11 +95,7 @@ def test_a_model_that_does_not_lie_is_loaded(model: list[bytes], tmp_path: Path)
 def test_a_model_that_lies_is_refused(
     model: list[bytes], tmp_path: Path, block: int, change: Change, says: str
 ) -> None:
-    blocks = [change(part) if n == block else part for n, part in enumerate(model)]
-    assert blocks != model
-    with pytest.raises(SourceError) as told:
-        load(blocks, tmp_path)
-    assert says in str(told.value)
+    refused(load, model, tmp_path, block, change, says)
 
 
 def test_a_model_has_as_many_bytes_as_its_head_says(model: list[bytes], tmp_path: Path) -> None:
@@ -165,11 +172,7 @@ def test_a_cache_that_does_not_lie_is_read(cache: list[bytes], tmp_path: Path) -
 def test_a_cache_that_lies_is_refused(
     cache: list[bytes], tmp_path: Path, block: int, change: Change, says: str
 ) -> None:
-    blocks = [change(part) if n == block else part for n, part in enumerate(cache)]
-    assert blocks != cache
-    with pytest.raises(SourceError) as told:
-        read(blocks, tmp_path)
-    assert says in str(told.value)
+    refused(read, cache, tmp_path, block, change, says)
 
 
 def test_nothing_follows_the_end_of_a_cache(cache: list[bytes], tmp_path: Path) -> None:

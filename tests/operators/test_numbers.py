@@ -80,6 +80,14 @@ def check_columns(pairs: Pairs, types: str, data: list[tuple[Any, ...]], chunk_r
 A, B = col("a"), col("b")
 
 
+COMPARISONS: Pairs = [
+    (A == B, operator.eq),
+    (A != B, operator.ne),
+    (A < B, operator.lt),
+    (A <= B, operator.le),
+    (A > B, operator.gt),
+    (A >= B, operator.ge),
+]
 TWO_INTEGERS: Pairs = [
     (A + B, lambda a, b: twin.wrap(a + b)),
     (A - B, lambda a, b: twin.wrap(a - b)),
@@ -88,12 +96,7 @@ TWO_INTEGERS: Pairs = [
     (A % B, lambda a, b: a % b if b else None),
     (cb.min_(A, B), min),
     (cb.max_(A, B), max),
-    (A == B, operator.eq),
-    (A != B, operator.ne),
-    (A < B, operator.lt),
-    (A <= B, operator.le),
-    (A > B, operator.gt),
-    (A >= B, operator.ge),
+    *COMPARISONS,
 ]
 
 
@@ -113,12 +116,7 @@ TWO_FLOATS: Pairs = [
     (A // B, lambda a, b: twin.floor(twin.div(a, b))),
     (cb.min_(A, B), twin.least),
     (cb.max_(A, B), twin.most),
-    (A == B, operator.eq),
-    (A != B, operator.ne),
-    (A < B, operator.lt),
-    (A <= B, operator.le),
-    (A > B, operator.gt),
-    (A >= B, operator.ge),
+    *COMPARISONS,
 ]
 
 

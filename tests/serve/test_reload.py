@@ -46,6 +46,11 @@ def learner(world: World) -> cb.DeepFFM:
     return cb.DeepFFM.load(world.data / "learner.ffm")
 
 
+def learn_and_publish(engine: cb.DeepFFM, world: World, folder: ModelFolder) -> None:
+    engine.learn(world.plan.batches(200, limit=200))
+    folder.published.publish(engine)
+
+
 def test_a_published_version_is_taken_up_and_a_rollback_too(
     world: World, folder: ModelFolder, served: ServedFfm
 ) -> None:
@@ -94,8 +99,7 @@ def test_a_bad_patch_is_refused_and_the_next_version_comes_whole(
     reloader = Reloader(served, folder.published, metrics)
     engine = learner(world)
     for n in range(2):
-        engine.learn(world.plan.batches(200, limit=200))
-        folder.published.publish(engine)
+        learn_and_publish(engine, world, folder)
         assert n or reloader.look()
     damage(folder.published.patch(3), how)
     body = orjson.dumps(body_of(world.rows(0, 40)))
@@ -127,12 +131,10 @@ def test_a_damaged_log_and_a_whole_file_that_is_damaged_are_refused(
     metrics = Metrics()
     reloader = Reloader(served, folder.published, metrics)
     engine = learner(world)
-    engine.learn(world.plan.batches(200, limit=200))
-    folder.published.publish(engine)
+    learn_and_publish(engine, world, folder)
     damage(folder.published.patch(2), "cut")
     assert not reloader.look()
-    engine.learn(world.plan.batches(200, limit=200))
-    folder.published.publish(engine)
+    learn_and_publish(engine, world, folder)
     damage(folder.published.file(3), "flipped")
     assert not reloader.look()
     assert "checksum" in metrics.last_refusal
@@ -167,8 +169,7 @@ def test_no_request_fails_or_sees_half_a_model_while_versions_come(world: World,
             c.start()
         for version in range(1, 6):
             if version > 1:
-                engine.learn(world.plan.batches(200, limit=200))
-                folder.published.publish(engine)
+                learn_and_publish(engine, world, folder)
             until = time.monotonic() + 60
             while not any(met == version for _, met, _ in answers) and time.monotonic() < until:
                 time.sleep(0.05)
@@ -321,8 +322,7 @@ def test_a_passing_fault_is_tried_again_and_told_as_stale(
     metrics = service.metrics
     reloader = Reloader(served, folder.published, metrics)
     engine = learner(world)
-    engine.learn(world.plan.batches(200, limit=200))
-    folder.published.publish(engine)
+    learn_and_publish(engine, world, folder)
     with contextlib.contextmanager(fault)():
         assert not reloader.look()
         assert not reloader.look()  # too early for the next try
@@ -351,8 +351,7 @@ def test_a_damaged_version_is_stale_but_not_tried_again(world: World, folder: Mo
     metrics = Metrics()
     reloader = Reloader(served, folder.published, metrics)
     engine = learner(world)
-    engine.learn(world.plan.batches(200, limit=200))
-    folder.published.publish(engine)
+    learn_and_publish(engine, world, folder)
     damage(folder.published.patch(2), "flipped")
     assert not reloader.look()
     assert reloader._retry_at == math.inf

@@ -163,6 +163,13 @@ class Table:
             values = self.initial(key)
             self.rows[key] = values, [begin(o, w) for o, w in zip(self.parts, values, strict=True)]
 
+    def prefetch(self, keys: Array) -> None:
+        for key in map(int, keys):
+            self.create(key)
+
+    def scale_lr(self, factor: float) -> None:
+        self.factor = factor
+
     def wake(self, key: int) -> None:
         if key and self.dense:
             self.clocks.setdefault(key, np.array([self.steps, 1], np.float32))

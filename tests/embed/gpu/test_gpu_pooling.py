@@ -27,7 +27,8 @@ from ctrbox.engines.cuda.runtime import Runtime
 from ctrbox.errors import DataError, PlanError
 from ctrbox.optimizers.of_table_rows import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad
 from tests.cuda_host import HostRuntime
-from tests.embed.gpu.test_gpu_table import SHAPES, Shape, assert_same, bits, named, pair, plain, shapes
+from tests.embed.calls import bits
+from tests.embed.gpu.test_gpu_table import SHAPES, Shape, assert_same, named, pair, plain, shapes
 from tests.embed.test_unique_keys import batches
 from tests.twins import unique_keys as twin
 

@@ -23,6 +23,7 @@ from ctrbox.engines.cuda.runtime import Runtime, why_not
 from ctrbox.errors import BudgetError, CtrboxError, DataError, DeviceError, PlanError, SourceError
 from ctrbox.optimizers.of_table_rows import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad, spec_of
 from tests.cuda_host import HostRuntime
+from tests.embed.calls import KEYS, bits, call_both
 
 # Kernels are compiled for a shape: the kinds of optimizers belong to it, their parameters do not.
 Shape = tuple[Row, list[tuple[Optimizer, Optimizer]]]
@@ -36,8 +37,6 @@ SHAPES: list[Shape] = [
     (Row(4, True), [(Adagrad(lr=0.2), Adagrad(lr=0.02, initial=0.1))]),
 ]
 CHUNK, GROUP = gpu_kernels.CHUNK, gpu_kernels.GROUP
-KEYS = st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 5)
-FLOATS = st.floats(-3, 3, width=32) | st.sampled_from([0.0, -0.0, 1e-30, -1e-45, 3e38, -3e38, 1e19])
 shapes = st.sampled_from([(row, pair) for row, pairs in SHAPES for pair in pairs])
 
 
@@ -49,11 +48,6 @@ def named(shape: Shape) -> str:
 @pytest.fixture(scope="module")
 def runtime() -> Runtime:
     return HostRuntime()
-
-
-def bits(array: np.ndarray) -> np.ndarray:
-    """Floats as integers, every NaN the same: equal means the same bits."""
-    return np.where(np.isnan(array), np.float32(np.nan), array).view(np.uint32)
 
 
 def assert_same(table: GpuTable, other: Any) -> None:
@@ -92,22 +86,7 @@ def test_any_sequence_of_calls_equals_the_table_in_memory_bit_for_bit(
     table, slow = pair(runtime, row, optimizers, seed)
     for _ in range(data.draw(st.integers(1, 5))):
         keys = np.array(data.draw(st.lists(KEYS, max_size=12, unique=True)), np.int64)
-        verb = data.draw(st.sampled_from(["prefetch", "pull", "look", "push", "pull and push", "scale"]))
-        if verb == "prefetch":
-            table.prefetch(keys)
-            slow.prefetch(keys)
-        if verb in ("pull", "look", "pull and push"):
-            create = verb != "look"
-            np.testing.assert_array_equal(bits(table.pull(keys, create=create)), bits(slow.pull(keys, create=create)))
-        if verb in ("push", "pull and push"):
-            some = data.draw(st.lists(FLOATS, min_size=1, max_size=40))
-            g = np.resize(np.array(some, np.float32), (len(keys), row.width))
-            table.push(keys, g)
-            slow.push(keys, g)
-        if verb == "scale":
-            factor = data.draw(st.sampled_from([0.1, 0.5, 1.0, 2.0]))
-            table.scale_lr(factor)
-            slow.scale_lr(factor)
+        call_both(data, table, slow, keys, row.width)
     assert_same(table, slow)
     assert len(table) == len(slow)
 

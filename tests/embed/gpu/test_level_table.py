@@ -27,8 +27,9 @@ from ctrbox.engines.cuda.runtime import Runtime
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
 from ctrbox.optimizers.of_table_rows import Optimizer, RowwiseAdagrad
 from tests.cuda_host import HostRuntime
+from tests.embed.calls import FLOATS, bits
 from tests.embed.gpu.test_gpu_pooling import batch_of_keys, expected_push
-from tests.embed.gpu.test_gpu_table import FLOATS, SHAPES, assert_same, bits, shapes
+from tests.embed.gpu.test_gpu_table import SHAPES, assert_same, shapes
 
 KEYS = st.integers(-12, 12) | st.sampled_from([-(2**63), 2**63 - 1])
 USUAL = next((row, pairs[0]) for row, pairs in SHAPES if row == Row(8, True))

@@ -20,7 +20,8 @@ from ctrbox.embed.memory.memory_table import MemoryTable
 from ctrbox.embed.shards import Spec
 from ctrbox.errors import DataError, PlanError
 from ctrbox.optimizers.of_table_rows import Adagrad, Adam, AdamW, Optimizer, optimizer_of, spec_of
-from tests.embed.memory.test_memory_table import KEYS, assert_same, bits, pair, random_calls
+from tests.embed.calls import KEYS, VERBS, bits, call_both
+from tests.embed.memory.test_memory_table import assert_same, pair, random_calls
 from tests.train.test_run_folder import Stop, StopAt
 from tests.train.test_run_folder import see_every_step as see_every_step
 from tests.train.worlds import FAST, Small, checkerboard, plan_of, weights
@@ -113,21 +114,11 @@ def test_any_sequence_of_calls_equals_the_twin_on_any_number_of_threads(data: st
     row = Row(data.draw(st.sampled_from([0, 1, 3, 8])), True)
     optimizer, linear = data.draw(st.sampled_from(DENSE)), data.draw(st.sampled_from(DENSE))
     table, slow = pair(row, optimizer, linear, threads=data.draw(st.sampled_from([1, 3])))
+    verbs = [verb for verb in VERBS if verb != "scale"]
+    gradients = st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=20)
     for _ in range(data.draw(st.integers(1, 6))):
         keys = np.array(data.draw(st.lists(KEYS, max_size=8, unique=True)), np.int64)
-        verb = data.draw(st.sampled_from(["prefetch", "pull", "look", "push", "pull and push"]))
-        if verb == "prefetch":
-            table.prefetch(keys)
-            for key in keys:
-                slow.create(int(key))
-        if verb in ("pull", "look", "pull and push"):
-            create = verb != "look"
-            np.testing.assert_array_equal(bits(table.pull(keys, create=create)), bits(slow.pull(keys, create)))
-        if verb in ("push", "pull and push"):
-            some = data.draw(st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=20))
-            g = np.resize(np.array(some, np.float32), (len(keys), row.width))
-            table.push(keys, g)
-            slow.push(keys, g)
+        call_both(data, table, slow, keys, row.width, verbs, gradients)
     assert_same(table, slow)
 
 

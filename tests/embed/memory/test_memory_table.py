@@ -16,6 +16,7 @@ from ctrbox.embed.embedder import Embedder, Row
 from ctrbox.embed.memory.memory_table import MemoryTable
 from ctrbox.errors import BudgetError, CtrboxError, DataError, PlanError
 from ctrbox.optimizers.of_table_rows import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad
+from tests.embed.calls import KEYS, bits, call_both
 from tests.twins import optimizers as twin
 
 OPTIMIZERS: list[Optimizer] = [
@@ -30,13 +31,6 @@ OPTIMIZERS: list[Optimizer] = [
     FTRL(),
     FTRL(alpha=0.5, beta=0.1, l1=0.05, l2=0.3),
 ]
-KEYS = st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 5)
-FLOATS = st.floats(-3, 3, width=32) | st.sampled_from([0.0, -0.0, 1e-30, -1e-45, 3e38, -3e38, 1e19])
-
-
-def bits(array: np.ndarray) -> np.ndarray:
-    """Floats as integers, every NaN the same: equal means the same bits."""
-    return np.where(np.isnan(array), np.float32(np.nan), array).view(np.uint32)
 
 
 def assert_same(table: MemoryTable, other: Any) -> None:
@@ -77,22 +71,7 @@ def test_any_sequence_of_calls_equals_the_twin_bit_for_bit(data: st.DataObject) 
     table, slow = pair(row, optimizer, linear, seed=data.draw(st.integers(0, 2**64 - 1)))
     for _ in range(data.draw(st.integers(1, 5))):
         keys = np.array(data.draw(st.lists(KEYS, max_size=12, unique=data.draw(st.booleans()))), np.int64)
-        verb = data.draw(st.sampled_from(["prefetch", "pull", "look", "push", "pull and push", "scale"]))
-        if verb == "prefetch":
-            table.prefetch(keys)
-            for key in keys:
-                slow.create(int(key))
-        if verb in ("pull", "look", "pull and push"):
-            create = verb != "look"
-            np.testing.assert_array_equal(bits(table.pull(keys, create=create)), bits(slow.pull(keys, create)))
-        if verb in ("push", "pull and push"):
-            some = data.draw(st.lists(FLOATS, min_size=1, max_size=40))
-            g = np.resize(np.array(some, np.float32), (len(keys), row.width))
-            table.push(keys, g)
-            slow.push(keys, g)
-        if verb == "scale":
-            slow.factor = data.draw(st.sampled_from([0.1, 0.5, 1.0, 2.0]))
-            table.scale_lr(slow.factor)
+        call_both(data, table, slow, keys, row.width)
     assert_same(table, slow)
     assert len(table) == len(slow.rows)
 

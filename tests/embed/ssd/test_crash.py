@@ -126,25 +126,30 @@ os._exit(0)
     assert found == {4, 9}
 
 
+def cuts_after(library: Path, place: Path, code: str) -> Iterator[Path]:
+    """The folder that a program had to itself, after a power cut behind its end, for every way in which a disk may be cut."""
+    (place / "disk").mkdir()
+    disk = played(*logged(library, place / "disk", code))
+    for number, mode in enumerate([NOTHING, *MODES]):
+        after = place / f"after-{number}"
+        disk.cut(after, random.Random(number), mode)
+        yield after
+
+
 def test_a_table_in_a_folder_that_it_made_is_there_after_its_first_checkpoint(library: Path, tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
     code = """
 table = opened(sys.argv[1] + "/made/here")
 for n in range(5): train_batch(table, 0, n)
 table.checkpoint()
 os._exit(0)
 """
-    disk = played(*logged(library, tmp_path / "disk", code))
-    for number, mode in enumerate([NOTHING, *MODES]):
-        after = tmp_path / f"after-{number}"
-        disk.cut(after, random.Random(number), mode)
+    for after in cuts_after(library, tmp_path, code):
         with opened(after / "made" / "here") as table:
             assert Replay(0).differences(table.export()) == ""
             assert len(table) >= len(Replay(0).at(5)[0])
 
 
 def test_a_saved_table_survives_a_power_cut_after_save(library: Path, tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
     code = """
 table = opened(sys.argv[1] + "/table")
 for n in range(5): train_batch(table, 0, n)
@@ -155,10 +160,7 @@ train_batch(table, 0, 9)
 table.compact()
 os._exit(0)
 """
-    disk = played(*logged(library, tmp_path / "disk", code))
-    for number, mode in enumerate([NOTHING, *MODES]):
-        after = tmp_path / f"after-{number}"
-        disk.cut(after, random.Random(number), mode)
+    for after in cuts_after(library, tmp_path, code):
         with opened(after / "saved") as table:
             assert table.verify() == []
             rows = table.export()

@@ -93,6 +93,20 @@ def numbers() -> dict[str, Any]:
         "eq.k.same": n.hash() == col("few").hash(),
         "lt.s.lit": col("s") < "m",
     }
+    casts: dict[str, dict[str, Any]] = {
+        "float": {
+            "i": n,
+            "b": p,
+            "s": col("num"),
+            "text": col("s"),
+            "*i": col("ln"),
+            "*s": col("lnum"),
+            "*text": col("ls"),
+        },
+        "int": {"b": p, "f": x, "t": col("t"), "s": col("num"), "*s": col("lnum"), "*text": col("ls")},
+        "bool": {"i": n, "f": x},
+        "str": {"i": n, "b": p, "*i": col("ln"), "*8": col("l8")},
+    }
     for divisor in (7, -3, 0, -1, 2**63 - 1):
         found |= {f"mod({divisor})": n % divisor, f"floordiv({divisor})": n // divisor}
     found |= {
@@ -114,25 +128,7 @@ def numbers() -> dict[str, Any]:
         "clip.inf": x.clip(float("-inf"), 0.1),
         "clip.ends": n.clip(-(2**63), 2**63 - 1),
         "clip.if": n.clip(-0.5, 0.5),
-        "f.i": n.cast("float"),
-        "f.b": p.cast("float"),
-        "f.s": col("num").cast("float"),
-        "f.text": col("s").cast("float"),
-        "f.*i": col("ln").cast("float"),
-        "f.*s": col("lnum").cast("float"),
-        "f.*text": col("ls").cast("float"),
-        "i.b": p.cast("int"),
-        "i.f": x.cast("int"),
-        "i.t": col("t").cast("int"),
-        "i.s": col("num").cast("int"),
-        "i.*s": col("lnum").cast("int"),
-        "i.*text": col("ls").cast("int"),
-        "b.i": n.cast("bool"),
-        "b.f": x.cast("bool"),
-        "s.i": n.cast("str"),
-        "s.b": p.cast("str"),
-        "s.*i": col("ln").cast("str"),
-        "s.*8": col("l8").cast("str"),
+        **{f"{kind[0]}.{name}": value.cast(kind) for kind, values in casts.items() for name, value in values.items()},
         "is_in.i": n.is_in([0, -1, 2**63 - 1, -(2**63)]),
         "is_in.none": n.is_in([]),
         "is_in.few": few.is_in([-2, 2]),
