@@ -110,11 +110,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help=f"rows of the log; default {ROWS:,}")
     parser.add_argument("--keys", type=int, help=f"users; default {KEYS:,}")
     parser.add_argument("--versions", type=int, help=f"versions of all users together; default {VERSIONS:,}")
-    parser.add_argument("--tools", default="ours,polars,duckdb", help="tools to run, of: ours, polars, duckdb")
-    parser.add_argument(
-        "--repeats", type=int, default=3, help="runs of each tool, of which the fastest counts; default 3"
-    )
-    parser.add_argument("--cores", type=int, default=2, help="cores for each tool; default 2")
+    report.compares_tools(parser, TOOLS, repeats=3)
     given = parser.parse_args()
     sizes = QUICK if given.quick else (ROWS, KEYS, VERSIONS)
     rows, keys, versions = (a or b for a, b in zip((given.rows, given.keys, given.versions), sizes, strict=True))

@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 
 import ctrbox as cb
-from benchmarks.report import finish, options, pin, table
+from benchmarks.report import finish, one_thread, options, table
 from ctrbox import col
 from ctrbox.optimizers.of_dense_weights import dense_optimizer
 from ctrbox.train.learn_batch import Learner
@@ -42,8 +42,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer batches")
     rounds = 3 if parser.parse_args().quick else 12
-    pin(1)
-    torch.set_num_threads(1)
+    one_thread()
     rows, faster = [], {}
     ours = peer = 0.0
     for name, history in CASES:

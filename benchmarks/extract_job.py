@@ -105,10 +105,16 @@ def data(rows: int, *, users: int | None = None, ads: int | None = None) -> Path
     sizes = [str(size) for size in (rows, users, ads) if size is not None]
     out = Path(__file__).parents[1] / ".cache" / "bench" / "-".join(["adlog", *sizes])
     if not (out / "words.parquet").exists():
-        from ctrbox import datasets
+        make(out, rows, users=users, ads=ads)
+    return out
 
-        datasets.adlog(rows=rows, seed=1, out=out, users=users, ads=ads)
-        write_words(out)
+
+def make(out: Path, rows: int, *, users: int | None = None, ads: int | None = None) -> Path:
+    """The synthetic log of so many rows with its word list, in this folder."""
+    from ctrbox import datasets
+
+    datasets.adlog(rows=rows, seed=1, out=out, users=users, ads=ads)
+    write_words(out)
     return out
 
 

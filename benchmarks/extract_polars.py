@@ -112,8 +112,13 @@ def impression_features() -> dict[str, pl.Expr]:
 
 def crossed_features() -> dict[str, pl.Expr]:
     age = (E("ts") - E("created")).dt.total_microseconds() / 3_600_000_000
-    common = E("query").list.set_intersection("title").list.len().fill_null(0)
-    either = E("query").list.n_unique().fill_null(0) + E("title").list.n_unique().fill_null(0) - common
+    return {**features_of_features("title"), "ad_age": age.fill_null(0.0).clip(0.0).cast(pl.Float32)}
+
+
+def features_of_features(title: str) -> dict[str, pl.Expr]:
+    """Crosses, and what the words of the query and those of the column `title` have in common."""
+    common = E("query").list.set_intersection(title).list.len().fill_null(0)
+    either = E("query").list.n_unique().fill_null(0) + E(title).list.n_unique().fill_null(0) - common
     return {
         "user_x_ad": cross(E("user"), E("ad")),
         "user_x_advertiser": cross(E("user"), E("advertiser")),
@@ -124,7 +129,6 @@ def crossed_features() -> dict[str, pl.Expr]:
         "query_x_ad": cross(E("query_text"), E("ad")),
         "bigrams": pairs(E("query")),
         "token_x_advertiser": E("query") * K + E("advertiser"),
-        "ad_age": age.fill_null(0.0).clip(0.0).cast(pl.Float32),
         "overlap": common.cast(pl.Float32),
         "jaccard": pl.when(either > 0).then(common / either).otherwise(0.0).cast(pl.Float32),
     }

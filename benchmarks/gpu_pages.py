@@ -23,7 +23,7 @@ from benchmarks import extract_job, gpu, report
 from ctrbox import _native
 from ctrbox.engines.cuda.parquet_pages import DeviceColumn, PageDecoder
 from ctrbox.views.parquet_chunks import Chunk
-from ctrbox.views.parquet_pages import CODECS
+from ctrbox.views.parquet_pages import CODECS, start_of
 
 NAME = "gpu_pages"
 MOST = 8 << 30
@@ -44,13 +44,10 @@ def chunks_of(path: Path, wanted: list[str]) -> tuple[list[str], list[list[Chunk
         mine = []
         for group in range(meta.num_row_groups):
             column = meta.row_group(group).column(place)
-            start = column.data_page_offset
-            if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
-                start = column.dictionary_page_offset
             rows = meta.row_group(group).num_rows
             codec = CODECS[column.compression]
             nullable = stored.max_definition_level == 1
-            mine.append(Chunk(start, column.total_compressed_size, codec, width, nullable, rows))
+            mine.append(Chunk(start_of(column), column.total_compressed_size, codec, width, nullable, rows))
         names.append(stored.name)
         found.append(mine)
     return names, found

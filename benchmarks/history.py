@@ -183,11 +183,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS:,} rows of {QUICK_USERS:,} users")
     parser.add_argument("--rows", type=int, help=f"rows of the log; default {ROWS:,}")
     parser.add_argument("--users", type=int, help=f"users of the log; default {USERS:,}")
-    parser.add_argument("--tools", default="ours,polars,duckdb", help="tools to run, of: ours, polars, duckdb")
-    parser.add_argument(
-        "--repeats", type=int, default=1, help="runs of each tool, of which the fastest counts; default 1"
-    )
-    parser.add_argument("--cores", type=int, default=2, help="cores for each tool; default 2")
+    report.compares_tools(parser, TOOLS, repeats=1)
     parser.add_argument("--one", choices=TOOLS, help="run this tool alone, once and unchecked; other runs call this")
     given = parser.parse_args()
     rows = given.rows or (QUICK_ROWS if given.quick else ROWS)

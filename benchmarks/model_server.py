@@ -18,15 +18,14 @@ import numpy as np
 import torch
 
 import ctrbox as cb
-from benchmarks.report import finish, options, pin, table
+from benchmarks.report import finish, one_thread, options, table
 
 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the keys, fewer rounds")
     quick = parser.parse_args().quick
-    pin(1)
-    torch.set_num_threads(1)
+    one_thread()
     objects, asked, rounds = (4000, 820, 3) if quick else (40_000, 8192, 7)
     width, dim = 4096, 12
     rng = np.random.default_rng(0)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import ctrbox as cb
-from benchmarks.report import finish, options, pin, table
+from benchmarks.report import finish, one_thread, options, table
 
 LIMIT_MS = 5.0
 CANDIDATES, KEPT, DIM = 4000, 400, 32
@@ -28,8 +28,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer ads and requests")
     quick = parser.parse_args().quick
-    pin(1)
-    torch.set_num_threads(1)
+    one_thread()
     ads, requests = (50_000, 100) if quick else (1_000_000, 1000)
     rng = np.random.default_rng(0)
     keys = rng.permutation(np.arange(1, 4 * ads))[:ads] * 7_919

@@ -9,7 +9,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,16 @@ ROOT = Path(__file__).parents[1]
 
 def options(about: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def compares_tools(
+    parser: argparse.ArgumentParser, tools: Iterable[str], repeats: int, counts: str = ", of which the fastest counts"
+) -> None:
+    """Add the options of a benchmark that runs several tools in turn: which of them, how often, and on how many cores."""
+    every = list(tools)
+    parser.add_argument("--tools", default=",".join(every), help=f"tools to run, of: {', '.join(every)}")
+    parser.add_argument("--repeats", type=int, default=repeats, help=f"runs of each tool{counts}; default {repeats}")
+    parser.add_argument("--cores", type=int, default=2, help="cores for each tool; default 2")
 
 
 def machine(cores: int | None = None) -> str:
@@ -61,6 +71,14 @@ def pin(cores: int) -> None:
     """Keep this process to so many cores, so that every tool's own thread count is the same."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+
+
+def one_thread() -> None:
+    """Keep this process to one core, and torch to one thread."""
+    import torch
+
+    pin(1)
+    torch.set_num_threads(1)
 
 
 def fresh(module: str, *arguments: str) -> dict[str, Any]:

@@ -35,6 +35,7 @@ import ctrbox as cb
 from benchmarks import report
 from benchmarks.serve import CANDIDATES, CONTEXT, LUA, free_port, process, wrk
 from ctrbox import col
+from ctrbox.cli.demo import demo_job_path
 
 WIDTH = 4096
 LIMIT = 1.15
@@ -47,7 +48,7 @@ CLICKED = col("behavior").fill("").split("|").last(30)
 def plans(folder: Path) -> dict[str, cb.Plan]:
     """The demo's plan, and the same with the two image fields."""
     os.environ["CTRBOX_DATA"] = str(folder / "data")
-    spec = importlib.util.spec_from_file_location("demo_job", Path(cb.__file__).with_name("demo_job.py"))
+    spec = importlib.util.spec_from_file_location("demo_job", demo_job_path())
     assert spec is not None
     assert spec.loader is not None
     job = importlib.util.module_from_spec(spec)

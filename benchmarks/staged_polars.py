@@ -12,7 +12,7 @@ import polars as pl
 
 from benchmarks.end_to_end_job import COLUMNS, FILLS, SEED, emptied, folder
 from benchmarks.extract_job import AGES, BASIC, DEVICES, RAGGED, SCALAR
-from benchmarks.extract_polars import E, K, cross, decoded, pairs, scan, text
+from benchmarks.extract_polars import E, K, decoded, features_of_features, scan, text
 
 CONTEXT = [*FILLS["context"]]
 IMPRESSION = ["instance_id", "ts", "user_id", "ad_id", "device", "clicked"]
@@ -114,22 +114,7 @@ def own() -> dict[str, pl.Expr]:
 
 def crossed() -> dict[str, pl.Expr]:
     """Features of features; what is crossed is hashed with its field's seed, so no two fields share a key."""
-    common = E("query").list.set_intersection("title_as_query").list.len().fill_null(0)
-    either = E("query").list.n_unique().fill_null(0) + E("title_as_query").list.n_unique().fill_null(0) - common
-    return {
-        "title": E("title_as_query") * K,
-        "user_x_ad": cross(E("user"), E("ad")),
-        "user_x_advertiser": cross(E("user"), E("advertiser")),
-        "hour_x_advertiser": cross(E("hour"), E("advertiser")),
-        "city_x_app": cross(E("city"), E("app")),
-        "age_x_gender_x_category": cross(E("age_bucket"), E("gender"), E("category_first")),
-        "device_x_slot": cross(E("device"), E("slot")),
-        "query_x_ad": cross(E("query_text"), E("ad")),
-        "bigrams": pairs(E("query")),
-        "token_x_advertiser": E("query") * K + E("advertiser"),
-        "overlap": common.cast(pl.Float32),
-        "jaccard": pl.when(either > 0).then(common / either).otherwise(0.0).cast(pl.Float32),
-    }
+    return {"title": E("title_as_query") * K, **features_of_features("title_as_query")}
 
 
 def extract(root: Path, work: Path) -> None:

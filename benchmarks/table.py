@@ -22,7 +22,7 @@ import argparse
 import json
 import shutil
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,15 +117,20 @@ class KeysAlone:
         return arrays[0]
 
 
+def work(given: argparse.Namespace) -> tuple[Path, Trace, np.ndarray]:
+    """The folder of a run, its trace, and gradients for as many keys as the widest batch has."""
+    folder = Path(given.folder)
+    trace = Trace.made(Shape(**json.loads(given.trace)), folder)
+    widest = max(b - a for a, b in zip(trace.starts, trace.starts[1:], strict=False))
+    return folder, trace, np.random.default_rng(5).normal(size=(widest, DIM)).astype(np.float32)
+
+
 def measure(given: argparse.Namespace) -> None:
     """One side in this process; the answer is the last line."""
     from ctrbox.train.look_ahead import look_ahead
     from ctrbox.train.pipeline import Clock, Stage, run_stages
 
-    folder = Path(given.folder)
-    trace = Trace.made(Shape(**json.loads(given.trace)), folder)
-    widest = max(b - a for a, b in zip(trace.starts, trace.starts[1:], strict=False))
-    gradients = np.random.default_rng(5).normal(size=(widest, DIM)).astype(np.float32)
+    folder, trace, gradients = work(given)
     before = report.peak_rss()
     table = opened(given.measure, folder, given.ram, given.tuning, given.policy)
     ahead, pull, push = Clock("prefetch"), Clock("pull"), Clock("push")
@@ -433,6 +438,25 @@ def top(trace: Trace, rows: int, since: int) -> float:
     return hits / max(1, known)
 
 
+def run_or_measure(
+    options: argparse.ArgumentParser,
+    measure: Callable[[argparse.Namespace], None],
+    question: Callable[[argparse.Namespace, Path], None],
+) -> None:
+    """Answer the question of a benchmark whose sides are measured by processes of their own; these call `measure`."""
+    options.add_argument("--folder", help="on the disk to measure; traces stay there for the next run")
+    options.add_argument("--unchecked", action="store_true", help="skip the comparison of rows")
+    options.add_argument("--measure", help=argparse.SUPPRESS)
+    options.add_argument("--ram", type=int, default=0, help=argparse.SUPPRESS)
+    options.add_argument("--trace", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.measure:
+        measure(given)
+        return
+    with disk.scratch(given.folder) as folder:
+        question(given, folder)
+
+
 def main() -> None:
     options = report.options(__doc__)
     options.add_argument("--quick", action="store_true", help="10M keys, 100 batches of 100,000 references")
@@ -442,18 +466,8 @@ def main() -> None:
     )
     options.add_argument("--policy", default="default", help="of our table: which rows leave memory")
     options.add_argument("--share", type=float, default=SHARE, help="of the final table that fits in memory")
-    options.add_argument("--folder", help="on the disk to measure; traces stay there for the next run")
-    options.add_argument("--unchecked", action="store_true", help="skip the comparison of rows")
-    options.add_argument("--measure", help=argparse.SUPPRESS)
     options.add_argument("--mode", default="sequential", help=argparse.SUPPRESS)
-    options.add_argument("--ram", type=int, default=0, help=argparse.SUPPRESS)
-    options.add_argument("--trace", help=argparse.SUPPRESS)
-    given = options.parse_args()
-    if given.measure:
-        measure(given)
-        return
-    with disk.scratch(given.folder) as folder:
-        question(given, folder)
+    run_or_measure(options, measure, question)
 
 
 if __name__ == "__main__":

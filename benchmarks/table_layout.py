@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import disk, report, table
+from benchmarks import report, table
 from benchmarks.table import DIM, INIT, KEY, LR, ROW, SEED, Mark
 from benchmarks.table_trace import Keys, Shape, Trace
 
@@ -117,10 +117,7 @@ def opened(side: str, folder: Path, ram: int, keys: int) -> Any:
 
 def measure(given: argparse.Namespace) -> None:
     """One side in this process; the answer is the last line."""
-    folder = Path(given.folder)
-    trace = Trace.made(Shape(**json.loads(given.trace)), folder)
-    widest = max(b - a for a, b in zip(trace.starts, trace.starts[1:], strict=False))
-    gradients = np.random.default_rng(5).normal(size=(widest, DIM)).astype(np.float32)
+    folder, trace, gradients = table.work(given)
     before = report.peak_rss()
     store = opened(given.measure, folder, given.ram, trace.distinct)
     done, half = 0, None
@@ -292,17 +289,7 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="5M keys, 200 batches of 12,500 references, one round")
     options.add_argument("--rounds", type=int, default=0, help="of all tables in turn; 3, or 1 with --quick")
     options.add_argument("--tuning", default=BEST, help="of the paper's store, by commas")
-    options.add_argument("--folder", help="on the disk to measure; traces stay there for the next run")
-    options.add_argument("--unchecked", action="store_true", help="skip the comparison of rows")
-    options.add_argument("--measure", help=argparse.SUPPRESS)
-    options.add_argument("--ram", type=int, default=0, help=argparse.SUPPRESS)
-    options.add_argument("--trace", help=argparse.SUPPRESS)
-    given = options.parse_args()
-    if given.measure:
-        measure(given)
-        return
-    with disk.scratch(given.folder) as folder:
-        question(given, folder)
+    table.run_or_measure(options, measure, question)
 
 
 if __name__ == "__main__":

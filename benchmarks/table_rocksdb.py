@@ -136,6 +136,9 @@ class RocksTable:
         self.native = ctypes.CDLL(str(library))
         for name in ("rocks_open", "rocks_get", "rocks_put"):
             getattr(self.native, name).restype = ctypes.c_char_p
+        pointer, number = ctypes.c_void_p, ctypes.c_uint64
+        self.native.rocks_get.argtypes = [pointer, pointer, number, pointer, pointer, number, number]
+        self.native.rocks_put.argtypes = [pointer, pointer, number, pointer, number, number]
         self.native.rocks_number.restype = ctypes.c_uint64
         memtables, rows, readers = (int(ram * share) for share in (tuning.memtables, tuning.rows, tuning.readers))
         cached = "false" if readers else "true"
@@ -194,14 +197,7 @@ class RocksTable:
             with self.lock:
                 self.pushed.append((self.pushes + 1, keys[order], rows[order]))
         self._check(
-            self.native.rocks_put(
-                self.store,
-                ctypes.c_void_p(keys.ctypes.data),
-                ctypes.c_uint64(len(keys)),
-                ctypes.c_void_p(rows.ctypes.data),
-                ctypes.c_uint64(self.tuning.writers),
-                ctypes.c_uint64(4096),
-            )
+            self.native.rocks_put(self.store, keys.ctypes.data, len(keys), rows.ctypes.data, self.tuning.writers, 4096)
         )
         with self.lock:
             self.pushes += 1
@@ -226,12 +222,12 @@ class RocksTable:
         self._check(
             self.native.rocks_get(
                 self.store,
-                ctypes.c_void_p(keys.ctypes.data),
-                ctypes.c_uint64(len(keys)),
-                ctypes.c_void_p(rows.ctypes.data),
-                ctypes.c_void_p(found.ctypes.data),
-                ctypes.c_uint64(self.tuning.threads),
-                ctypes.c_uint64(self.tuning.piece),
+                keys.ctypes.data,
+                len(keys),
+                rows.ctypes.data,
+                found.ctypes.data,
+                self.tuning.threads,
+                self.tuning.piece,
             )
         )
         new = np.flatnonzero(found == 0)

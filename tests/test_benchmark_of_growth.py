@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import ctrbox as cb
 from benchmarks import extract_job, scale, scale_extract, scale_ffm, scale_limit, scale_plot, scale_train
 
 ROWS = 2_000  # of the ad log
@@ -20,10 +19,7 @@ USABLE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else o
 
 @pytest.fixture(scope="module")
 def ad_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("growth") / "data"
-    cb.datasets.adlog(rows=ROWS, seed=1, out=folder)
-    extract_job.write_words(folder)
-    return folder
+    return extract_job.make(tmp_path_factory.mktemp("growth") / "data", ROWS)
 
 
 class Meetings:

@@ -100,10 +100,7 @@ def test_a_benchmark_can_be_imported_and_names_what_ctrbox_has(name: str) -> Non
 def ad_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from benchmarks import extract_job
 
-    folder = tmp_path_factory.mktemp("bench") / "adlog"
-    cb.datasets.adlog(rows=TINY, seed=1, out=folder)
-    extract_job.write_words(folder)
-    return folder
+    return extract_job.make(tmp_path_factory.mktemp("bench") / "adlog", TINY)
 
 
 class Tiny:

@@ -18,7 +18,7 @@ PAGES = 0x100  # of the basic plane; what lies above is one stretch, searched wh
 NONE, WORD, ALONE, MARK = 0, 1, 2, 3
 
 # Scripts written without spaces, by character name: the standard library has names, no scripts.
-_ALONE_NAMES = (
+ALONE_NAMES = (
     "CJK UNIFIED IDEOGRAPH",
     "CJK COMPATIBILITY IDEOGRAPH",
     "HIRAGANA",
@@ -45,7 +45,7 @@ def word_kind(code: int) -> int:
         return MARK
     if category[0] not in "LN" and char != "_":
         return NONE
-    return ALONE if unicodedata.name(char, "").startswith(_ALONE_NAMES) else WORD
+    return ALONE if unicodedata.name(char, "").startswith(ALONE_NAMES) else WORD
 
 
 def case_ranges() -> list[tuple[int, int, int, int]]:
@@ -87,7 +87,7 @@ def space_ranges() -> list[tuple[int, int]]:
     return out
 
 
-def page_table(starts: list[int]) -> list[int]:
+def starts_before_pages(starts: list[int]) -> list[int]:
     """pages[p]: how many starts lie before page p; one more entry for the end of the basic plane."""
     pages, at = [], 0
     for page in range(PAGES + 1):
@@ -112,10 +112,17 @@ def table(kind: str, name: str, comment: str, items: list[str]) -> str:
     )
 
 
+def page_table(name: str, what: str, starts: list[int]) -> str:
+    comment = f"{name}[p]: {what} before page p of the basic plane."
+    return table("uint16_t", name, comment, [str(n) for n in starts_before_pages(starts)])
+
+
 def main() -> None:
     cases = case_ranges()
     words = boundaries(word_kind)
     spaces = space_ranges()
+    kinds = [f"{first << 2 | kind:#x}" for first, kind in words]
+    ranges = [f"{first:#x}, {last:#x}" for first, last in spaces]
     out = [
         f"// Unicode {unicodedata.unidata_version}; written by tools/make_unicode_tables.py, not by hand.\n"
         "//\n"
@@ -138,30 +145,10 @@ def main() -> None:
             "Simple lower case, one code point to one.",
             [f"{{{a:#x}, {b:#x}, {c}, {d}}}" for a, b, c, d in cases],
         ),
-        table(
-            "uint16_t",
-            "case_pages",
-            "case_pages[p]: case ranges that begin before page p of the basic plane.",
-            [str(n) for n in page_table([c[0] for c in cases])],
-        ),
-        table(
-            "uint32_t",
-            "word_boundaries",
-            "first code point << 2 | WordKind, valid up to the next entry.",
-            [f"{a << 2 | k:#x}" for a, k in words],
-        ),
-        table(
-            "uint16_t",
-            "word_pages",
-            "word_pages[p]: boundaries that lie before page p of the basic plane.",
-            [str(n) for n in page_table([w[0] for w in words])],
-        ),
-        table(
-            "uint32_t",
-            "space_ranges",
-            "White space as Python's str.isspace: first, last of each range.",
-            [f"{a:#x}, {b:#x}" for a, b in spaces],
-        ),
+        page_table("case_pages", "case ranges that begin", [c[0] for c in cases]),
+        table("uint32_t", "word_boundaries", "first code point << 2 | WordKind, valid up to the next entry.", kinds),
+        page_table("word_pages", "boundaries that lie", [w[0] for w in words]),
+        table("uint32_t", "space_ranges", "White space as Python's str.isspace: first, last of each range.", ranges),
         "}  // namespace cb::unicode\n",
     ]
     sys.stdout.write("\n".join(out))

@@ -14,6 +14,7 @@ r"""Trains DICM ("Image Matters", CIKM 2018) from a folder of images and raw log
 A request may then bring the image of an ad that is newer than the model: "objects": {"ad_image": {"77": {"image": BASE64}}}.
 """
 
+from fields import AD, USER, ads, users
 from palette import DATA, encoder
 
 import ctrbox as cb
@@ -22,9 +23,6 @@ from ctrbox import col
 # A user's behavior: the ads that were clicked in the last weeks and looked at for more than 15 seconds, newest last.
 clicks = cb.View(f"{DATA}/clicks", name="clicks")
 seen = clicks.history("ad_id", by="user_id", time="ts", where=col("dwell") >= 15.0, last=30, within="28d")
-
-users = cb.View(f"{DATA}/users", key="user_id").fill(segment=-1, interests="")
-ads = cb.View(f"{DATA}/ads", key="ad_id").fill(category="none", advertiser_id=0)
 log = (
     cb.View(f"{DATA}/impressions", key="instance_id")
     .fill(device="none", position=-1)
@@ -33,24 +31,10 @@ log = (
     .join(ads, on="ad_id")
 )
 
-features = cb.FeatureSet(
-    label=col("clicked"),
-    group=col("user_id"),
-    sparse={
-        "user": col("user_id"),
-        "segment": col("segment"),
-        "interests": col("interests").split("|"),
-        "ad": col("ad_id"),
-        "category": col("category"),
-        "advertiser": col("advertiser_id"),
-        "position": col("position"),
-        "device": col("device"),
-        "hour": col("ts").hour(),
-        "ad_image": col("ad_id").key(space="image"),
-        "behavior": col("seen").key(space="image"),
-    },
-)
+IMPRESSION = {"position": col("position"), "device": col("device"), "hour": col("ts").hour()}
+IMAGES = {"ad_image": col("ad_id").key(space="image"), "behavior": col("seen").key(space="image")}
 
+features = cb.FeatureSet(label=col("clicked"), group=col("user_id"), sparse=USER | AD | IMPRESSION | IMAGES)
 plan = cb.compile(log, features, device="cpu")
 model = cb.models.DICM(
     plan.schema, 12, ad_image="ad_image", behavior="behavior", query="category", hidden=(64, 32), activation="prelu"

@@ -83,9 +83,7 @@ def plan_of(folder: Path) -> cb.Plan:
         label=col("clicked"),
         group=col("user"),
         sparse={
-            "user": col("user").key(),
-            "ad": col("ad").key(),
-            "tags": col("tags").key(),
+            **{name: col(name).key() for name in ("user", "ad", "tags")},
             "query": query.key(),
             "hour": col("ts").hour().key(),
             "price_bin": col("price").bucketize(quantiles=8).key(),

@@ -33,6 +33,7 @@ from ctrbox.cli.terminal import Mistake, tell_warning
 from ctrbox.cli.train import run_place
 from ctrbox.errors import CtrboxError, PlanError
 from tests.cli.warm import run_command
+from tests.own_model import OWN_MODEL
 
 ROWS = 3_000
 
@@ -54,21 +55,8 @@ features = cb.FeatureSet(
     dense={"position": col("position")},
 )
 plan = cb.compile(log.filter(col("device") != "tv"), features)
-
-
-class Mine(torch.nn.Module):
-    def __init__(self, schema):
-        super().__init__()
-        self.reads = cb.models.Reads(schema, dim=4, linear=True)
-        self.top = torch.nn.Linear(self.reads.width + 1, 1)
-
-    def forward(self, x):
-        time.sleep(float(os.environ.get("PAUSE", 0)))
-        return x.linear.sum(1) + self.top(torch.cat([x.flat, x.dense], 1)).squeeze(1)
-
-
-model = Mine(plan.schema)
 """
+JOB += OWN_MODEL
 
 
 def ctrbox(*arguments: object, cwd: Path, check: int = 0, text: bool = True, **more: str) -> Any:

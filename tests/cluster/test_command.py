@@ -14,10 +14,14 @@ import pytest
 
 from ctrbox import datasets
 from ctrbox.cli import train as training_command
+from tests.own_model import OWN_MODEL
 
 pytestmark = pytest.mark.slow
 
 JOB = """\
+import os
+import time
+
 import torch
 
 import ctrbox as cb
@@ -31,20 +35,8 @@ features = cb.FeatureSet(
 )
 plan = cb.compile(log, features)
 table = cb.MemoryTable(4, budget="64MB")
-
-
-class Mine(torch.nn.Module):
-    def __init__(self, schema):
-        super().__init__()
-        self.reads = cb.models.Reads(schema, dim=4, linear=True)
-        self.top = torch.nn.Linear(self.reads.width + 1, 1)
-
-    def forward(self, x):
-        return x.linear.sum(1) + self.top(torch.cat([x.flat, x.dense], 1)).squeeze(1)
-
-
-model = Mine(plan.schema)
 """
+JOB += OWN_MODEL
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.columns.batch import Batch
+from tests.engines.cuda.hostile import EDGES, SPECIAL
 from tests.oracle import Extracted, Oracle, Row
 
 THREADS, CHUNKS, BATCHES = (1, 2, 3), (1, 2, 7, 1024), (1, 3, 1000)
@@ -70,21 +71,7 @@ DOCUMENTS = [
     "not json",
     '{"geo": {"city": "tab\there"}}',
 ]
-FLOATS = [
-    0.0,
-    -0.0,
-    1.0,
-    -1.5,
-    2.5,
-    0.1,
-    1e300,
-    -1e300,
-    5e-324,
-    float("inf"),
-    float("-inf"),
-    float("nan"),
-    16777217.0,
-]
+FLOATS = [*EDGES, *SPECIAL, 16777217.0]
 INTS = [0, 1, -1, 2, 7, -7, 100, 2**31, -(2**31), 2**53 + 1, 2**63 - 1, -(2**63), 16777217]
 MOMENTS = [
     0,

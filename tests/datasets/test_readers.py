@@ -17,6 +17,7 @@ from ctrbox.datasets import TextLog, avazu, criteo, libffm, line_blocks, vw
 from ctrbox.errors import DataError, SourceError
 from ctrbox.views.view import View
 
+UNKNOWN = "unknown: it was not named and does not occur in the first lines, from which the names are taken"  # in errors
 AVAZU_HEADER = "id,click,hour,C1,banner_pos,site_id,device_type,C14"
 
 
@@ -252,11 +253,7 @@ def test_vw_binary_labels(tmp_path: Path) -> None:
         ("1 |a x:heavy", "feature 'x:heavy' has the value 'heavy'; expected a number"),
         ("1 |a x:nan", "expected a number"),
         ("1 |a:big x", "namespace 'a' has the scale 'big'"),
-        (
-            "1 |new x",
-            "namespace 'new' is unknown: it was not named and does not occur in the first lines, from which "
-            "the names are taken (known: a)",
-        ),
+        ("1 |new x", f"namespace 'new' is {UNKNOWN} (known: a)"),
     ],
 )
 def test_a_bad_vw_line_is_named_or_counted(tmp_path: Path, line: str, problem: str) -> None:
@@ -303,11 +300,7 @@ def test_libffm_fields_become_list_columns(tmp_path: Path) -> None:
         ("1 0:1:", "found '0:1:'; expected field:index:value"),
         ("1 -1:1:1", "found '-1:1:1'; expected field:index:value"),
         ("yes 0:1:1", "label is 'yes'; expected a number"),
-        (
-            "1 7:1:1",
-            "field 7 is unknown: it was not named and does not occur in the first lines, from which the names "
-            "are taken (known: f0, f1)",
-        ),
+        ("1 7:1:1", f"field 7 is {UNKNOWN} (known: f0, f1)"),
     ],
 )
 def test_a_bad_libffm_line_is_named_or_counted(tmp_path: Path, line: str, problem: str) -> None:

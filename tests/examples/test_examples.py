@@ -14,8 +14,10 @@ import pytest
 import torch
 
 import ctrbox as cb
+from ctrbox.cli.demo import demo_job_path
 from ctrbox.plan.language.feature_text import parse_feature
 
+DEMO = "the job that `ctrbox demo` writes"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -29,22 +31,23 @@ def job(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, rows: int = 40
 
 def load(name: str) -> dict[str, Any]:
     torch.manual_seed(0)
-    return runpy.run_path(str(EXAMPLES / name), run_name="ctrbox_job")
+    path = demo_job_path() if name == DEMO else EXAMPLES / name
+    return runpy.run_path(str(path), run_name="ctrbox_job")
 
 
 def test_there_is_a_test_for_every_example() -> None:
-    assert {p.name for p in EXAMPLES.glob("*.py")} == {"adlog.py", "movielens.py", "criteo.py", "past.py"}
+    assert {p.name for p in EXAMPLES.glob("*.py")} == {"movielens.py", "criteo.py", "past.py"}
 
 
 @pytest.mark.parametrize(
     ("name", "rows", "least"),
-    [("adlog.py", 4000, 0.5), ("past.py", 4000, 0.5), ("movielens.py", 6000, 0.6), ("criteo.py", 4000, 0.52)],
+    [(DEMO, 4000, 0.5), ("past.py", 4000, 0.5), ("movielens.py", 6000, 0.6), ("criteo.py", 4000, 0.52)],
 )
 @pytest.mark.slow
 def test_an_example_trains_and_its_run_comes_back(
     name: str, rows: int, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name in ("adlog.py", "past.py"):
+    if name in (DEMO, "past.py"):
         cb.datasets.adlog(rows=rows, seed=1, out=tmp_path / "data")
     found = job(name, tmp_path, monkeypatch, rows)
     run = cb.Trainer(found["model"], found.get("table")).fit(
@@ -133,9 +136,3 @@ def test_a_trial_of_the_planted_taste_is_run_on_an_example(tmp_path: Path, monke
     name, e = parse_feature("user_decade=cross('userId', year.prefix(3))")
     trial = cb.trial(plan, cb.models.LR(plan.schema), {name: e}, seeds=1, batch_size=256, valid=0.3, epochs=3)
     assert trial["user_decade"].verdict == "better"
-
-
-def test_the_ad_log_example_is_the_job_that_the_demo_writes() -> None:
-    from ctrbox.cli.demo import demo_job
-
-    assert (Path(__file__).parents[2] / "examples" / "adlog.py").read_text(encoding="utf-8") == demo_job()

@@ -19,6 +19,7 @@ from tests.twins.checked_file import checksum, sealed, unsealed
 
 native: Any = _native
 Change = Callable[[bytes], bytes]
+Lie = tuple[int, Change, str]  # the number of a block, what is changed in it, and what is said of that
 
 
 def at(place: int, new: bytes) -> Change:
@@ -29,10 +30,9 @@ def word(place: int, value: int) -> Change:
     return at(place, struct.pack("<I", value))
 
 
-def refused(
-    opened: Callable[[list[bytes], Path], Any], file: list[bytes], place: Path, block: int, change: Change, says: str
-) -> None:
-    """A file with one block changed is refused with these words when it is opened."""
+def refused(opened: Callable[[list[bytes], Path], Any], file: list[bytes], place: Path, lie: Lie) -> None:
+    """A file with one block changed is refused when it is opened."""
+    block, change, says = lie
     blocks = [change(part) if n == block else part for n, part in enumerate(file)]
     assert blocks != file
     with pytest.raises(SourceError) as told:
@@ -69,7 +69,7 @@ def test_a_model_that_does_not_lie_is_loaded(model: list[bytes], tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("block", "change", "says"),
+    "lie",
     [
         (0, at(0, b"X"), "does not start with CTRFFM"),
         (0, word(8, 4), "it has version 4 of the format, but this version of CTRBox reads versions 2 and 3"),
@@ -92,10 +92,8 @@ def test_a_model_that_does_not_lie_is_loaded(model: list[bytes], tmp_path: Path)
         (3, at(0, b"X"), "its end mark is wrong"),
     ],
 )
-def test_a_model_that_lies_is_refused(
-    model: list[bytes], tmp_path: Path, block: int, change: Change, says: str
-) -> None:
-    refused(load, model, tmp_path, block, change, says)
+def test_a_model_that_lies_is_refused(model: list[bytes], tmp_path: Path, lie: Lie) -> None:
+    refused(load, model, tmp_path, lie)
 
 
 def test_a_model_has_as_many_bytes_as_its_head_says(model: list[bytes], tmp_path: Path) -> None:
@@ -148,7 +146,7 @@ def test_a_cache_that_does_not_lie_is_read(cache: list[bytes], tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("block", "change", "says"),
+    "lie",
     [
         (0, at(0, b"X"), "does not start with CTREXAMP"),
         (0, word(8, 2), "it has version 2 of the format, but this version of CTRBox reads version 1"),
@@ -169,10 +167,8 @@ def test_a_cache_that_does_not_lie_is_read(cache: list[bytes], tmp_path: Path) -
         (2, at(4, struct.pack("<Q", 2)), "its end does not match its blocks"),
     ],
 )
-def test_a_cache_that_lies_is_refused(
-    cache: list[bytes], tmp_path: Path, block: int, change: Change, says: str
-) -> None:
-    refused(read, cache, tmp_path, block, change, says)
+def test_a_cache_that_lies_is_refused(cache: list[bytes], tmp_path: Path, lie: Lie) -> None:
+    refused(read, cache, tmp_path, lie)
 
 
 def test_nothing_follows_the_end_of_a_cache(cache: list[bytes], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from ctrbox.errors import DeviceError
 from ctrbox.ranks.ranks import Followed
 from tests.cuda_host import HostRuntime
 from tests.ranks.threads import DRAWING, Plain, in_ranks, worlds
-from tests.train.worlds import Small, on_disk
+from tests.train.worlds import Small, folder_with_log, on_disk
 
 NO_GPU = why_not()
 GPU = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "there is a GPU")]
@@ -42,9 +42,7 @@ def runtime(request: pytest.FixtureRequest) -> Runtime:
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("log")
-    on_disk(folder, 4000)
-    return folder
+    return folder_with_log(tmp_path_factory.mktemp("log"), 4000)
 
 
 class Job:

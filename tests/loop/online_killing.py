@@ -13,7 +13,6 @@ events, the same events that wait, the same versions.
 
 from __future__ import annotations
 
-import collections
 import json
 import os
 import random
@@ -35,6 +34,7 @@ from ctrbox.loop.online_model import OnlineFfm
 from ctrbox.predict.weights_folder import read_state
 from ctrbox.publish.weight_file import read_directory
 from ctrbox.serve.model_folder import ModelFolder
+from tests.kill_rounds import KillRounds
 from tests.loop.online_world import engine_of, loop
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ class FolderSource:
         pass
 
 
-class Rounds:
+class Rounds(KillRounds):
     def __init__(
         self,
         place: Path,
@@ -89,11 +89,10 @@ class Rounds:
         pace: float = 0.15,
         kind: str = "ffm",
     ) -> None:
+        super().__init__(place, seed)
         self.kind = kind  # of the model
         self.usual_pace = pace  # seconds between two chunks, on average
-        self.place, self.source, self.rng = place, source, random.Random(seed)
-        self.seed, self.kills, self.runs, self.events = seed, 0, 0, 0
-        self.during: collections.Counter[str] = collections.Counter()
+        self.source, self.events = source, 0
         self.data, self.chunks = place / "data", place / "chunks"
         adlog(rows=rows, seed=seed, out=self.data, days=1)
         # Some clicks come too late, some too far behind their impression.
@@ -113,12 +112,6 @@ class Rounds:
         options: dict[str, Any] = {"once": True, "publish_at_end": False, "warm_up": [str(self.past)]}
         loop(self.data, self.chunks, unbroken, engine=engine_of(kind, self.data, unbroken), **options).run()
         self.expected = self._facts(unbroken)
-
-    def go(self, kills: int) -> Rounds:
-        while self.kills < kills:
-            self._training(kills)
-            self.runs += 1
-        return self
 
     def _training(self, kills: int) -> None:
         folder = self.place / f"run-{self.runs}"

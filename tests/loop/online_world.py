@@ -8,7 +8,9 @@ learns until it is killed, with a checkpoint behind every piece, and says a word
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +72,30 @@ def loop(
     plan, usual_engine = made(data) if engine is None else (engine.plan, engine)
     usual: dict[str, Any] = {"every": "500ex", "window": "1h", "lateness": "4m", "context": ["user_id", "query", "ts"]}
     return kind(plan, usual_engine, str(stream), model, tell=lambda line: None, **{**usual, **options})
+
+
+def followed(
+    world: Path, stream: Path, model: Path, request: bytes, engine: OnlineClickModel | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Serve a model while a loop learns the files of a world from an empty stream, until the server has the new version.
+
+    Return its answers to a request before and after that.
+    """
+    from tests.serve.running import running
+
+    with running(model) as server:
+        before = server.score(request).json()
+        for chunk in sorted((world / "parquet").iterdir()):
+            shutil.copy(chunk, stream)
+        found = loop(world / "data", stream, model, engine=engine, once=True).run()
+        until = time.monotonic() + 60
+        while server.score(request).json()["version"] < found["version"] and time.monotonic() < until:
+            time.sleep(0.05)
+        after, live = server.score(request).json(), server.get("/v1/live").json()
+    assert (before["version"], after["version"]) == (1, found["version"])
+    assert live["patches"]["refused"] == 0
+    assert live["online"]["examples"] == found["learned"]
+    return before, after
 
 
 class Talking(OnlineLoop):

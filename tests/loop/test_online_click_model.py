@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.served_click_model import ServedModel
 from ctrbox.train.learn_batch import Learner
 from tests.loop.online_killing import Rounds, weights_in
-from tests.loop.online_world import deepfm, loop, made
+from tests.loop.online_world import deepfm, followed, loop, made
 from tests.loop.test_online_loop import joined_by_hand, unbroken, world
 
 __all__ = ["unbroken", "world"]
@@ -171,8 +170,6 @@ def test_a_version_is_the_model_of_its_checkpoint(
 
 @pytest.mark.slow
 def test_a_server_follows_and_scores_the_bits_of_the_published_model(world: Path, tmp_path: Path) -> None:
-    from tests.serve.running import running
-
     stream, model = tmp_path / "stream", tmp_path / "model"
     stream.mkdir()
     loop(world / "data", stream, model, engine=deepfm(world / "data"), once=True).run()
@@ -180,23 +177,12 @@ def test_a_server_follows_and_scores_the_bits_of_the_published_model(world: Path
     context = {name: str(rows[0][name]) if name == "ts" else rows[0][name] for name in ("user_id", "query", "ts")}
     candidates = [{"ad_id": ad, "device": rows[0]["device"]} for ad in range(20)]
     body = json.dumps({"context": context, "candidates": candidates}).encode()
-    with running(model) as server:
-        before = server.score(body).json()
-        for chunk in sorted((world / "parquet").iterdir()):
-            shutil.copy(chunk, stream)
-        found = loop(world / "data", stream, model, engine=deepfm(world / "data"), once=True).run()
-        until = time.monotonic() + 60
-        while server.score(body).json()["version"] < found["version"] and time.monotonic() < until:
-            time.sleep(0.05)
-        after, live = server.score(body).json(), server.get("/v1/live").json()
-    assert (before["version"], after["version"]) == (1, found["version"])
-    assert live["patches"]["refused"] == 0
-    assert live["online"]["examples"] == found["learned"]
+    before, after = followed(world, stream, model, body, deepfm(world / "data"))
     # The model of the learner at that version, published from its checkpoint, scored in this process.
     last = Checkpoints(model / "online").last(print, read=deepfm(world / "data").restored)
     assert last is not None
     folder = ModelFolder.open(model)
-    pack(last.engine, tmp_path / "learner.fbw", base=folder.published.file(found["version"] - 1))
+    pack(last.engine, tmp_path / "learner.fbw", base=folder.published.file(after["version"] - 1))
     here = ServedModel(
         folder.plan(), folder.context, tmp_path / "learner.fbw", 1, cache_bytes=1 << 20, most_candidates=100
     )

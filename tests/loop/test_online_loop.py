@@ -27,7 +27,7 @@ from ctrbox.loop.online_loop import OnlineLoop
 from ctrbox.serve.model_folder import ModelFolder
 from tests.loop.broker import Broker, nats_binary
 from tests.loop.online_killing import FolderSource, Rounds
-from tests.loop.online_world import loop, made
+from tests.loop.online_world import followed, loop, made
 
 ROWS = 1_500
 
@@ -194,8 +194,6 @@ def test_a_work_queue_still_has_what_only_a_damaged_checkpoint_held(
 
 
 def test_a_server_takes_up_what_the_loop_publishes(world: Path, tmp_path: Path) -> None:
-    from tests.serve.running import running
-
     stream, model = tmp_path / "stream", tmp_path / "model"
     stream.mkdir()
     loop(world / "data", stream, model, once=True).run()
@@ -204,18 +202,7 @@ def test_a_server_takes_up_what_the_loop_publishes(world: Path, tmp_path: Path) 
     context = {name: str(row[name]) if name == "ts" else row[name] for name in names}
     candidate = {name: row[name] for name in ("ad_id", "device")}
     body = json.dumps({"context": context, "candidates": [candidate]}).encode()
-    with running(model) as server:
-        before = server.score(body).json()
-        for chunk in sorted((world / "parquet").iterdir()):
-            shutil.copy(chunk, stream)
-        found = loop(world / "data", stream, model, once=True).run()
-        until = time.monotonic() + 60
-        while server.score(body).json()["version"] < found["version"] and time.monotonic() < until:
-            time.sleep(0.05)
-        after, live = server.score(body).json(), server.get("/v1/live").json()
-    assert (before["version"], after["version"]) == (1, found["version"])
-    assert live["patches"]["refused"] == 0
-    assert live["online"]["examples"] == found["learned"]
+    before, after = followed(world, stream, model, body)
     served = ModelFolder.open(model)
     rows = pq.read_table(world / "data" / "impressions").slice(7, 1).drop_columns(["clicked"])
     assert after["scores"][0] == pytest.approx(float(served.engine().predict(served.plan().run(rows))[0]), abs=1e-6)

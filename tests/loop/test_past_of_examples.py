@@ -248,12 +248,16 @@ def test_histories_that_the_loop_cannot_feed_are_refused(
         OnlineLoop(plan, engine, world / "events", tmp_path / "model")
 
 
-def test_a_state_is_refused_where_the_plan_has_no_histories(world: Path, tmp_path: Path) -> None:
-    plan = cb.compile(
+def without_histories(world: Path) -> cb.Plan:
+    return cb.compile(
         cb.View(world / "data" / "impressions", key="instance_id"),
         cb.FeatureSet(label=col("clicked"), sparse={"ad": col("ad_id").key()}),
         device="cpu",
     )
+
+
+def test_a_state_is_refused_where_the_plan_has_no_histories(world: Path, tmp_path: Path) -> None:
+    plan = without_histories(world)
     with pytest.raises(PlanError, match="the plan has no histories"):
         OnlineLoop(plan, cb.DeepFFM(plan.schema, bits=12), world / "events", tmp_path / "model", state="x.past")
 
@@ -286,11 +290,7 @@ def test_servers_get_the_state_of_the_examples_that_were_learned(world: Path, tm
     assert made.histories is not None
     assert (taken, position) == (made.histories.taken, f"{made.engine.learned} examples")
     assert taken > 0
-    plan = cb.compile(
-        cb.View(world / "data" / "impressions", key="instance_id"),
-        cb.FeatureSet(label=col("clicked"), sparse={"ad": col("ad_id").key()}),
-        device="cpu",
-    )
+    plan = without_histories(world)
     with pytest.raises(PlanError, match="publishes the state of histories, but the plan has no histories"):
         OnlineLoop(plan, cb.DeepFFM(plan.schema, bits=12), world / "events", tmp_path / "b", state_every="5s")
 

@@ -22,22 +22,15 @@ from ctrbox.models import (
     TwoTower,
     build,
 )
-from tests.models.worlds import inputs, leaves, take
+from tests.models.worlds import inputs, leaves, schema, take
 from tests.twins import aggregators as twin
 
-IMAGES = Schema(
-    (
-        Field("user", "user", False),
-        Field("ad", "ad", False),
-        Field("history", "ad", True),
-        Field("ad_image", "image", False),
-        Field("behavior", "image", True),
-    ),
-    (("bid", 1),),
-    True,
-    True,
-    False,
+HISTORY, AD_IMAGE, BEHAVIOR = (
+    Field("history", "ad", True),
+    Field("ad_image", "image", False),
+    Field("behavior", "image", True),
 )
+IMAGES = Schema((*schema(2).sparse, HISTORY, AD_IMAGE, BEHAVIOR), (("bid", 1),), label=True, group=True, weight=False)
 BOTH: dict[str, Any] = {"ad_image": "ad_image", "behavior": "behavior"}
 KINDS = ("concatenation", "max", "sum", "attentive", "multi_query")
 

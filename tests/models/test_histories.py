@@ -8,24 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from ctrbox.columns.batch import Field, Schema
+from ctrbox.columns.batch import Field
 from ctrbox.errors import PlanError
 from ctrbox.models import BST, HSTU, MODELS, SIM, Inputs, SelfAttention
 from ctrbox.models.hstu import TransducerLayer
-from tests.models.worlds import inputs, made, schema
+from tests.models.worlds import inputs, labeled, made, schema
 
-LISTS = Schema(
-    (
-        Field("ad", "ad", False),
-        Field("brand", "brand", False),
-        Field("history", "ad", True),
-        Field("ages", "ages", True),
-        Field("brands", "brand", True),
-    ),
-    (),
-    True,
-    False,
-    False,
+LISTS = labeled(
+    Field("ad", "ad", False),
+    Field("brand", "brand", False),
+    Field("history", "ad", True),
+    Field("ages", "ages", True),
+    Field("brands", "brand", True),
 )
 every_one = pytest.mark.parametrize("name", ["BST", "SIM", "HSTU"])
 

@@ -12,7 +12,7 @@ import torch
 from ctrbox.columns.batch import Field, Schema
 from ctrbox.errors import PlanError
 from ctrbox.models import DIN, MODELS, WideDeep, build
-from tests.models.worlds import Checkerboard, inputs, leaves, made, schema, take
+from tests.models.worlds import Checkerboard, inputs, labeled, leaves, made, schema, take
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in MODELS),
@@ -245,17 +245,11 @@ def test_din_says_what_is_wrong(more: dict[str, Any], words: str) -> None:
 
 
 def test_din_attends_to_several_pairs() -> None:
-    of = Schema(
-        (
-            Field("ad", "ad", False),
-            Field("brand", "brand", False),
-            Field("ads", "ad", True),
-            Field("brands", "brand", True),
-        ),
-        (),
-        True,
-        False,
-        False,
+    of = labeled(
+        Field("ad", "ad", False),
+        Field("brand", "brand", False),
+        Field("ads", "ad", True),
+        Field("brands", "brand", True),
     )
     model = DIN(of, target=("ad", "brand"), history=("ads", "brands"), dims={"brand": 4, "brands": 4})
     assert model.reads.sequences == ("ads", "brands")

@@ -23,6 +23,11 @@ def schema(sparse: int = 4, dense: int = 3) -> Schema:
     return Schema(tuple(fields[:sparse]), tuple((f"d{k}", 1) for k in range(dense)), True, False, False)
 
 
+def labeled(*fields: Field) -> Schema:
+    """These fields and a label."""
+    return Schema(fields, (), True, False, False)
+
+
 def made(name: str, of: Schema, dim: int = 4, **more: Any) -> nn.Module:
     torch.manual_seed(7)
     if name != "LR":

@@ -19,7 +19,7 @@ from ctrbox.models.mlp import Dice, Norm
 from ctrbox.ranks.batch_normalization import Statistics, can_share_statistics, normalizations, statistics_of
 from ctrbox.ranks.group import Group
 from ctrbox.ranks.ranks import Ranks
-from tests.ranks.test_what_ranks_can import Run, adagrad, close, losses, visits
+from tests.ranks.test_what_ranks_can import Run, adagrad, close, din_run, losses, visits
 from tests.ranks.threads import in_ranks
 from tests.train.worlds import Small, weights
 
@@ -212,19 +212,7 @@ def test_a_training_with_batch_normalization_is_that_of_one_process(plan: cb.Pla
 def test_din_with_dice_and_common_features_is_that_of_one_process(tmp_path: Path) -> None:
     """Batches are small, so that some ranks have no history, or no rows, in a step."""
     pq.write_table(visits(240), tmp_path / "log.parquet", row_group_size=50)
-    features = cb.FeatureSet(
-        label=col("clicked"),
-        group=col("user"),
-        sparse={"ad": col("ad").key(space="ad"), "history": col("history").key(space="ad"), "user": col("user").key()},
-        dense={"x": col("ad").cast("float")},
-    )
-    plan = cb.compile(cb.View(str(tmp_path / "log.parquet"), key="id"), features, threads=1)
-    run = Run(
-        plan,
-        lambda s: cb.models.DIN(s, dim=4, attention=(6,), hidden=(8,), activation="dice"),
-        lambda rank: adagrad(),
-        {"common": ["history"]},
-    )
+    run = din_run(tmp_path / "log.parquet", "dice", dense={"x": col("ad").cast("float")})
     for batch_size, size in ((50, 2), (5, 3)):
         options: dict[str, Any] = {"batch_size": batch_size, "valid": 0.1, "negatives": 0.7}
         whole = run(1, out=tmp_path / f"{batch_size}-1", **options)

@@ -216,20 +216,25 @@ def visits(rows: int = 1200) -> pa.Table:
     return pa.table({"id": np.arange(rows), "user": user, "ad": ad, "clicked": clicked, "history": history})
 
 
-def test_common_features_of_din_are_those_of_one_process(tmp_path: Path) -> None:
-    pq.write_table(visits(), tmp_path / "log.parquet", row_group_size=250)
-    features = cb.FeatureSet(
+def din_run(log: Path, activation: str, **features: Any) -> Run:
+    """DIN on a log of ``visits``, with the history as a common feature; ``features``: more of them."""
+    chosen = cb.FeatureSet(
         label=col("clicked"),
         group=col("user"),
         sparse={"ad": col("ad").key(space="ad"), "history": col("history").key(space="ad"), "user": col("user").key()},
+        **features,
     )
-    plan = cb.compile(cb.View(str(tmp_path / "log.parquet"), key="id"), features, threads=1)
-    run = Run(
-        plan,
-        lambda s: cb.models.DIN(s, dim=4, attention=(6,), hidden=(8,), activation="prelu"),
+    return Run(
+        cb.compile(cb.View(str(log), key="id"), chosen, threads=1),
+        lambda s: cb.models.DIN(s, dim=4, attention=(6,), hidden=(8,), activation=activation),
         lambda rank: adagrad(),
         {"common": ["history"]},
     )
+
+
+def test_common_features_of_din_are_those_of_one_process(tmp_path: Path) -> None:
+    pq.write_table(visits(), tmp_path / "log.parquet", row_group_size=250)
+    run = din_run(tmp_path / "log.parquet", "prelu")
     options: dict[str, Any] = {"batch_size": 50}
     alone = run(1, out=tmp_path / "1", **options)
     for size in (2, 4):

@@ -46,6 +46,11 @@ def learner(world: World) -> cb.DeepFFM:
     return cb.DeepFFM.load(world.data / "learner.ffm")
 
 
+def watching(folder: ModelFolder, served: ServedFfm) -> tuple[Reloader, Metrics]:
+    metrics = Metrics()
+    return Reloader(served, folder.published, metrics), metrics
+
+
 def learn_and_publish(engine: cb.DeepFFM, world: World, folder: ModelFolder) -> None:
     engine.learn(world.plan.batches(200, limit=200))
     folder.published.publish(engine)
@@ -54,8 +59,7 @@ def learn_and_publish(engine: cb.DeepFFM, world: World, folder: ModelFolder) -> 
 def test_a_published_version_is_taken_up_and_a_rollback_too(
     world: World, folder: ModelFolder, served: ServedFfm
 ) -> None:
-    metrics = Metrics()
-    reloader = Reloader(served, folder.published, metrics)
+    reloader, metrics = watching(folder, served)
     engine = learner(world)
     body = orjson.dumps(body_of(world.rows(0, 40)))
     before, _ = served.score(served.reader.from_json(body))
@@ -95,8 +99,7 @@ def damage(path: Path, how: str) -> None:
 def test_a_bad_patch_is_refused_and_the_next_version_comes_whole(
     world: World, folder: ModelFolder, served: ServedFfm, how: str
 ) -> None:
-    metrics = Metrics()
-    reloader = Reloader(served, folder.published, metrics)
+    reloader, metrics = watching(folder, served)
     engine = learner(world)
     for n in range(2):
         learn_and_publish(engine, world, folder)
@@ -128,8 +131,7 @@ def parts(served: ServedFfm, body: bytes) -> tuple:  # type: ignore[type-arg]
 def test_a_damaged_log_and_a_whole_file_that_is_damaged_are_refused(
     world: World, folder: ModelFolder, served: ServedFfm
 ) -> None:
-    metrics = Metrics()
-    reloader = Reloader(served, folder.published, metrics)
+    reloader, metrics = watching(folder, served)
     engine = learner(world)
     learn_and_publish(engine, world, folder)
     damage(folder.published.patch(2), "cut")
@@ -348,8 +350,7 @@ def test_a_passing_fault_is_tried_again_and_told_as_stale(
 
 
 def test_a_damaged_version_is_stale_but_not_tried_again(world: World, folder: ModelFolder, served: ServedFfm) -> None:
-    metrics = Metrics()
-    reloader = Reloader(served, folder.published, metrics)
+    reloader, metrics = watching(folder, served)
     engine = learner(world)
     learn_and_publish(engine, world, folder)
     damage(folder.published.patch(2), "flipped")

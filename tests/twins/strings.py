@@ -10,17 +10,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-ALONE = (
-    "CJK UNIFIED IDEOGRAPH",
-    "CJK COMPATIBILITY IDEOGRAPH",
-    "HIRAGANA",
-    "KATAKANA",
-    "HALFWIDTH KATAKANA",
-    "HENTAIGANA",
-    "IDEOGRAPHIC",
-    "VERTICAL IDEOGRAPHIC",
-    "HANGZHOU NUMERAL",
-)
+from tools.make_unicode_tables import ALONE_NAMES
 
 
 def points(row: bytes) -> str:
@@ -82,7 +72,7 @@ def word_kind(char: str) -> str:
         return "mark"
     if category not in "LN" and char != "_":
         return "none"
-    return "alone" if unicodedata.name(char, "").startswith(ALONE) else "word"
+    return "alone" if unicodedata.name(char, "").startswith(ALONE_NAMES) else "word"
 
 
 def words(row: bytes) -> list[bytes]:

@@ -43,7 +43,7 @@ def best_auc(plan: Any, truth: Path, share: float = 0.1) -> float | None:
 
 
 def demo_job_path() -> Path:
-    """The job of the ad log; ``examples/adlog.py`` is the same file."""
+    """The job of the ad log."""
     return Path(__file__).with_name("demo_job.py")
 
 

@@ -1,7 +1,7 @@
 """Trains a click model on the synthetic ad log: the job file of ``ctrbox demo``.
 
 ctrbox datasets adlog --rows 2000000 --out data
-ctrbox train adlog.py
+ctrbox train job.py
 
 A job defines `plan` and `model`; and where it wants other than usual `table`, `optimizer` and `settings`.
 """

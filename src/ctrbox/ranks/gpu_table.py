@@ -19,7 +19,6 @@ then by rank.
 from __future__ import annotations
 
 import contextlib
-import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,15 +121,6 @@ class GpuRankTable(ReadsBatches, RankTable):
     def ordered(self) -> contextlib.AbstractContextManager[None]:
         """Do nothing, because one thread makes all calls, on the default stream."""
         return contextlib.nullcontext()
-
-    @functools.cached_property
-    def anchor(self) -> torch.Tensor:
-        """Input that stands for the table in autograd: it requires a gradient and never gets one."""
-        return torch.zeros((), device=self.device, requires_grad=True)
-
-    @functools.cached_property
-    def side_stream(self) -> Any:
-        return torch.cuda.Stream(self.device)
 
     # ---- exchanges
 

@@ -89,10 +89,15 @@ def stored_chunk(chunk: Any, column: Flat, rows: int) -> tuple[int, int, int, in
     codec = CODECS.get(chunk.compression)
     if codec is None or chunk.num_values != rows or chunk.file_path:
         return None
-    start = chunk.data_page_offset
+    return start_of(chunk), chunk.total_compressed_size, codec, column.width, column.nullable
+
+
+def start_of(chunk: Any) -> int:
+    """Return where a column chunk starts in its file: at its dictionary, if it has one before its data pages."""
+    start: int = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
-        start = chunk.dictionary_page_offset
-    return start, chunk.total_compressed_size, codec, column.width, column.nullable
+        return int(chunk.dictionary_page_offset)
+    return start
 
 
 def _narrow(stored: pa.DataType) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import collections
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import numpy as np
 import ctrbox as cb
 from tests.embed.ssd.power_cut import Disk, files_of, read_log, shim
 from tests.embed.ssd.trainee import Replay, batches_in, opened
+from tests.kill_rounds import KillRounds
 
 ROOT = Path(__file__).parents[3]
 
@@ -33,7 +33,7 @@ class Broken(AssertionError):
     """A table that is not what was promised; the message names the folder, which is left as it is."""
 
 
-class Rounds:
+class Rounds(KillRounds):
     def __init__(
         self,
         place: Path,
@@ -44,19 +44,10 @@ class Rounds:
         batches: int = 150,
         span: float = 0.02,  # a kill comes within so many seconds of the word it waits for
     ) -> None:
-        self.place, self.seed, self.library = place, seed, library
-        self.cuts_a_kill, self.batches, self.span = cuts, batches, span
-        self.rng = random.Random(seed)
-        self.kills = self.runs = self.cuts = self.lost = 0
-        self.during: collections.Counter[str] = collections.Counter()
+        super().__init__(place, seed)
+        self.library, self.cuts_a_kill, self.batches, self.span = library, cuts, batches, span
+        self.cuts = self.lost = 0
         self.modes: collections.Counter[str] = collections.Counter()
-
-    def go(self, kills: int) -> Rounds:
-        """So many kills, in as many trainings as that takes; the last one is let live in the end."""
-        while self.kills < kills:
-            self._training(kills)
-            self.runs += 1
-        return self
 
     def _training(self, kills: int) -> None:
         replay, folder = Replay(self.runs), self.place / f"run-{self.runs}-0"

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from ctrbox import _native
 from ctrbox.engines.cuda.parquet_pages import DeviceColumn
 from ctrbox.views.parquet_chunks import Chunk
+from ctrbox.views.parquet_pages import start_of
 
 CODECS = {"NONE": 0, "LZ4": 1, "SNAPPY": 2}
 WIDTHS = {"i": 4, "f": 4, "n": 8, "d": 8, "s": 0}
@@ -51,11 +52,8 @@ def chunks(path: Path, codec: str, nullable: bool) -> tuple[list[str], list[list
         mine = []
         for group in range(meta.num_row_groups):
             column = meta.row_group(group).column(place)
-            start = column.data_page_offset
-            if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
-                start = column.dictionary_page_offset
             size, rows = column.total_compressed_size, meta.row_group(group).num_rows
-            mine.append(Chunk(start, size, CODECS[codec], WIDTHS[name[0]], nullable, rows))
+            mine.append(Chunk(start_of(column), size, CODECS[codec], WIDTHS[name[0]], nullable, rows))
         found.append(mine)
     return names, found
 

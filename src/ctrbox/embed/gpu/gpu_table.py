@@ -15,7 +15,6 @@ of another device, files that are damaged or of another shape. A key given twice
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 from collections.abc import Iterator
@@ -305,15 +304,6 @@ class GpuTable(ReadsBatches, Shaped):
             with self.ordered():
                 self._made.tell()
                 self._made.wait()
-
-    @functools.cached_property
-    def anchor(self) -> torch.Tensor:
-        """What autograd takes for the table: an input that wants a gradient and never gets one."""
-        return torch.zeros((), device=self.device, requires_grad=True)
-
-    @functools.cached_property
-    def side_stream(self) -> Any:
-        return torch.cuda.Stream(self.device)
 
     def expect(self, references: References, ready: Any = None) -> None:
         """Announce a batch that will be learned soon. This table ignores the call, because the step itself creates the rows."""

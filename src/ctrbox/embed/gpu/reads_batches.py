@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
+if TYPE_CHECKING:
     from ctrbox.embed.gpu.batch_to_device import References
     from ctrbox.embed.gpu.pooling import Pools, Reading
 
 
 class ReadsBatches:
-    """A table with the methods of `Pools`."""
+    """A table with the methods of `Pools`; these two are the same for all."""
+
+    @functools.cached_property
+    def anchor(self: Pools) -> torch.Tensor:
+        """Input that stands for the table in autograd: it requires a gradient and never gets one."""
+        return torch.zeros((), device=self.device, requires_grad=True)
+
+    @functools.cached_property
+    def side_stream(self: Pools) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device)
 
     def read(
         self: Pools,
