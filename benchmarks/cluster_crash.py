@@ -180,13 +180,9 @@ class Rounds:
 
 
 def main() -> None:
-    parser = report.options(__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="4 rounds: one of each kind, and one with two kills")
-    asked = parser.parse_args()
-    rounds = 4 if asked.quick else asked.rounds
-    random.seed(asked.seed)
+    quick_help = "4 rounds: one of each kind, and one with two kills"
+    rounds, seed = report.count_and_seed(__doc__, "rounds", 20, quick=4, quick_help=quick_help)
+    random.seed(seed)
     torch.set_num_threads(1)
     head = {"num_cpus": 0, "include_dashboard": False}
     machines = Machines(

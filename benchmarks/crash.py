@@ -97,13 +97,8 @@ def state_of(out: Path) -> str:
 
 
 def main() -> None:
-    parser = report.options(__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="5 kills")
-    asked = parser.parse_args()
-    kills = 5 if asked.quick else asked.kills
-    rng = random.Random(asked.seed)
+    kills, seed = report.count_and_seed(__doc__, "kills", 50, quick=5, quick_help="5 kills")
+    rng = random.Random(seed)
     root = data(ROWS)
     import torch  # noqa: F401 - imported once, before the children
 

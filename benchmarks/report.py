@@ -32,6 +32,16 @@ def compares_tools(
     parser.add_argument("--cores", type=int, default=2, help="cores for each tool; default 2")
 
 
+def count_and_seed(about: str | None, what: str, usual: int, quick: int, quick_help: str) -> tuple[int, int]:
+    """Read from the command line how many kills or rounds to do (``what``), and the seed of what is random in them."""
+    parser = options(about)
+    parser.add_argument(f"--{what}", type=int, default=usual)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help=quick_help)
+    asked = parser.parse_args()
+    return quick if asked.quick else getattr(asked, what), asked.seed
+
+
 def machine(cores: int | None = None) -> str:
     """Processor, cores used and memory."""
     name = platform.processor() or platform.machine()
