@@ -24,7 +24,7 @@ from ctrbox.predict.model_from_file import untrained
 from ctrbox.predict.weights_folder import read_state, same_weights, shapes_in, tensors_of
 from ctrbox.report.read_recorded_files import read_lines, read_run
 from ctrbox.sklearn.classifier_folder import classes_of
-from ctrbox.train.checkpoint import read_weights
+from ctrbox.train.checkpoint import Held, read_weights
 from ctrbox.train.evaluation import watched
 from ctrbox.train.importance import PIECE, _pieces
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
@@ -184,7 +184,7 @@ def test_weights_fit_one_model_and_its_tables(plan: cb.Plan, folder: Path) -> No
     state, mine = read_state(place), model(plan)
     same_weights(place, mine)
     with pytest.raises(DataError, match="holds 1 tables, but the model reads 2"):
-        read_weights(place, state, mine, [cb.MemoryTable(4), cb.MemoryTable(4)])
+        read_weights(place, state, Held(mine, [cb.MemoryTable(4), cb.MemoryTable(4)]))
     wider = cb.models.DeepFM(plan.schema, dim=4, hidden=(5,))
     with pytest.raises(
         DataError, match=r"holds a different model: weight '.*' is F32 of shape \(.*\), expected F32 of shape"

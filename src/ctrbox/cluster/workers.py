@@ -214,6 +214,6 @@ class Worker:
         if not fit.leads:
             place = checkpoint_path(order.folder / "checkpoints", step)
             kept = read_state(place)
-            read_weights(place, kept, fit.learner.model, fit.learner.embedders, fit.learner.optimizer)
+            read_weights(place, kept, fit.learner.held)
             fit.state = state_of(kept["state"])
         together.sums([0.0])  # worker 0 removes no checkpoint that somebody still reads

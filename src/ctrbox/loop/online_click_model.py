@@ -215,13 +215,13 @@ class OnlineClickModel:
     # ---- checkpoints
 
     def save(self, folder: Path) -> None:
-        held = self.learner
-        about = {"learned": self.learned, "begun": held.begun, "settings": self.settings}
-        write_weights(folder / MODEL, about, held.model, held.embedders, held.optimizer, random=True)
+        learner = self.learner
+        about = {"learned": self.learned, "begun": learner.begun, "settings": self.settings}
+        write_weights(folder / MODEL, about, learner.held, random=True)
 
     def restored(self, folder: Path, learned: Any) -> Self:
         """Return this model with the state of a checkpoint."""
-        place, held = folder / MODEL, self.learner
+        place, learner = folder / MODEL, self.learner
         state = read_state(place)
         if state.get("learned") != learned:
             raise DataError(
@@ -235,8 +235,8 @@ class OnlineClickModel:
                     f"the model in {folder.parent.parent} has {name} {there}, but the model of this job has {mine}; to continue, "
                     "give the model of this job the settings of the folder, or choose another folder"
                 )
-        read_weights(place, state, held.model, held.embedders, held.optimizer)
-        self.learned, held.begun = int(learned), bool(state.get("begun"))
+        read_weights(place, state, learner.held)
+        self.learned, learner.begun = int(learned), bool(state.get("begun"))
         return self
 
     def tables(self) -> dict[str, pa.Table]:

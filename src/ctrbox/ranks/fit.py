@@ -96,7 +96,7 @@ class RankFit(Fit):
         place = checkpoint_path(folder / "checkpoints", step)
         kept = read_state(place)
         learner = self.learner
-        read_weights(place, kept, learner.model, learner.embedders, learner.optimizer, learner.average)
+        read_weights(place, kept, learner.held, learner.average)
         self.state = state_of(kept["state"])
         self.reported = self.state.step
         if self.leads:

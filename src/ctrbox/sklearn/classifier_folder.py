@@ -25,7 +25,7 @@ from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.sealed_json import read_sealed, sealed
 from ctrbox.sklearn.frames import Column, Frame
-from ctrbox.train.checkpoint import write_weights
+from ctrbox.train.checkpoint import Held, write_weights
 from ctrbox.train.run import Run
 from ctrbox.train.run_folder import describe
 
@@ -61,7 +61,7 @@ def _write_run(place: Path, run: Run) -> None:
     with written_aside(place / "config.json") as file:
         file.write_text(sealed({"identity": {"trained by": "cb.Classifier"}}), encoding="utf-8")
     run.plan.save(place / "plan.ctrplan")
-    write_weights(place / "model", describe(run.learner, run.summary), run.learner.model, run.learner.embedders)
+    write_weights(place / "model", describe(run.learner, run.summary), Held(run.learner.model, run.learner.embedders))
     with written_aside(place / "summary.json") as file:
         file.write_text(sealed(run.summary), encoding="utf-8")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,19 @@ from ctrbox.train.average_of_weights import PREFIX, Average
 NAME = re.compile(r"step-(\d{10})")
 
 
+@dataclass(frozen=True)
+class Held:
+    """The parts of a training whose state a folder of weights holds."""
+
+    model: nn.Module
+    embedders: Sequence[Embedder]
+    optimizer: torch.optim.Optimizer | None = None
+
+
 def write_weights(
     place: Path,
     state: Mapping[str, Any],
-    model: nn.Module,
-    embedders: Sequence[Embedder],
-    optimizer: torch.optim.Optimizer | None = None,
+    held: Held,
     random: bool | Mapping[str, torch.Tensor] = False,
     average: Average | None = None,
 ) -> None:
@@ -48,16 +56,16 @@ def write_weights(
         aside.mkdir()
         # Not save_file: its errors do not say that a disk is full.
         (aside / "dense.safetensors").write_bytes(
-            save({k: v.cpu().contiguous() for k, v in model.state_dict().items()})
+            save({k: v.cpu().contiguous() for k, v in held.model.state_dict().items()})
         )
-        kept, plain = optimizer_state(optimizer)
+        kept, plain = optimizer_state(held.optimizer)
         if random:
-            kept |= random_states(model) if isinstance(random, bool) else random
+            kept |= random_states(held.model) if isinstance(random, bool) else random
         if average is not None:
             kept |= average.tensors()
         if kept:
             (aside / "optimizer.safetensors").write_bytes(save(kept))
-        for k, embedder in enumerate(embedders):
+        for k, embedder in enumerate(held.embedders):
             try:
                 embedder.save(aside / f"table-{k}.ctrtable")
             except CompactionError as error:  # what it saved is whole
@@ -79,23 +87,16 @@ def random_states(model: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def read_weights(
-    place: Path,
-    state: Mapping[str, Any],
-    model: nn.Module,
-    embedders: Sequence[Embedder],
-    optimizer: torch.optim.Optimizer | None = None,
-    average: Average | None = None,
-) -> None:
+def read_weights(place: Path, state: Mapping[str, Any], held: Held, average: Average | None = None) -> None:
     """Load the weights of a checked folder into a model, its embedders, its optimizer and the average of its weights."""
     tables = sorted(n for n in state["files"] if n.startswith("table-"))
-    if len(tables) != len(embedders):
-        raise DataError(f"{place} holds {len(tables)} tables, but the model reads {len(embedders)}")
-    tensors = dense_of(place, model)
-    for k, embedder in enumerate(embedders):
+    if len(tables) != len(held.embedders):
+        raise DataError(f"{place} holds {len(tables)} tables, but the model reads {len(held.embedders)}")
+    tensors = dense_of(place, held.model)
+    for k, embedder in enumerate(held.embedders):
         restore_shard(embedder, place / f"table-{k}.ctrtable")
-    model.load_state_dict(tensors)
-    read_optimizer(place, state, model, optimizer, average)
+    held.model.load_state_dict(tensors)
+    read_optimizer(place, state, held.model, held.optimizer, average)
 
 
 def read_optimizer(

@@ -507,7 +507,7 @@ class Fit:
         if self.leads:
             learner, about = self.learner, {"step": self.state.step}
             with learner.averaged():
-                write_weights(self._best(), about, learner.model, learner.embedders, learner.optimizer, random=True)
+                write_weights(self._best(), about, learner.held, random=True)
 
     def _warn_of_unknown(self) -> None:
         """Warn once that an evaluation without a value counts neither as better nor as worse."""
@@ -554,7 +554,7 @@ class Fit:
             and self.state.best_step < self.state.step
         ):
             learner = self.learner
-            read_weights(self._best(), read_state(self._best()), learner.model, learner.embedders, learner.optimizer)
+            read_weights(self._best(), read_state(self._best()), learner.held)
             self.evaluated = -1
 
     # ---- checkpoints
@@ -588,7 +588,7 @@ class Fit:
             try:
                 state, learner = state_of(kept.get("state")), self.learner
                 if rows:
-                    read_weights(place, kept, learner.model, learner.embedders, learner.optimizer, learner.average)
+                    read_weights(place, kept, learner.held, learner.average)
             except (CtrboxError, *BROKEN) as error:
                 wrong.append(f"{place} is damaged: {error}")
                 continue

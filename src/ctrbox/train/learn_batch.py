@@ -39,6 +39,7 @@ from ctrbox.predict.nan_in_batch import culprit
 from ctrbox.predict.native_forward import NativeNetwork
 from ctrbox.predict.tables_of_fields import CPU, Embedders
 from ctrbox.train.average_of_weights import Average
+from ctrbox.train.checkpoint import Held
 from ctrbox.train.cuda_graph import Fed, Graphed
 from ctrbox.train.gradient_sums import ALONE, Together
 from ctrbox.train.loss import check_counting, check_rows, has_rows, loss_of, loss_of_tasks
@@ -115,6 +116,10 @@ class Learner(ClickModel):
         # Number added to each logit, which corrects it for downsampled negatives. With several labels, row weights do that.
         self.shift = 0.0 if self.tasks else math.log(keep)
         self.thinned = keep < 1.0
+
+    @property
+    def held(self) -> Held:
+        return Held(self.model, self.embedders, self.optimizer)
 
     # ---- ahead of learning
     def keys(self, batch: Batch) -> list[Keys]:

@@ -185,8 +185,7 @@ class RunFolder:
         folder = self.path / "checkpoints"
         folder.mkdir(exist_ok=True)
         place = checkpoint_path(folder, step)
-        held = (learner.model, learner.embedders, learner.optimizer)
-        write_weights(place, {"state": dict(state)}, *held, random=True, average=learner.average)
+        write_weights(place, {"state": dict(state)}, learner.held, random=True, average=learner.average)
         remove_older(folder, KEEP_CHECKPOINTS)
         self._let_go()
         self.push()
@@ -214,8 +213,7 @@ class RunFolder:
 
     def finish(self, learner: Learner, summary: Mapping[str, Any]) -> None:
         """Write the model and then the summary, after which the run is finished."""
-        about, model = describe(learner, summary), learner.model
-        write_weights(self.path / "model", about, model, learner.embedders, learner.optimizer, random=True)
+        write_weights(self.path / "model", describe(learner, summary), learner.held, random=True)
         with written_aside(self.path / "summary.json") as aside:
             aside.write_text(sealed(summary), encoding="utf-8")
         self._let_go()

@@ -112,14 +112,7 @@ class WarmUp:
         if isinstance(self.run, Run) and self.run.folder is None:
             with tempfile.TemporaryDirectory(prefix="ctrbox-warm-") as aside:
                 place, earlier = Path(aside) / "model", self.run.learner
-                write_weights(
-                    place,
-                    describe(earlier, {}),
-                    earlier.model,
-                    earlier.embedders,
-                    earlier.optimizer,
-                    random=earlier.random_states or True,
-                )
+                write_weights(place, describe(earlier, {}), earlier.held, random=earlier.random_states or True)
                 self._take(place, learner)
             return
         folder = self.run.folder if isinstance(self.run, Run) else Path(self.run)

@@ -16,7 +16,7 @@ import torch
 import ctrbox as cb
 from ctrbox.errors import CompactionError, PlanError
 from ctrbox.predict.weights_folder import read_state
-from ctrbox.train.checkpoint import write_weights
+from ctrbox.train.checkpoint import Held, write_weights
 from tests.cli.test_cli import ctrbox
 
 KEYS = np.arange(1, 12_001, dtype=np.int64)
@@ -110,7 +110,7 @@ def test_weights_of_a_run_are_whole_when_a_compaction_error_is_raised(tmp_path: 
         runs_added(table, KEYS[6_000:], 5)
         until(lambda: table.stats()["compaction_errors"] > 0)
         with pytest.raises(CompactionError):
-            write_weights(tmp_path / "weights", {"step": 1}, torch.nn.Linear(1, 1), [table])
+            write_weights(tmp_path / "weights", {"step": 1}, Held(torch.nn.Linear(1, 1), [table]))
         assert read_state(tmp_path / "weights")["step"] == 1
         until(lambda: table.stats()["compaction_errors"] > 1)
         with pytest.raises(CompactionError):
