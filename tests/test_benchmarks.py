@@ -272,7 +272,7 @@ RUNS: dict[str, tuple[list[str], Callable[[Tiny, Any], None] | None]] = {
     "attribution": (["--rows", "1500", "--seeds", "1", "--tools", "ours,pandas"], attribution),
     "big_join": (["--rows", "3000", "--view", "2000", "--tools", "memory,disk", "--repeats", "1"], None),
     "calibration": (["--quick"], calibration),
-    "common_features": (["--quick"], lambda tiny, found: tiny.set(found, BATCH=64, pin=lambda cores: None)),
+    "common_features": (["--quick"], lambda tiny, found: tiny.set(found, BATCH=64)),
     "compile": (["--quick"], quick_enough),
     "context": (["--quick"], context),
     "crash": (
@@ -318,7 +318,7 @@ RUNS: dict[str, tuple[list[str], Callable[[Tiny, Any], None] | None]] = {
     "levels": (["--quick", "--epochs", "2"], levels),
     "long_history": (["--rows", "240", "--events", "20", "--seeds", "2", "--epochs", "1"], None),
     "memory": (["--quick"], memory),
-    "model_server": (["--quick"], lambda tiny, found: tiny.set(found, pin=lambda cores: None)),
+    "model_server": (["--quick"], None),
     "objectives": (
         ["--rows", "600", "--seeds", "2"],
         lambda tiny, found: tiny.set(found, HIDDEN=(8, 4), DIM=2, EPOCHS=1),
@@ -331,7 +331,7 @@ RUNS: dict[str, tuple[list[str], Callable[[Tiny, Any], None] | None]] = {
         ["--quick", "--network", "deepfm"],
         lambda tiny, found: tiny.set(found, data=lambda rows: tiny.ad_log, SHARE=4),
     ),
-    "prerank": (["--quick"], lambda tiny, found: tiny.set(found, pin=lambda cores: None)),
+    "prerank": (["--quick"], None),
     "prerank_all": (["--ads", "500", "--requests", "2"], None),
     "quality": (
         ["--sets", "adlog", "--adlog-rows", "400", "--models", "FM,Deep FFM", "--seeds", "1", "--jobs", "1"],

@@ -168,9 +168,9 @@ def test_answers_errors_and_counts_are_those_of_the_path_through_python(request:
 def test_plain_requests_never_reach_python(monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"ad": 1, "device": "ios", "price": 1.0, "shown": True}
     for variant in WITHOUT_PYTHON:
-        pair = twins(variant, frozenset(["user", "query"]), cached=False)
-        monkeypatch.setattr(served_of(pair[0]).reader, "from_json", None)
-        found = same(pair, json.dumps({"context": {"user": 1, "query": "ü\n"}, "candidates": [row] * 2}).encode())
+        routes, _ = new_twins(variant, frozenset(["user", "query"]), cached=False)
+        monkeypatch.setattr(served_of(routes).reader, "from_json", None)
+        found = routes.score(json.dumps({"context": {"user": 1, "query": "ü\n"}, "candidates": [row] * 2}).encode())
         assert (found.status, found.rows) == (200, 2)
 
 
