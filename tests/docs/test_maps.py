@@ -97,7 +97,6 @@ NOT_OURS = {
     "reader.py",
     "encoder.py",
     "coverage.py",
-    "run_expid.py",
     "io_uring.h",
 }  # files of users and of libraries
 

@@ -145,7 +145,7 @@ def test_a_run_without_a_folder_says_what_it_lacks(run: cb.Run, folder: Path) ->
     assert repr(loaded) == f"Run(DeepFM, auc={loaded.metrics['auc']:.4f}, {str(folder)!r})"
     with pytest.raises(PlanError, match="this run has no folder; call fit with out='runs/…' to get a report"):
         run.report()
-    with pytest.raises(PlanError, match="this run kept no rows for validation; pass a log with labels: run.evaluate"):
+    with pytest.raises(PlanError, match=r"this run kept no rows for validation; pass a log with labels: run.evaluate"):
         run.evaluate()
 
 

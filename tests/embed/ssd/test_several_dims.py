@@ -175,7 +175,7 @@ def test_a_folder_with_anything_else_in_it_is_left_alone(tmp_path: Path) -> None
         place = tmp_path / name.replace("/", "-")
         (place / name).parent.mkdir(parents=True)
         (place / name).write_text("x")
-        with pytest.raises(SourceError, match="needs? a folder that is empty"):
+        with pytest.raises(SourceError, match=r"needs? a folder that is empty"):
             tables(place)
         assert (place / name).read_text() == "x"
     with tables(tmp_path / "t") as made, tables(tmp_path / "open") as other:
