@@ -109,7 +109,7 @@ def test_a_score_that_is_not_finite_names_its_candidate(tmp_path: Path) -> None:
     engine._native.give_weights(np.full(engine._native.weights().shape, 1e30, np.float32))
     with pytest.raises(
         DataError,
-        match="the model's output for candidate 0 is not finite; check that no value of a feature is too large",
+        match="the model's output for candidate 0 is not finite; check that no value is too large",
     ):
         engine.score(engine.context(one), batch)
 

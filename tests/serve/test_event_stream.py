@@ -139,7 +139,7 @@ def test_streams_that_cannot_feed_a_state_are_refused(place: Path, state: Path, 
         Server.open(place / "ffm", Settings(**settings, events=broker.where.replace("EVENTS", "NONE")))
     with pytest.raises(PlanError, match="needs a state to which the server can add the events; add --state FILE"):
         Server.open(place / "ffm", Settings(events=broker.where))
-    with pytest.raises(PlanError, match="use one of them"):
+    with pytest.raises(PlanError, match="use only one of the two"):
         Server.open(place / "ffm", Settings(**settings, follow_state=state))
     with pytest.raises(PlanError, match="expected nats://host:4222/STREAM"):
         Server.open(place / "ffm", Settings(**settings, events="nats://host"))

@@ -224,7 +224,7 @@ def test_a_value_is_read_exactly_or_refused(way: str, kind: str, text: str, expe
         ('{"context": {"y": 1}, "candidates": [{"x": 1}], "more": 1}', "unknown member 'more'"),
         ('{"contxt": {"y": 1}, "candidates": [{"x": 1}]}', "unknown member 'contxt'; nearest: 'context'"),
         ('{"context": {"y": 1}, "candidate": [{"x": 1}]}', "unknown member 'candidate'; nearest: 'candidates'"),
-        ('{"context": {"y": 1}}', "expected an object with context and candidates"),
+        ('{"context": {"y": 1}}', "expected a JSON object with context and candidates"),
     ],
 )
 @pytest.mark.parametrize("context", [["y"], None])
@@ -329,7 +329,7 @@ def test_a_tensor_is_read_exactly_or_refused(kind: str, tensor: np.ndarray, expe
         ({"datatype": "INT64", "shape": [2]}, b"12345678", "8 bytes, expected 16"),
         ({"datatype": "BOOL", "shape": [2]}, b"\1\2", "byte 1 of BOOL is 2; expected 0 or 1"),
         ({"datatype": "BYTES", "shape": [1]}, b"\4\0\0\0abc", "declares 4 bytes, but only 3 are left"),
-        ({"datatype": "BYTES", "shape": [1]}, b"\1\0\0\0abc", "2 bytes after its last element"),
+        ({"datatype": "BYTES", "shape": [1]}, b"\1\0\0\0abc", "2 bytes follow its last element"),
         ({"datatype": "INT64", "shape": [1], "data": [5]}, b"12345678", "both data and binary_data_size"),
         ({"datatype": "INT64", "shape": [1, 1, 1]}, b"12345678", "expected one dimension, or two"),
         ({"datatype": "INT64", "shape": [-1]}, b"12345678", "expected whole numbers"),

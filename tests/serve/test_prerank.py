@@ -149,7 +149,7 @@ def test_a_cascade_scores_the_best_as_the_score_route_does(both: Service, servic
         ({"k": 0}, 400, "k must be a whole number of at least 1, got 0"),
         ({"k": True}, 400, "k must be a whole number"),
         ({"k": 1e2}, 400, "k must be a whole number"),
-        ({"k": 100_001}, 413, "k is 100,001; this server returns at most 100,000"),
+        ({"k": 100_001}, 413, "k is 100,001, but this server returns at most 100,000"),
         ({"exact": 1}, 400, "exact must be true or false, got 1"),
         ({"candidates": {"ad": [0] * 100_001}}, 413, "has 100,001 candidates; this server pre-ranks at most 100,000"),
         ({"candidates": None}, 400, "candidates must be a list of objects"),
@@ -242,7 +242,7 @@ def test_vectors_of_another_training_and_damaged_files_are_refused(place: Path, 
         run.model.towers["user"][-1].bias[0] += 1
     with pytest.raises(DataError, match=r"belong to another training or plan .* make the folder again from this run"):
         PrerankFolder.open(place / "ads.prerank", run)
-    with pytest.raises(PlanError, match=r"only cb\.models\.TwoTower"):
+    with pytest.raises(PlanError, match=r"only a run of cb\.models\.TwoTower"):
         opened(place, "ranking", prerank_run=place / "ranking")
     with pytest.raises(PlanError, match=r"published model, whose versions change.*--prerank-run RUN"):
         opened(place, "model", prerank_run=None)

@@ -173,7 +173,7 @@ def test_a_published_run_that_breaks_names_the_candidate(folder: Path, tmp_path:
             parameter.fill_(float("nan"))
     with pytest.raises(
         DataError,
-        match="the model's output for candidate 0 is not finite; check that no value of a feature is too large",
+        match="the model's output for candidate 0 is not finite; check that no value is too large",
     ):
         scores()
 

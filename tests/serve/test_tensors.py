@@ -94,7 +94,7 @@ NEEDED = "the request needs inputs: a list of tensors with name, shape, datatype
         (of(data=[1]), "input 'x' has 1 values, expected 2 for shape [2]"),
         (of(shape=[2, 2], data=[[1, 2], [3]]), "input 'x': its rows are not lists of 2"),
         (of(shape=[2, 2], data=[[1, 2], 3]), "input 'x': its rows are not lists of 2"),
-        (of(datatype="INT8", data=[1, 128]), "input 'x' holds a number outside the range of INT8"),
+        (of(datatype="INT8", data=[1, 128]), "input 'x' contains a number outside the range of INT8"),
         (of(data=[1, True]), "input 'x' holds values that are not INT64"),
         (
             of(datatype="BYTES", data=["a", 1]),
@@ -137,7 +137,7 @@ def words(*elements: tuple[int, bytes]) -> bytes:
             b"12",
             "input 'x' declares -1 bytes of binary data, but only 2 are left",
         ),
-        ({"parameters": {"binary_data_size": True}}, b"1", "input 'x' declares True binary bytes"),
+        ({"parameters": {"binary_data_size": True}}, b"1", "input 'x' declares True bytes of binary data"),
         ({}, b"123", "1 bytes after the JSON belong to no input; declare them with binary_data_size"),
         ({"shape": [3]}, b"12", "input 'x': 2 bytes, expected 3 for [3] of INT8"),
         ({"datatype": "BOOL"}, b"\x01\x02", "input 'x': byte 1 of BOOL is 2; expected 0 or 1"),
@@ -244,7 +244,7 @@ def test_a_message_holds_its_tensors_raw_or_typed() -> None:
         (
             ({"datatype": "INT8", "contents": {"int_contents": [128]}},),
             (),
-            "input 'x' holds a number outside the range of INT8",
+            "input 'x' contains a number outside the range of INT8",
         ),
     ],
 )

@@ -320,7 +320,7 @@ def test_what_is_no_frame_is_refused(frame: Any, words: str) -> None:
         ([0, 1], "X has 3 rows and y has 2"),
         ([0.0, 1.0, math.nan], "y is nan in row 2"),
         (["a", None, "b"], "rows without a label"),
-        (["a", 3, (1,)], "mixes labels|1d array|inhomogeneous"),
+        (["a", 3, (1,)], "labels of different types|1d array|inhomogeneous"),
         (np.zeros((3, 2)), "1d array"),
         (None, "y is None"),
     ],

@@ -525,6 +525,4 @@ def scored(score: Callable[[], tuple[npt.NDArray[np.float32], int]]) -> npt.NDAr
 
 
 def not_finite(candidate: int) -> DataError:
-    return DataError(
-        f"the model's output for candidate {candidate:,} is not finite; check that no value of a feature is too large"
-    )
+    return DataError(f"the model's output for candidate {candidate:,} is not finite; check that no value is too large")

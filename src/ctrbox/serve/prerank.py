@@ -117,7 +117,7 @@ class Prerank:
         if type(k) is not int or k < 1:
             raise Refused(400, f"k must be a whole number of at least 1, got {brief(k)}")
         if k > self.most:
-            raise Refused(413, f"k is {k:,}; but this server returns at most {self.most:,} candidates")
+            raise Refused(413, f"k is {k:,}, but this server returns at most {self.most:,} candidates")
         rows = count(given["candidates"]) if "candidates" in given else 0
         if rows > self.most:
             raise Refused(413, f"the request has {rows:,} candidates; this server pre-ranks at most {self.most:,}")
