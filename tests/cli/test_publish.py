@@ -59,7 +59,7 @@ def test_push_log_rollback(here: Path) -> None:
 def test_the_commands_make_keys_sign_and_check(here: Path) -> None:
     made = json.loads(ctrbox("publish", "keygen", "model.key", "--json", cwd=here).stdout)
     assert (made["private"], made["public"]) == ("model.key", "model.key.pub")
-    assert "exists and is not replaced" in ctrbox("publish", "keygen", "model.key", cwd=here, check=1).stderr
+    assert "exists already and is not replaced" in ctrbox("publish", "keygen", "model.key", cwd=here, check=1).stderr
     ctrbox("publish", "push", "signed", "old.ffm", "--sign-with", "model.key", cwd=here)
     told = ctrbox("publish", "push", "signed", "new.ffm", cwd=here, check=1).stderr
     assert "the versions of signed are signed" in told
