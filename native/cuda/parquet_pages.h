@@ -314,6 +314,13 @@ __device__ inline void report(PageResult* results, uint64_t number, uint32_t fai
   if (lane() == 0) results[number] = PageResult{failed, there};
 }
 
+// The chosen page of this warp; nullptr where there are no more, or where an earlier kernel found that it is damaged.
+__device__ inline const StoredPage* chosen_here(const StoredPage* pages, const PageResult* results,
+                                                const uint32_t* chosen, uint64_t n) {
+  const uint64_t k = page_here();
+  return k < n && !results[chosen[k]].failed ? pages + chosen[k] : nullptr;
+}
+
 }  // namespace cb::pages
 
 extern "C" __global__ void pages_unpack(const cb::pages::StoredPage* pages, cb::pages::PageResult* results,
@@ -331,28 +338,24 @@ extern "C" __global__ void pages_words(const cb::pages::StoredPage* pages, const
                                        cb::pages::PageResult* results, const uint32_t* chosen, uint64_t n) {
   using namespace cb::pages;
   __shared__ uint64_t ahead[kMostWarps][kAhead / 8];
-  const uint64_t k = page_here();
-  if (k >= n) return;
-  const uint64_t number = chosen[k];
-  const StoredPage p = pages[number];
-  if (results[number].failed) return;
+  const StoredPage* at = chosen_here(pages, results, chosen, n);
+  if (!at) return;
+  const StoredPage p = *at;
   const bool good = read_dictionary(p, columns[p.column], (uint8_t*)ahead[threadIdx.x / kLanes]);
-  if (!good) report(results, number, 2, 0);
+  if (!good) report(results, at - pages, 2, 0);
 }
 
 extern "C" __global__ void pages_values(const cb::pages::StoredPage* pages, const cb::pages::PageColumn* columns,
                                         cb::pages::PageResult* results, const uint32_t* chosen, uint64_t n) {
   using namespace cb::pages;
   __shared__ uint64_t ahead[kMostWarps][kAhead / 8];
-  const uint64_t k = page_here();
-  if (k >= n) return;
-  const uint64_t number = chosen[k];
-  const StoredPage p = pages[number];
-  if (results[number].failed || (p.dictionary >= 0 && results[p.dictionary].failed)) return;
+  const StoredPage* at = chosen_here(pages, results, chosen, n);
+  if (!at || (at->dictionary >= 0 && results[at->dictionary].failed)) return;
+  const StoredPage p = *at;
   uint32_t there = 0;
   const uint32_t failed = read_data(p, columns[p.column], pages, &there, (uint8_t*)ahead[threadIdx.x / kLanes]);
   meet();
-  report(results, number, failed, there);
+  report(results, at - pages, failed, there);
 }
 
 extern "C" __global__ void pages_bits(const cb::pages::PageColumn* columns) {

@@ -27,31 +27,27 @@ void Table::image(char* out, uint64_t device_base) const {
 }
 
 void IntSet::put_image(ImageWriter& to) const {
-  IntSetView v = to.front(view_);
-  v.slots = to.part(slots_);
-  to.close(v);
+  to.image(view_, [&](IntSetView& v) { v.slots = to.part(slots_); });
 }
 
 void StrSet::put_image(ImageWriter& to) const {
-  StrSetView v = to.front(view_);
-  v.slots = to.part(slots_);
-  v.bytes = to.part(bytes_.data(), bytes_.size());
-  to.close(v);
+  to.image(view_, [&](StrSetView& v) {
+    v.slots = to.part(slots_);
+    v.bytes = to.part(bytes_.data(), bytes_.size());
+  });
 }
 
 void Boundaries::put_image(ImageWriter& to) const {
-  BoundariesView v = to.front(view_);
-  v.p = to.part(boundaries_);
-  to.close(v);
+  to.image(view_, [&](BoundariesView& v) { v.p = to.part(boundaries_); });
 }
 
 void JsonPaths::put_image(ImageWriter& to) const {
-  JsonPathsView v = to.front(view_);
-  v.nodes = to.part(nodes_);
-  v.edges = to.part(edges_);
-  v.keys = to.part(keys_.data(), keys_.size());
-  v.kinds = to.part(kinds_);
-  to.close(v);
+  to.image(view_, [&](JsonPathsView& v) {
+    v.nodes = to.part(nodes_);
+    v.edges = to.part(edges_);
+    v.keys = to.part(keys_.data(), keys_.size());
+    v.kinds = to.part(kinds_);
+  });
 }
 
 namespace {
@@ -63,33 +59,32 @@ IndexView index_part(const IndexView& index, ImageWriter& to) {
 }  // namespace
 
 void Dictionary::put_image(ImageWriter& to) const {
-  DictionaryView v = to.front(view_);
-  v.index = index_part(view_.index, to);
-  v.ids = to.part(view_.ids, ids_.size());
-  v.vectors = to.part(view_.vectors, vectors_.size());
-  to.close(v);
+  to.image(view_, [&](DictionaryView& v) {
+    v.index = index_part(view_.index, to);
+    v.ids = to.part(view_.ids, ids_.size());
+    v.vectors = to.part(view_.vectors, vectors_.size());
+  });
 }
 
 void History::put_image(ImageWriter& to) const {
-  HistoryView v = to.front(view_);
-  v.index = index_part(view_.index, to);
-  v.begin = to.part(begin_);
-  v.bucket = to.part(bucket_);
-  v.shows = to.part(shows_);
-  v.clicks = to.part(clicks_);
-  to.close(v);
+  to.image(view_, [&](HistoryView& v) {
+    v.index = index_part(view_.index, to);
+    v.begin = to.part(begin_);
+    v.bucket = to.part(bucket_);
+    v.shows = to.part(shows_);
+    v.clicks = to.part(clicks_);
+  });
 }
 
 void Index::put_image(ImageWriter& to) const {
-  to.front(map.view());
-  to.close(index_part(map.view(), to));
+  to.image(map.view(), [&](IndexView& v) { v = index_part(v, to); });
 }
 
 void AsOfIndex::put_image(ImageWriter& to) const {
-  AsOfView v = to.front(view_);
-  v.index = index_part(view_.index, to);
-  v.versions = to.part(versions_);
-  to.close(v);
+  to.image(view_, [&](AsOfView& v) {
+    v.index = index_part(view_.index, to);
+    v.versions = to.part(versions_);
+  });
 }
 
 // ---- records --------------------------------------------------------------------------------------------------------

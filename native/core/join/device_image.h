@@ -25,13 +25,15 @@ class ImageWriter {
       throw std::invalid_argument("an image lies at a multiple of 16 bytes, not at " + std::to_string(device_base));
   }
 
-  // ---- an image that begins with a view: front(), part() for each of its pointers, close() ----
+  // ---- an image that begins with a view ----
 
-  // Room for the view; returns it so that its pointers can be replaced.
-  template <class View>
-  View front(const View& view) {
+  // The whole image: `point` gets a copy of the view and replaces each of its pointers by a part().
+  template <class View, class Point>
+  void image(View view, Point point) {
     room(sizeof(View));
-    return view;
+    point(view);
+    write(0, &view, sizeof(View));
+    close();
   }
   // Where the elements will lie. nullptr stays nullptr.
   template <class T>
@@ -44,11 +46,6 @@ class ImageWriter {
   template <class T>
   const T* part(const std::vector<T>& from) {
     return part(from.data(), from.size());
-  }
-  template <class View>
-  void close(const View& view) {
-    write(0, &view, sizeof(View));
-    close();
   }
 
   // ---- anything else ----

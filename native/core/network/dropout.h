@@ -6,14 +6,18 @@
 
 namespace cb {
 
-// A bijection of 32 bits with low bias (Wellons, "Prospecting for Hash Functions"). kernels_body.h has it for
-// registers, which a function that is compiled for every processor could not return.
+// The steps of a bijection of 32 bits with low bias (Wellons, "Prospecting for Hash Functions"), on a variable. A
+// macro, because kernels_body.h takes the same steps in registers, which a function that is compiled for every
+// processor could not return.
+#define CB_DROPOUT_MIX(x) \
+  x ^= x >> 16;           \
+  x *= 0x7feb352du;       \
+  x ^= x >> 15;           \
+  x *= 0x846ca68bu;       \
+  x ^= x >> 16
+
 inline uint32_t dropout_mix(uint32_t x) {
-  x ^= x >> 16;
-  x *= 0x7feb352du;
-  x ^= x >> 15;
-  x *= 0x846ca68bu;
-  x ^= x >> 16;
+  CB_DROPOUT_MIX(x);
   return x;
 }
 

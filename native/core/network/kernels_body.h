@@ -123,11 +123,7 @@ CB_INLINE VF rectified(VF x) { return (VF)((VU)x & ~(VU)(x <= VF{})); }
 
 // dropout_mix() of each lane.
 CB_INLINE VU mixed(VU x) {
-  x ^= x >> 16;
-  x *= 0x7feb352du;
-  x ^= x >> 15;
-  x *= 0x846ca68bu;
-  x ^= x >> 16;
+  CB_DROPOUT_MIX(x);
   return x;
 }
 

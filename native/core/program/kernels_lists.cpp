@@ -45,6 +45,17 @@ void add_parts(Lines& lists, const std::string& kind) {
   lists.add("get", "*" + kind, kind, CB_RUN_OF(partial, Get, T));
 }
 
+template <class T>
+void add_distinct(Lines& lists, const std::string& kind) {
+  lists.add("distinct", "*" + kind, "*" + kind, CB_RUN_OF(items, Distinct, T));
+}
+
+template <class T>
+void add_extremes(Lines& lists, const std::string& kind) {
+  lists.add("max", "*" + kind, kind, CB_RUN_OF(partial, ListMax, T));
+  lists.add("min", "*" + kind, kind, CB_RUN_OF(partial, ListMin, T));
+}
+
 }  // namespace
 
 void add_lists(Catalogue& c) {
@@ -57,10 +68,10 @@ void add_lists(Catalogue& c) {
   add_parts<uint64_t>(lists, "k");
   lists.add("join", "*s", "s", CB_RUN(items, Join));
   lists.add("distinct", "*b", "*b", CB_RUN(items, DistinctBool));
-  lists.add("distinct", "*i", "*i", CB_RUN(items, Distinct<int64_t>));
-  lists.add("distinct", "*t", "*t", CB_RUN(items, Distinct<int64_t>));
-  lists.add("distinct", "*s", "*s", CB_RUN(items, Distinct<Str>));
-  lists.add("distinct", "*k", "*k", CB_RUN(items, Distinct<uint64_t>));
+  add_distinct<int64_t>(lists, "i");
+  add_distinct<int64_t>(lists, "t");
+  add_distinct<Str>(lists, "s");
+  add_distinct<uint64_t>(lists, "k");
   lists.add("ngrams", "*k", "*k", CB_RUN(items, ListNgrams));
   lists.add("overlap_count", "*k,*k", "i", special("overlap_count", overlap_rows));
   lists.add("distinct_count", "*k", "i", special("distinct_count", distinct_count_rows));
@@ -69,10 +80,8 @@ void add_lists(Catalogue& c) {
   lists.add("sum", "*i", "i", CB_RUN(map, SumInt));
   lists.add("sum", "*f", "f", CB_RUN(map, SumFloat));
   lists.add("mean", "*f", "f", CB_RUN(partial, Mean));
-  lists.add("max", "*i", "i", CB_RUN(partial, ListMax<int64_t>));
-  lists.add("max", "*f", "f", CB_RUN(partial, ListMax<double>));
-  lists.add("min", "*i", "i", CB_RUN(partial, ListMin<int64_t>));
-  lists.add("min", "*f", "f", CB_RUN(partial, ListMin<double>));
+  add_extremes<int64_t>(lists, "i");
+  add_extremes<double>(lists, "f");
 }
 
 }  // namespace cb
