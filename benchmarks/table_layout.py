@@ -144,11 +144,11 @@ def check(sides: list[str], folder: Path) -> None:
     steps = [(keys, rng.normal(size=(len(keys), DIM)).astype(np.float32)) for keys in trace.walk()]
     everything = np.unique(np.concatenate([keys for keys, _ in steps]))
     reference = table.opened("memory", folder, ram)
-    expected = list(table.replayed(reference, steps, "sequential"))
+    expected = list(table.replayed(reference, steps, "sequential", folder))
     end = reference.pull(everything)
     for side in sides:
         store = opened(side, folder, ram, trace.distinct)
-        for number, rows in enumerate(table.replayed(store, steps, "sequential")):
+        for number, rows in enumerate(table.replayed(store, steps, "sequential", folder)):
             assert table.same(rows, expected[number]), f"{side}: other rows in batch {number}"
         for part in np.array_split(np.random.default_rng(7).permutation(len(everything)), 8):
             assert table.same(store.pull(everything[part]), end[part]), f"{side}: other rows at the end"
