@@ -192,7 +192,7 @@ def test_a_run_without_the_stage_is_stored_as_before_and_a_damaged_map_is_refuse
     state["calibration"]["shared"]["slope"] = -1.0
     file.write_text(sealed(state), encoding="utf-8")
     with pytest.raises(
-        DataError, match=r"model is damaged: its calibration cannot be read: its slope is -1\.0, below 0"
+        DataError, match=r"model is damaged: its calibration cannot be read: its slope is -1\.0; expected 0 or more"
     ):
         cb.Run.load(tmp_path / "run", views={run.plan.log.name: log})
     weights = run.published()

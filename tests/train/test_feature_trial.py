@@ -209,7 +209,9 @@ def test_a_selected_batch_equals_the_batch_of_a_smaller_plan(log: Any) -> None:
             assert part.to_arrow().equals(small.to_arrow())
             assert part.dense.flags.c_contiguous
     assert big.select(whole.schema).dense is big.dense
-    with pytest.raises(cb.errors.PlanError, match="'bth' is not in this batch; nearest: 'both'"):
+    with pytest.raises(
+        cb.errors.PlanError, match="'bth' is neither a sparse feature nor a dense column of this batch; nearest: 'both'"
+    ):
         big.select(Schema((Field("bth", "bth", False),), (), True, True, False))
 
 

@@ -325,7 +325,7 @@ def test_a_run_killed_while_it_replaced_another_gives_it_back(plan: cb.Plan, tmp
         item.rename(before / item.name)
     if moved == 99:
         (tmp_path / "run" / "config.json").write_text("half of")
-    with pytest.raises(DataError, match="holds a finished run"):
+    with pytest.raises(DataError, match="contains a finished run"):
         fit(plan, out=tmp_path / "run", limit=600)
     assert weights(cb.Run.load(tmp_path / "run", model=Small(plan.schema))) == old
 

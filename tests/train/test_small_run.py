@@ -431,7 +431,7 @@ def test_published_facts_that_contradict_each_other_are_refused(
     changed = dataclasses.replace(published, about={**published.about, **change})
     with pytest.raises(DataError, match=message):
         click_model_of(changed, world.run.plan.schema, "v1")
-    with pytest.raises(DataError, match="v1 holds weights of kind 'other'"):
+    with pytest.raises(DataError, match="v1 contains weights of kind 'other'"):
         click_model_of(dataclasses.replace(published, kind="other"), world.run.plan.schema, "v1")
     fine = dataclasses.replace(published, about={**published.about, "shift": 49.0})
     assert click_model_of(fine, world.run.plan.schema, "v1").shift == 49.0
@@ -464,7 +464,7 @@ def test_weights_that_are_not_finite_are_not_read(world: World, published: Weigh
                 data.reshape(-1)[0] = np.nan
                 part = dataclasses.replace(part, data=data)
             parts.append(part)
-        with pytest.raises(DataError, match="holds numbers that are NaN or infinite; use other weights"):
+        with pytest.raises(DataError, match="contains a NaN or an infinity"):
             click_model_of(dataclasses.replace(published, parts=parts), world.run.plan.schema, "v1")
 
 

@@ -46,7 +46,7 @@ def test_what_has_no_vectors_is_refused(run: cb.Run, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="'tags' has rows with no key or several keys; name"):
         cb.tables.export_vectors(run, "ad", tmp_path / "v", key="tags")
     other = cb.Trainer(Small(run.plan.schema), cb.MemoryTable(4)).fit(run.plan, **FAST, limit=600)
-    with pytest.raises(PlanError, match=r"only cb\.models\.TwoTower"):
+    with pytest.raises(PlanError, match=r"only a run of cb\.models\.TwoTower"):
         cb.tables.export_vectors(other, "ad", tmp_path / "v")
 
 

@@ -46,7 +46,7 @@ def test_a_learning_rate_needs_a_table() -> None:
     ):
         set_rate([], 0.1)
     others: Any = [SimpleNamespace(), SimpleNamespace()]
-    with pytest.raises(PlanError, match=r"this model has none \(it reads SimpleNamespace\); remove it"):
+    with pytest.raises(PlanError, match=r"this model has none \(it reads SimpleNamespace\); remove lr="):
         set_rate(others, 0.1)
 
 
@@ -64,7 +64,7 @@ def test_published_parts_are_finite_floats() -> None:
     assert _floats(part, (1, 2)).tolist() == [[1.0, 2.0]]
     with pytest.raises(ValueError, match="part 'rows' of I64"):
         _floats(Part("rows", "I64", (1,), np.zeros(8, np.uint8)), (1, 1))
-    with pytest.raises(DataError, match="part 'rows' holds numbers that are NaN or infinite; use other weights"):
+    with pytest.raises(DataError, match="part 'rows' contains a NaN or an infinity"):
         _finite(Part("rows", "F32", (1,), np.array([np.nan], np.float32)))
     module = nn.Module()
     module.register_buffer("b", torch.zeros(2, dtype=torch.complex64))
