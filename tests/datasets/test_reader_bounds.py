@@ -135,8 +135,14 @@ def test_a_history_is_of_0_to_10000_movies_and_liked_is_a_rating(tmp_path: Path)
         ({"rows": None}, "rows of adlog must be a whole number, got None"),
         ({"days": 0}, "days= of adlog must be at least 1, got 0"),
         ({"seed": -1}, "seed= of adlog must be 0 or more, got -1"),
-        ({"images": -1}, "images= of adlog, the numbers per image, must be from 0 to 65,536, got -1"),
-        ({"images": 65_537}, "images= of adlog, the numbers per image, must be from 0 to 65,536, got 65537"),
+        (
+            {"images": -1},
+            "images= of adlog must be from 0 to 65,536, got -1; it is the length of the vector of an image",
+        ),
+        (
+            {"images": 65_537},
+            "images= of adlog must be from 0 to 65,536, got 65537; it is the length of the vector of an image",
+        ),
         ({"users": 0}, "users= and ads= of adlog must be at least 1, got users=0, ads=20"),
         ({"ads": 0}, "users= and ads= of adlog must be at least 1, got users=20, ads=0"),
         ({"ads": "9"}, "ads of adlog must be a whole number, got '9'"),

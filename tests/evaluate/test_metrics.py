@@ -270,11 +270,11 @@ def test_a_bad_value_is_refused_with_its_row_and_leaves_nothing_behind(bad: dict
 def test_batches_with_and_without_an_optional_column_do_not_mix(what: str) -> None:
     scores = Scores()
     scores.add([1], [0.5])
-    with pytest.raises(DataError, match=f"this batch comes with {what}, but the batches before it came without"):
+    with pytest.raises(DataError, match=f"{what}= was given for this batch, but not given for the batches before it"):
         scores.add([1], [0.5], **{what: [1]})
     scores = Scores()
     scores.add([1], [0.5], **{what: [1]})
-    with pytest.raises(DataError, match=f"this batch comes without {what}, but the batches before it came with"):
+    with pytest.raises(DataError, match=f"{what}= was not given for this batch, but given for the batches before it"):
         scores.add([1], [0.5])
 
 

@@ -51,9 +51,10 @@ AllowViews = Annotated[
         "--allow-views",
         metavar="PATH",
         help="Path below which the run may open views, such as /data or s3://bucket/; may be repeated. Without this "
-        "option, the run may open only views below the current folder or below the folder that contains the run "
-        "folder (for runs/NAME: the folder that contains runs). The reason is that a run from somebody else could "
-        "name any path. The environment variable CTRBOX_ALLOW_VIEWS (comma-separated paths) has the same effect.",
+        "option, the run may open only views below the current folder, or below the folder that contains the run folder. "
+        "For a run folder in a folder named runs, this second folder is the one that contains runs. The reason is that a "
+        "run from somebody else could name any path. The environment variable CTRBOX_ALLOW_VIEWS (comma-separated paths) "
+        "has the same effect.",
     ),
 ]
 HistoryState = Annotated[

@@ -114,8 +114,8 @@ def serve(
             min=1,
             max=100,
             metavar="PERCENT",
-            help="Maximum share, in percent, of the connections, of the memory for requests and of the queue that one "
-            "client address may use. Set it to 100 if all requests come through one proxy.",
+            help="Percentage that one client address may use at most of each of these: the connections, the memory for "
+            "requests, and the queue. Set it to 100 if all requests come through one proxy.",
         ),
     ] = 50,
     tls_cert: Annotated[
@@ -161,8 +161,8 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME=PATH",
-            help="Read the view NAME of the run of --prerank-run from PATH instead of the saved path; may be "
-            "repeated. Default: the saved path of each view.",
+            help="Path from which the server reads the view NAME of the run that --prerank-run names; may be "
+            "repeated. Default: the path that is saved in this run.",
         ),
     ] = None,
     max_prerank: Annotated[
@@ -203,8 +203,8 @@ def serve(
         str,
         typer.Option(
             metavar="URL",
-            help="Stream of events for the state of --state, such as nats://host:4222/CLICKS?subject=ads.clicks; each "
-            "message has the form of a body of /v1/events. Every worker reads the whole stream. Default: no "
+            help="Stream from which the server reads events for the histories of --state, such as "
+            "nats://host:4222/CLICKS?subject=ads.clicks. A message looks like the body of a request to /v1/events. Every worker reads the whole stream. Default: no "
             "stream; clients send the events to /v1/events.",
         ),
     ] = "",
@@ -245,8 +245,8 @@ def serve(
             metavar="N",
             help="Number of worker processes. The workers share the port and the memory of the model, and divide "
             "--max-connections and --cache among them. The server replaces a worker that dies. Default: the number of "
-            "usable cores, but 1 if MODEL is a published run or a run with a Sparse Table, or if --state is given "
-            "without --events.",
+            "usable cores. The default is 1 in three cases: MODEL is a run that was published with `ctrbox publish create "
+            "--model RUN`; MODEL is a run folder with a Sparse Table; or --state is given without --events.",
         ),
     ] = None,
     threads: Annotated[
@@ -256,7 +256,8 @@ def serve(
             max=256,
             metavar="N",
             help="Number of threads in each worker that score requests. With 0, the thread that handles the connections "
-            "also scores the requests. Default: 1 for a run folder and with --prerank or --encoder, otherwise 0.",
+            "also scores the requests. Default: 1 if MODEL is a run folder, or if --prerank or --encoder is given; "
+            "otherwise 0.",
         ),
     ] = None,
     public_key: Annotated[
@@ -291,8 +292,8 @@ def serve(
         typer.Option(
             "--encoder",
             metavar="FIELD=WEIGHTS",
-            help="Field for which requests may contain images or texts, and the weight file of the encoder that made the "
-            "vectors of this field. May be repeated. The server compares the weights with the checksum that the model "
+            help="Let requests contain images or texts for the field FIELD of the model. WEIGHTS is the weight file of the "
+            "encoder that computed the vectors of this field. May be repeated. The server compares the weights with the checksum that the model "
             "contains. To use an encoder of your own, define it in the file of --job instead: `encoders = {FIELD: "
             "cb.tables.Encoder(…)}`. Default: requests may not contain images or texts.",
         ),

@@ -211,7 +211,9 @@ def adlog(
     if seed < 0:
         raise DataError(f"seed= of adlog must be 0 or more, got {seed}")
     if not 0 <= images <= 1 << 16:
-        raise DataError(f"images= of adlog, the numbers per image, must be from 0 to 65,536, got {images}")
+        raise DataError(
+            f"images= of adlog must be from 0 to 65,536, got {images}; it is the length of the vector of an image"
+        )
     user_count = min(max(rows // 10, 20), 2_000_000) if users is None else users
     ad_count = min(max(rows // 40, 20), 200_000) if ads is None else ads
     if user_count < 1 or ad_count < 1:

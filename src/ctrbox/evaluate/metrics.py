@@ -292,10 +292,10 @@ class Scores:
         rows = Rows.checked(label, probability, weight, group, time, first=len(self))
         if self._given is not None and self._given != rows.given:
             what = next(name for name, given in rows.given.items() if given != self._given[name])
-            states = ("with", "without") if rows.given[what] else ("without", "with")
+            states = ("given", "not given") if rows.given[what] else ("not given", "given")
             raise DataError(
-                f"this batch comes {states[0]} {what}, but the batches before it came {states[1]}; "
-                f"expected {what} for all batches or for none"
+                f"{what}= was {states[0]} for this batch, but {states[1]} for the batches before it; "
+                f"give {what}= for all batches or for none"
             )
         self._given = rows.given
         self._waiting.append(rows)

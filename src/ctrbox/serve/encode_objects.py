@@ -92,8 +92,8 @@ class RawEncoders:
         for name, mine in self.by_field.items():
             if name not in tables:
                 raise DataError(
-                    f"the server was started with an encoder for the field {name!r}, but in this version of the model no field of "
-                    "this name reads vectors of a Model Server; start the server without this encoder"
+                    f"the server was started with an encoder for the field {name!r}, but in this version of the model no "
+                    "field of this name reads vectors of a Model Server; start the server without this encoder"
                 )
             made_by = facts_of(name, tables[name])
             if differences := made_by.differences(mine.facts):
