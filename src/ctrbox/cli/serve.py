@@ -204,7 +204,8 @@ def serve(
         typer.Option(
             metavar="URL",
             help="Stream from which the server reads events for the histories of --state, such as "
-            "nats://host:4222/CLICKS?subject=ads.clicks. A message looks like the body of a request to /v1/events. Every worker reads the whole stream. Default: no "
+            "nats://host:4222/CLICKS?subject=ads.clicks. A message looks like the body of a request to "
+            "/v1/events. Every worker reads the whole stream. Default: no "
             "stream; clients send the events to /v1/events.",
         ),
     ] = "",
@@ -293,8 +294,8 @@ def serve(
             "--encoder",
             metavar="FIELD=WEIGHTS",
             help="Let requests contain images or texts for the field FIELD of the model. WEIGHTS is the weight file of the "
-            "encoder that computed the vectors of this field. May be repeated. The server compares the weights with the checksum that the model "
-            "contains. To use an encoder of your own, define it in the file of --job instead: `encoders = {FIELD: "
+            "encoder that computed the vectors of this field. May be repeated. The server compares the "
+            "weights with the checksum that the model contains. To use an encoder of your own, define it in the file of --job instead: `encoders = {FIELD: "
             "cb.tables.Encoder(…)}`. Default: requests may not contain images or texts.",
         ),
     ] = None,
