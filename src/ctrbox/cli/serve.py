@@ -295,7 +295,8 @@ def serve(
             metavar="FIELD=WEIGHTS",
             help="Let requests contain images or texts for the field FIELD of the model. WEIGHTS is the weight file of the "
             "encoder that computed the vectors of this field. May be repeated. The server compares the "
-            "weights with the checksum that the model contains. To use an encoder of your own, define it in the file of --job instead: `encoders = {FIELD: "
+            "weights with the checksum that the model contains. To use an encoder of your own, define it in the file of "
+            "--job instead: `encoders = {FIELD: "
             "cb.tables.Encoder(…)}`. Default: requests may not contain images or texts.",
         ),
     ] = None,
