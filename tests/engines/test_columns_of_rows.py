@@ -47,7 +47,7 @@ def test_a_field_has_as_many_rows_as_its_offsets_say() -> None:
 def test_a_column_of_values_that_arrow_cannot_hold_is_named() -> None:
     schema = pa.schema([("n", pa.int64())])
     assert table_of_dicts([{"n": 1, "x": "a"}], schema, {}).to_pylist() == [{"n": 1, "x": "a"}]
-    with pytest.raises(DataError, match="column 'x' cannot be read: "):
+    with pytest.raises(DataError, match="column 'x' cannot be read as values of one type: "):
         table_of_dicts([{"n": 1, "x": object()}], schema, {})
 
 

@@ -220,7 +220,9 @@ class TestOnAStore:
         with pytest.raises(DataError, match=rf"{folder.shown('b.json')} is missing; it holds 'b.json'"):
             read(url)
         server.put_bytes(url.removeprefix("s3://logs/") + "/_ctrbox_manifest.json", json.dumps({}).encode())
-        with pytest.raises(DataError, match=r"_ctrbox_manifest.json is damaged"):
+        with pytest.raises(
+            DataError, match=r"_ctrbox_manifest.json is not a file of a CTRBox folder, or it is damaged"
+        ):
             opened(url)
 
     def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(self, url: str) -> None:

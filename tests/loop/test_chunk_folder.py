@@ -173,7 +173,7 @@ def test_what_gave_no_event_is_never_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["", " ", "nats://[::1/ADS", "s3://[bad"])
 def test_what_is_no_stream_is_refused(where: str) -> None:
-    with pytest.raises(cb.errors.PlanError, match=r"no name|not an address"):
+    with pytest.raises(cb.errors.PlanError, match=r"is empty|no name|not an address"):
         open_stream(where, LAYOUT, None, print, delete=True)
 
 

@@ -265,7 +265,7 @@ def test_a_tower_reads_parts_as_if_they_were_side_by_side(rows: int, widths: lis
 
 
 def test_a_tower_given_too_few_columns_says_so() -> None:
-    with pytest.raises(PlanError, match="7 inputs got 5"):
+    with pytest.raises(PlanError, match="7 inputs, but got 5 numbers per row"):
         MLP(7, (2, 1))(torch.zeros(3, 4), torch.zeros(3, 1))
 
 

@@ -216,7 +216,7 @@ def test_ranks_with_other_settings_or_data_are_refused_before_anything_is_writte
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ({"table": lambda: cb.MemoryTable(4, optimizer=cb.optim.Adam(dense=True))}, "is dense"),
+        ({"table": lambda: cb.MemoryTable(4, optimizer=cb.optim.Adam(dense=True))}, "is a dense optimizer"),
         ({"table": lambda: OwnTable(4)}, "OwnTable cannot be shared"),
     ],
 )

@@ -143,7 +143,7 @@ def test_columns_are_read_by_their_type_and_how_many_values_they_have() -> None:
 def test_a_user_may_say_what_a_column_is() -> None:
     table = pa.table({"a": [1.0, 2.0], "b": ["1", "2"], "c": list(range(2))})
     assert Frame.of(table, ["a"], ["b", 2]).kinds == {"a": "keys", "b": "number", "c": "number"}
-    with pytest.raises(InputError, match="'d', which X lacks"):
+    with pytest.raises(InputError, match="contains 'd', but X has no column of this name"):
         Frame.of(table, ["d"])
     with pytest.raises(InputError, match="'a' is both in"):
         Frame.of(table, "a", "a")

@@ -121,7 +121,7 @@ def test_an_answer_is_refused_since_it_would_mean_nothing(plan: cb.Plan) -> None
         def on_step(self, event: Any) -> Any:
             return True
 
-    with pytest.raises(TrainError, match=r"Answers.on_step returned True.*raises cb.callbacks.StopTraining"):
+    with pytest.raises(TrainError, match=r"Answers.on_step returned True.*raise cb.callbacks.StopTraining"):
         fit(plan, Answers())
 
 

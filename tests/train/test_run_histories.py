@@ -42,7 +42,7 @@ def test_predictions_go_on_from_a_saved_state(place: Path) -> None:
     assert np.concatenate(list(run.predictions(tomorrow))).tolist() != whole.tolist()
     found = run.evaluate(tomorrow, histories=place / "my.past")
     assert found != run.evaluate(tomorrow)
-    for data, met in ((None, "held back"), (run.plan, "are a plan")):
+    for data, met in ((None, "held back"), (run.plan, "the data is a plan")):
         with pytest.raises(PlanError, match=met):
             run.evaluate(data, histories=place / "my.past")
     (place / "damaged.my.past").write_bytes((place / "my.past").read_bytes()[:-9])

@@ -123,7 +123,7 @@ def test_a_killed_run_is_resumed_on_an_empty_machine(
     copy = loaded.stored
     assert copy is not None
     assert copy.path.is_dir()
-    with pytest.raises(DataError, match=f"{url} holds a finished run"):
+    with pytest.raises(DataError, match=f"{url} contains a finished run"):
         train(folder, url, tmp_path / "third")
     train(folder, url, tmp_path / "fourth", overwrite=True, epochs=1, tables="keep")
     assert cb.Run.load(url, model=Small(run.plan.schema)).summary["epochs"] == 1

@@ -92,7 +92,7 @@ def test_bad_users_and_files_are_refused(tmp_path: Path, tmp_path_factory: pytes
         with pytest.raises(DataError, match="a user vector of 3 finite floats"):
             rank.top(user, np.array([1]))
     tokens = cb.tables.write_tokens(tmp_path / "t", {"k": [1], "t": [[1]]}, key="k", tokens="t", width=2)
-    with pytest.raises(PlanError, match="holds tokens"):
+    with pytest.raises(PlanError, match="contains tokens"):
         cb.tables.PreRank(tokens)
 
 

@@ -273,7 +273,9 @@ def from_contents(entry: Any, shape: list[int]) -> np.ndarray:
     try:
         return np.array(values, NUMPY[entry.datatype]).reshape(shape)
     except (OverflowError, ValueError):
-        raise wrong(f"input {entry.name[:100]!r} holds a number outside the range of {entry.datatype}") from None
+        raise wrong(
+            f"input {entry.name[:100]!r} contains a number outside the range of {entry.datatype}; use a larger datatype"
+        ) from None
 
 
 class TokenFirst(grpc.ServerInterceptor):  # type: ignore[misc]

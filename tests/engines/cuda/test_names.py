@@ -45,7 +45,7 @@ def test_a_device_of_no_size_is_refused(made: object) -> None:
 
 @pytest.mark.parametrize("body", ["return a;\0", "return a; // \ud800"])
 def test_a_body_that_is_no_text_is_refused_when_it_is_declared(body: str) -> None:
-    with pytest.raises(PlanError, match="source text"):
+    with pytest.raises(PlanError, match="must be valid text"):
         cb.operator(["int"], "int", cuda=body)(lambda a: a)
 
 
