@@ -9,7 +9,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.arguments.names import closest, lacking, nearest, no_argument, no_attribute, one_of
+from ctrbox.arguments.names import closest, lacking, named_parameters, nearest, no_argument, no_attribute, one_of
 from ctrbox.errors import PlanError
 
 
@@ -69,3 +69,38 @@ def test_names_of_other_libraries_lead_to_ours() -> None:
         with pytest.raises(AttributeError) as error:
             ask()
         assert told in str(error.value)
+
+
+def test_up_to_ten_more_columns_are_named() -> None:
+    names = [f"c{n}" for n in range(12)]
+    ten = ", ".join(map(repr, names[1:11]))
+    assert lacking(names[:11], []) == f"column 'c0'; also {ten}"
+    assert lacking(names, []) == f"column 'c0'; also {ten} and 1 more"
+
+
+def test_only_what_can_be_given_by_name_is_an_argument() -> None:
+    @named_parameters
+    def scored(first: int, /, *rest: int, weight: float = 1.0) -> float:
+        return (first + sum(rest)) * weight
+
+    class Scorer:
+        @named_parameters
+        def score(self, value: int) -> int:
+            return value
+
+    assert scored(1, 2, weight=2.0) == 6.0
+    assert Scorer().score(value=3) == 3
+    for call, told in (
+        (
+            lambda: scored(1, rest=2),
+            "scored has no argument 'rest'; it has weight",
+        ),
+        (lambda: scored(first=1), "scored has no argument 'first'; it has weight"),
+        (lambda: Scorer().score(valu=1), "Scorer.score has no argument 'valu'; nearest: 'value'; it has value"),
+    ):
+        with pytest.raises(PlanError) as caught:
+            call()
+        assert (
+            str(caught.value).replace(f"{test_only_what_can_be_given_by_name_is_an_argument.__name__}.<locals>.", "")
+            == told
+        )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ctrbox as cb
-from ctrbox.arguments.numbers import is_number, share, whole
+from ctrbox.arguments.numbers import flag, is_number, is_whole, number, share, whole
 from ctrbox.columns.batch import Field
 from ctrbox.errors import PlanError
 from ctrbox.train.settings import Settings
@@ -56,3 +56,32 @@ def test_a_model_with_numbers_of_numpy_can_be_written_as_json() -> None:
 def test_a_span_of_time_is_no_whole_number() -> None:
     with pytest.raises(PlanError, match="rows must be a whole number from 1 to 9, got"):
         whole("rows", np.timedelta64(3, "s"), 1, 9)
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "above", "told"),
+    [
+        (0.999, 1, 1e15, False, "from 1 to 1e+15, got 0.999"),
+        (-1, 0.5, 999_999_999_999_999, False, "from 0.5 to 999,999,999,999,999, got -1"),
+        (1001, -2e15, 1000.0, False, "from -2e+15 to 1,000, got 1001"),
+        (-1.5, -1.5, 0, True, "above -1.5 and at most 0, got -1.5"),
+        (2**256 - 1, 0, 1, False, f"from 0 to 1, got {2**256 - 1}"),
+        (2**256, 0, 1, False, "from 0 to 1, got a number of 257 bits"),
+    ],
+)
+def test_bounds_are_told_as_one_would_write_them(value: Any, low: float, high: float, above: bool, told: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        number("x", value, low, high, above=above)
+    assert str(caught.value) == f"x must be a number {told}"
+
+
+def test_a_number_may_be_at_its_bounds() -> None:
+    assert [number("x", value, 0, 2) for value in (0, 1, 2)] == [0.0, 1.0, 2.0]
+    assert number("x", 2, 0, 2, above=True) == 2.0
+    assert [share("x", value, 0.25, 0.75) for value in (0.25, 0.75)] == [0.25, 0.75]
+    assert [flag("x", value) for value in (True, False, np.True_, np.False_)] == [True, False, True, False]
+    with pytest.raises(PlanError, match=r"^x must be True or False, got 1$"):
+        flag("x", 1)
+    assert not is_whole(1.0)
+    assert not is_whole(True)
+    assert is_whole(np.uint8(1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from ctrbox.columns.batch import Batch, Field, Fields, Ragged, Schema
+from ctrbox.columns.label_task import Task
 from ctrbox.errors import PlanError
 
 SPARSE = (Field("ad", "ad", False), Field("tags", "tag", True))
@@ -156,3 +159,169 @@ def test_a_misspelled_sparse_feature_of_a_batch_is_answered_with_the_nearest() -
     assert "usr" not in fields
     with pytest.raises(KeyError, match="the batch has no sparse feature 'usr'; nearest: 'user'"):
         fields["usr"]
+
+
+# ---- several labels, tensors, what notebooks show
+
+
+def several(rows: int = 3) -> Batch:
+    """Rows with two labels; of the second one some values are not known, and some may still arrive."""
+    schema = Schema(
+        (Field("tags", "tags", True),),
+        (("price", 1), ("vector", 2)),
+        label=False,
+        group=True,
+        weight=True,
+        tasks=(Task("click", "binary"), Task("buy", "binary", 7.0)),
+    )
+    lists = [[7, 8, 9, 10], [7, 8, 9], []]
+    return Batch(
+        schema,
+        3,
+        None,
+        np.array([[0.5, 1, 2], [1.25, 3, 4], [1e6, 5, 6]], np.float32),
+        {"tags": Ragged(np.concatenate(lists).astype(np.int64), np.cumsum([0, *map(len, lists)]))},
+        np.array([5, 6, 7]),
+        np.array([1.0, 2.0, 1.0], np.float32),
+        labels={"click": np.array([0, 1, 0], np.float32), "buy": np.array([1, np.nan, 0], np.float32)},
+        observed={"click": np.ones(3, bool), "buy": np.array([True, False, True])},
+        arrived={"buy": np.array([1.0, np.nan, 0.5], np.float32)},
+    ).take(np.arange(rows))
+
+
+def tensors(made: Batch) -> Batch:
+    """The batch as one of a GPU has it: with tensors in the place of arrays."""
+    found: Any = made.torch()
+    sparse: Any = {name: Ragged(values, offsets) for name, (values, offsets) in found["sparse"].items()}
+    roles = [found.get(name) for name in ("label", "group", "weight")]
+    return Batch(made.schema, made.rows, roles[0], found["dense"], sparse, roles[1], roles[2], index=np.arange(3))
+
+
+def test_a_batch_of_tensors_is_brought_over_taken_and_chosen_from() -> None:
+    whole = batch()
+    there = tensors(whole)
+    assert (whole.on_device, there.on_device) == (False, True)
+    assert whole.cpu() is whole
+    assert plain(there.cpu()) == {**plain(whole), "index": [0, 1, 2]}
+    assert plain(there.take(np.array([2, 0])).cpu()) == plain(whole.take(np.array([2, 0])))
+    assert there.to_arrow().equals(whole.to_arrow())
+    assert plain(Batch.concat([there, whole])) == plain(Batch.concat([whole, whole]))
+    narrow = Schema(SPARSE[1:], (("age", 1),), True, False, False)
+    assert there.select(narrow).on_device
+    assert plain(there.select(narrow).cpu()) == {**plain(whole.select(narrow)), "index": [0, 1, 2]}
+    bare = tensors(batch(Schema(SPARSE, DENSE, False, False, False))).cpu()
+    assert (bare.label, bare.weight, bare.group) == (None, None, None)
+
+
+def test_weights_that_the_features_do_not_name_stay_with_the_rows() -> None:
+    unweighted = Schema(SPARSE, DENSE, True, True, False)
+    sampled = dataclasses.replace(batch(), schema=unweighted)  # weights that come from downsampled negatives
+    assert sampled.select(Schema(SPARSE[:1], DENSE, True, True, False)).weight is sampled.weight
+    assert batch().select(unweighted).weight is None
+
+
+def test_a_choice_among_several_labels_keeps_what_belongs_to_them() -> None:
+    whole = several()
+    chosen = whole.select(dataclasses.replace(whole.schema, tasks=(Task("buy", "binary", 7.0), Task("other", "count"))))
+    assert [list(found) for found in (chosen.labels, chosen.observed, chosen.arrived)] == [["buy"]] * 3
+    only = whole.select(dataclasses.replace(whole.schema, tasks=whole.schema.tasks[:1]))
+    assert [list(found) for found in (only.labels, only.observed, only.arrived)] == [["click"], ["click"], []]
+
+
+def test_a_label_is_final_where_its_window_is_over() -> None:
+    whole = several()
+    assert whole.final("click").tolist() == [True, True, True]
+    assert whole.final("buy").tolist() == [True, False, False]
+    assert whole.slice(1, 3).final("buy").tolist() == [False, False]
+
+
+def test_several_labels_come_back_from_arrow_and_slices_with_their_masks() -> None:
+    whole = several()
+    rows = whole.to_arrow()
+    assert rows.schema.names == [
+        *("weight", "group", "click", "buy", "arrived buy", "price", "vector.0", "vector.1", "tags")
+    ]
+    assert rows.column("buy").is_valid().to_pylist() == [True, False, True]
+    for again in (
+        Batch.from_arrow(whole.schema, rows),
+        Batch.from_torch(whole.schema, whole.torch()),
+        Batch.concat([whole.take(np.array([0])), whole.take(np.array([1, 2]))]),
+    ):
+        assert plain(again) == plain(whole)
+        for kind in ("labels", "observed", "arrived"):
+            ours, theirs = getattr(whole, kind), getattr(again, kind)
+            assert list(theirs) == list(ours)
+            for name, values in ours.items():
+                np.testing.assert_array_equal(theirs[name], values)
+    part = whole.slice(1, 3)
+    assert part.labels["buy"].tolist()[1:] == [0.0]
+    assert part.observed["buy"].tolist() == [False, True]
+    assert part.arrived["buy"].tolist()[1:] == [0.5]
+
+
+def cells(html: str) -> list[list[str]]:
+    """Return the cells of a table of HTML, row by row."""
+    lines = re.findall(r"<tr>(.*?)</tr>", html)
+    return [re.findall(r"<t[hd]>(?:<bdi>)?(.*?)(?:</bdi>)?</t[hd]>", line) for line in lines]
+
+
+def test_a_notebook_shows_roles_labels_keys_and_columns_of_a_batch() -> None:
+    html = several()._repr_html_()
+    assert "<b>Batch of 3 rows</b>" in html
+    heads, *rows = cells(html)
+    assert [head.replace('<br><span class="muted">', " ").removesuffix("</span>") for head in heads] == [
+        *("weight float32", "group int64", "click label", "buy label", "tags keys"),
+        *("price float32", "vector.0 float32", "vector.1 float32"),
+    ]
+    assert rows == [
+        ["1.0", "5", "0", "1", "7, 8, 9, …", "0.5", "1", "2"],
+        ["2.0", "6", "1", "", "7, 8, 9", "1.25", "3", "4"],
+        ["1.0", "7", "0", "0", "", "1e+06", "5", "6"],
+    ]
+    assert [len(cells(several(rows)._repr_html_())) for rows in (0, 2)] == [1, 3]
+    many = several().take(np.array([0, 1, 2, 0, 1, 2]))
+    assert "<b>Batch of 6 rows</b>" in many._repr_html_()
+    assert len(cells(many._repr_html_())) == 1 + 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        (0, "Batch(1,234 rows, dense: 1 columns)"),
+        (1, "Batch(1,234 rows, sparse: s0, dense: 1 columns)"),
+        (5, "Batch(1,234 rows, sparse: s0, s1, s2, s3, s4, dense: 1 columns)"),
+        (6, "Batch(1,234 rows, sparse: s0, s1, s2, s3, s4 and 1 more, dense: 1 columns)"),
+    ],
+)
+def test_a_batch_prints_five_of_its_fields(fields: int, shown: str) -> None:
+    sparse = Fields([f"s{k}" for k in range(fields)], lambda k: Ragged(np.arange(1234), np.arange(1235)))
+    schema = Schema((), (("x", 1),), False, False, False)
+    assert repr(Batch(schema, 1234, None, np.zeros((1234, 1), np.float32), sparse, None)) == shown
+
+
+def test_a_batch_prints_its_several_labels() -> None:
+    assert repr(several()) == "Batch(3 rows, weight, group, labels: click, buy, sparse: tags, dense: 3 columns)"
+
+
+def test_a_schema_names_its_columns_and_the_kinds_of_its_keys() -> None:
+    schema = Schema((Field("ad", "ad", False, "int"), Field("x", "x", True)), DENSE, True, False, False)
+    assert schema.dense_width == 4
+    assert schema.dense_names == ["price", "vector.0", "vector.1", "age"]
+    assert schema.key_kinds == {
+        "ad": "int",
+        "x": "",
+        **dict.fromkeys(["price", "vector.0", "vector.1", "age"], "dense"),
+    }
+
+
+def test_fields_are_wrapped_once_when_they_are_asked_for() -> None:
+    made: list[int] = []
+
+    def make(place: int) -> Ragged:
+        made.append(place)
+        return Ragged(np.arange(place), np.array([0, place]))
+
+    fields = Fields(["user", "ad"], make)
+    assert (len(fields), list(fields), made) == (2, ["user", "ad"], [])
+    assert fields["ad"] is fields["ad"]
+    assert made == [1]

@@ -94,3 +94,40 @@ def test_other_devices_and_versions_of_torch_are_told_as_rounding() -> None:
     )
     with pytest.raises(DataError, match="x is damaged"):
         EncodedBy.read(None, "x")
+
+
+def test_a_fact_is_a_text_of_at_most_1000_printable_characters() -> None:
+    facts = MADE.facts()
+    assert EncodedBy.read({**facts, "name": "x" * 1000}, "v").name == "x" * 1000
+    assert EncodedBy.read({**facts, "kind": "text"}, "v").kind == "text"
+    for wrong, told in (
+        ({**facts, "name": "x" * 1001}, "the name of its encoder is not a short text; encode the items again"),
+        ({**facts, "module": 5}, "the module of its encoder is not a short text; encode the items again"),
+        ({**facts, "kind": "sound" * 9}, "its encoder takes items of kind 'soundsoundsoundsound'"),
+        ({"name": "x"}, "it does not describe the encoder that made its vectors; encode the items again"),
+        ([], "it does not describe the encoder that made its vectors; encode the items again"),
+    ):
+        with pytest.raises(DataError) as caught:
+            EncodedBy.read(wrong, "v")
+        assert str(caught.value) == f"v is damaged: {told}"
+
+
+def test_a_difference_shows_up_to_80_characters() -> None:
+    for module, shown in (("x" * 80, repr("x" * 80)), ("x" * 81, repr("x" * 16 + "…"))):
+        other = dataclasses.replace(MADE, module=module, prepare="other")
+        assert MADE.differences(other) == [f"module is {shown}, expected 'Net'", "prepare is 'other', expected 'small'"]
+    assert MADE.same == (
+        ("kind", "image"),
+        ("name", "net"),
+        ("module", "Net"),
+        ("prepare", "small"),
+        ("weights", "ab" * 32),
+    )
+    assert MADE.differences(MADE) == []
+
+
+def test_rounding_names_the_device_before_the_version() -> None:
+    both = dataclasses.replace(MADE, device="cuda", torch="3")
+    assert (
+        MADE.rounding(both) == "the published vectors were computed on cpu, but this process computes vectors on cuda"
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
@@ -305,3 +305,160 @@ def test_rows_must_have_the_same_columns() -> None:
     with pytest.raises(DataError, match="column 'b' cannot be read"):
         table_of_dicts([{"b": 1}, {"b": "x"}], schema, {})
     assert [is_dicts(rows) for rows in ({}, [{}], [], [{}, 1], ({},), "ab")] == [True, True, False, False, True, False]
+
+
+# ---- whole sentences
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "values", "told"),
+    [
+        (
+            pa.timestamp("us"),
+            None,
+            [None, 5],
+            "row 1: column 'x' is a whole number (5), expected a time: ISO 8601 text such as '2026-11-18T09:30:00Z'; a number "
+            "needs its unit declared in the job: cb.View(…, time_units={…: 's'})",
+        ),
+        (
+            pa.list_(pa.timestamp("us")),
+            "s",
+            [[1], [2, 10**12]],
+            "row 1: column 'x' is a list ([2, 1000000000000]), expected a list of times: ISO 8601 text such as "
+            "'2026-11-18T09:30:00Z', or a whole number of seconds since 1970; 1000000000000 seconds since 1970 lie in the year "
+            "33,658, outside the years 0001 to 9999; check the unit, which may be milliseconds",
+        ),
+        (pa.float64(), None, [0, float("nan")], "row 1: column 'x' is a fraction (nan), expected float (double)"),
+        (
+            pa.float64(),
+            None,
+            [10**400],
+            f"row 0: column 'x' is a whole number ({str(10**400)[:40]}…), expected float (double)",
+        ),
+        (
+            pa.int64(),
+            None,
+            [1, 2**63],
+            "row 1: column 'x' is a whole number (9223372036854775808), expected int (int64)",
+        ),
+        (
+            pa.list_(pa.float64()),
+            None,
+            [[1], [True]],
+            "row 1: column 'x' is a list ([True]), expected list[float] (list<item: double>)",
+        ),
+        (pa.list_(pa.bool_()), None, [[1]], "row 0: column 'x' is a list ([1]), expected list[bool]"),
+        (pa.string(), None, [("a",)], "row 0: column 'x' is tuple (('a',)), expected str"),
+        (pa.string(), None, ["\ud800"], "row 0: column 'x' is a string ('\\ud800'), expected str"),
+    ],
+)
+def test_a_refusal_is_one_sentence(kind: pa.DataType, unit: str | None, values: list[Any], told: str) -> None:
+    with pytest.raises(DataError) as caught:
+        column(kind, unit).array(values)
+    assert str(caught.value) == told
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "values", "expected"),
+    [
+        (pa.timestamp("ms"), "s", ["1970-01-01T00:00:01Z", 2, None], [1000, 2000, None]),
+        (pa.timestamp("us"), None, ["1970-01-01T00:00:01Z"], [1_000_000]),
+        (pa.timestamp("us"), None, [], []),
+    ],
+)
+def test_times_come_in_the_unit_of_the_log(
+    kind: pa.DataType, unit: str | None, values: list[Any], expected: list[int | None]
+) -> None:
+    found = column(kind, unit).array(values)
+    assert found.type == kind
+    assert found.cast(pa.int64()).to_pylist() == expected
+
+
+def test_lists_of_times_and_fractions_keep_their_rows() -> None:
+    times = column(pa.list_(pa.timestamp("us")), "s").array([[1, "1970-01-01T00:00:02"], None, [], [3]])
+    assert times.to_pylist() == [
+        [datetime(1970, 1, 1, 0, 0, 1), datetime(1970, 1, 1, 0, 0, 2)],
+        None,
+        [],
+        [datetime(1970, 1, 1, 0, 0, 3)],
+    ]
+    assert column(pa.list_(pa.float32())).array([[1, 0.5], None, []]).to_pylist() == [[1.0, 0.5], None, []]
+    assert column(pa.list_(pa.float64(), 2)).array([None, [1, 2]]).to_pylist() == [None, [1.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "tensor", "told"),
+    [
+        (pa.float64(), None, np.array([True]), "tensor 'x' holds BOOL of shape [1], expected float (double)"),
+        (pa.string(), None, np.array([[b"a"]], object), "tensor 'x' holds BYTES of shape [1, 1], expected str"),
+        (pa.int64(), None, np.array([1j]), "tensor 'x' holds COMPLEX128 of shape [1], expected int (int64)"),
+        (
+            pa.timestamp("us"),
+            None,
+            np.array([b"soon"]),
+            "tensor 'x' cannot be read as a time: ISO 8601 text such as '2026-11-18T09:30:00Z'; a number needs its unit declared "
+            "in the job: cb.View(…, time_units={…: 's'}): not ISO 8601",
+        ),
+        (pa.float64(), None, np.array([np.nan]), "tensor 'x' cannot be read as float (double): a value is not finite"),
+        (
+            pa.list_(pa.int64(), 3),
+            None,
+            np.array([[1, 2]]),
+            "tensor 'x' cannot be read as list[int] (fixed_size_list<item: int64>[3]): ValueError",
+        ),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_refused_in_a_sentence(
+    kind: pa.DataType, unit: str | None, tensor: np.ndarray, told: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        column(kind, unit).from_tensor(tensor)
+    assert str(caught.value) == told
+
+
+def test_tensors_of_lists_have_a_row_for_each_of_their_rows() -> None:
+    whole = np.array([[1, 2], [3, 4]], np.int32)
+    assert column(pa.list_(pa.int64())).from_tensor(whole).to_pylist() == [[1, 2], [3, 4]]
+    assert column(pa.list_(pa.float64())).from_tensor(whole).to_pylist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert column(pa.list_(pa.float32(), 2)).from_tensor(whole.astype(np.float32)).to_pylist() == [[1, 2], [3, 4]]
+    texts = np.array([[b"a", b"b"]], "S1")
+    assert column(pa.list_(pa.string())).from_tensor(texts).to_pylist() == [["a", "b"]]
+    assert column(pa.float32()).from_tensor(np.array([2**24 + 1])).to_pylist() == [2.0**24]
+    assert column(pa.int8()).from_tensor(np.array([5], np.int8)).type == pa.int8()
+
+
+# ---- values of Python and NumPy
+
+
+def test_values_of_numpy_and_moments_are_taken_as_json_would_have_them() -> None:
+    schema = pa.schema(
+        {"at": pa.timestamp("us"), "n": pa.int64(), "v": pa.list_(pa.float64()), "when": pa.list_(pa.timestamp("us"))}
+    )
+    east = timezone(timedelta(hours=2))
+    rows = [
+        {"at": datetime(2026, 1, 1, 2, tzinfo=east), "n": np.int8(1), "v": np.array([1, 2]), "when": (date(1970, 1, 2),)},
+        {"at": np.datetime64("2026-01-01T00:00:00.5"), "n": None, "v": (0.5, np.float32(1)), "when": []},
+        {"at": np.datetime64("NaT"), "n": 3, "v": [], "when": np.array(["1970-01-01T00:00:00.000000001"], "M8[ns]")},
+        {"at": date(2026, 1, 1), "n": 4, "v": None, "when": None},
+    ]  # fmt: skip
+    assert table_of_dicts(rows, schema, {}).to_pydict() == {
+        "at": [datetime(2026, 1, 1), datetime(2026, 1, 1, 0, 0, 0, 500_000), None, datetime(2026, 1, 1)],
+        "n": [1, None, 3, 4],
+        "v": [[1.0, 2.0], [0.5, 1.0], [], None],
+        "when": [[datetime(1970, 1, 2)], [], [datetime(1970, 1, 1)], None],
+    }
+    assert table_of_dicts([], schema, {}).num_rows == 0
+    assert table_of_dicts([{"at": 5}], schema, {"at": "s"}).to_pydict() == {"at": [datetime(1970, 1, 1, 0, 0, 5)]}
+    with pytest.raises(DataError, match=r"^row 0: column 'n' is datetime \("):
+        table_of_dicts([{"n": datetime(2026, 1, 1)}], schema, {})
+
+
+def test_rows_of_other_names_are_told_with_the_first_name_that_differs() -> None:
+    for rows, told in (
+        ([{"a": 1, "b": 2}, {"a": 1, "c": 2}], "row 0 has column 'b', but row 1 does not"),
+        ([{"a": 1}, {"c": 2, "a": 1}], "row 1 has column 'c', but row 0 does not"),
+        ([{}, {"a": 1}], "row 1 has column 'a', but row 0 does not"),
+    ):
+        with pytest.raises(DataError) as caught:
+            table_of_dicts(rows, pa.schema({}), {})
+        assert str(caught.value) == f"{told}; give every row the same columns, with None for a missing value"

@@ -264,6 +264,7 @@ class Batch:
             part(self.weight),
             labels={name: values[start:stop] for name, values in self.labels.items()},
             observed={name: known[start:stop] for name, known in self.observed.items()},
+            arrived={name: shares[start:stop] for name, shares in self.arrived.items()},
         )
 
     def select(self, schema: Schema) -> Batch:
