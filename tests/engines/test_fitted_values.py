@@ -13,8 +13,9 @@ from hypothesis import given, settings
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines.fitted_values import Counts, FitOrder
+from ctrbox.engines.fitted_values import Counts, FitOrder, History, Values
 from ctrbox.engines.quantile_sketch import Moments, QuantileSketch
+from ctrbox.plan.graph.graph import FitSpec
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 
@@ -539,3 +540,19 @@ def test_two_million_rows_are_fitted_within_a_tenth_of_a_percent() -> None:
     plan = cb.compile(cb.View(pa.table({"x": values})), cb.FeatureSet(dense={"q": col("x").bucketize(quantiles=100)}))
     ranks = np.searchsorted(np.sort(values), plan.fit().fitted[0]["boundaries"])
     assert np.abs(ranks - np.arange(1, 100) * len(values) // 100).max() <= 0.001 * len(values)
+
+
+def test_a_label_above_one_half_is_a_click_and_one_that_is_not_known_is_not_counted() -> None:
+    learner = History(FitSpec("history", (), (("every", 10),)))
+    keys = np.array([7, 7, 7, 7, 7, 9, 7], np.uint64)
+    times = np.array([0, 9, 10, -1, 0, 0, 0])
+    labels = np.array([0.5, 0.51, 1.0, 1.0, np.nan, 1.0, 1.0])
+    learner.add(Values(keys, np.array([True] * 5 + [False, True])), Values(times, None), Values(labels, None))
+    known = np.array([True, False])
+    learner.add(Values(keys[:2], None), Values(times[:2], known), Values(labels[1:3], None))
+    learner.add(Values(keys[:2], None), Values(times[:2], None), Values(labels[1:3], ~known))
+    found = {name: values.tolist() for name, values in learner.state().items()}
+    assert found == {"hashes": [7] * 3, "buckets": [-1, 0, 1], "shows": [1, 5, 1], "clicks": [1, 4, 1]}
+    assert {name: values.tolist() for name, values in learner.state().items()} == found
+    nothing = History(FitSpec("history", (), (("every", 10),))).state()
+    assert {name: values.tolist() for name, values in nothing.items()} == {key: [] for key in found}

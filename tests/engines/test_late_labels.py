@@ -14,8 +14,9 @@ from hypothesis import given, settings
 
 import ctrbox as cb
 from ctrbox import col
+from ctrbox.engines.cpu.labels import share_by_row
 from ctrbox.engines.fitted_values import Values
-from ctrbox.engines.late_labels import Delays, arrived, buckets_of, estimate
+from ctrbox.engines.late_labels import LEAST_CONVERSIONS, Delays, arrived, buckets_of, estimate
 from ctrbox.plan.graph.graph import FitSpec
 
 WINDOW = 6.0
@@ -172,6 +173,51 @@ def test_ages_of_rows_whose_label_is_null_are_not_read() -> None:
     assert not batch.observed["convert"][-1]
     assert np.isnan(batch.arrived["convert"][-1])
     assert not batch.final("convert")[-1]
+
+
+def test_ages_at_their_bounds_are_taken() -> None:
+    rows, _ = log()
+    above = float(np.nextafter(np.float32(WINDOW), np.float32(100)))
+    edges = [
+        (True, 0.0, 0.0),
+        (True, 3.0, 3.0),
+        (True, WINDOW, 7.0),
+        (True, above, 7.0),
+        (False, None, 0.0),
+        (None, 1.0, WINDOW),
+    ]
+    p = plan(pa.concat_tables([rows, *(one_row(*edge) for edge in edges)]))
+    batch = list(p.batches(60_000))[-1].slice(len(rows), len(rows) + len(edges))
+    labels = batch.labels["convert"].tolist()
+    assert labels[:5] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert math.isnan(labels[5])
+    assert batch.observed["convert"].tolist() == [True] * 5 + [False]
+    shares = batch.arrived["convert"].tolist()
+    assert (shares[2], shares[3], shares[5]) == (1.0, 1.0, 1.0)
+    assert 0 <= shares[0] == shares[4] < shares[1] < 1
+    assert share_by_row(p.fitted[0], np.array([-1, -0.0, math.nan, math.inf, 9], np.float32), WINDOW).tolist() == [
+        pytest.approx(math.nan, nan_ok=True),
+        shares[0],
+        pytest.approx(math.nan, nan_ok=True),
+        pytest.approx(math.nan, nan_ok=True),
+        1.0,
+    ]
+
+
+def test_a_hundred_conversions_in_old_rows_are_enough() -> None:
+    def learned(count: int) -> Delays:
+        learner = Delays(spec())
+        ones = Values(np.ones(count), None)
+        learner.add(ones, Values(np.full(count, 2.0), None), Values(np.full(count, WINDOW), None))
+        return learner
+
+    assert learned(LEAST_CONVERSIONS).state()["shares"].tolist() == [1.0]
+    with pytest.raises(cb.errors.DataError) as met:
+        learned(LEAST_CONVERSIONS - 1).state()
+    assert str(met.value) == (
+        "label 'convert' has 99 conversions in rows that are at least window=6 old; at least 100 are needed to learn how late "
+        "conversions arrive: use a shorter window=, or a log that begins earlier"
+    )
 
 
 def test_too_few_old_conversions_and_bad_declarations_are_refused() -> None:

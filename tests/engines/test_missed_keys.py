@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines.missed_keys import FIRST_KEYS, JoinCount
+from ctrbox.engines.missed_keys import FIRST_KEYS, JoinCount, counted_in, watched
 from ctrbox.report.write_report import write_report
 
 SPARSE = {"user": col("user"), "age": col("age")}
@@ -127,3 +127,93 @@ def test_a_training_keeps_and_shows_the_share_of_missed_keys(tmp_path: Path) -> 
     page = write_report(tmp_path / "run").read_text()
     assert "Keys that were looked up in joined and merged views" in page
     assert "50.0%" in page
+
+
+def warned(view: cb.View, rows: int = 50) -> list[str]:
+    features = cb.FeatureSet(dense={"age": col("age")})
+    with warnings.catch_warnings(record=True) as met:
+        warnings.simplefilter("always")
+        list(cb.compile(view, features, device="cpu", threads=1).batches(rows))
+    return [str(w.message) for w in met]
+
+
+class Once:
+    """Rows that are asked for anew at each scan, and that nobody else may read."""
+
+    streaming = True
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def batches(self) -> Any:
+        return iter(self.table.to_batches())
+
+    def __arrow_c_stream__(self, requested: Any = None) -> Any:
+        return self.table.__arrow_c_stream__(requested)
+
+
+def test_the_warning_of_missed_keys_shows_both_sides_where_they_can_be_read_again() -> None:
+    log = pa.table({"id": range(3), "user": ["07", "08", "09"], "at": pa.array([5, 5, 5], pa.timestamp("us"))})
+    users = pa.table({"user": ["7", "8"], "age": [1, 2], "since": pa.array([1, 1], pa.timestamp("us"))})
+    right = cb.View(users, key="user", name="users").fill(age=0)
+
+    def told(key: str, view: str, timed: str = "", sides: str = "", times: str = "") -> list[str]:
+        return [
+            f"none of the first 3 keys ({key}) has a row in view '{view}'{timed}, so every column that comes from this view is "
+            f"null or filled{sides}. Compare the ids of both sides: leading zeros, upper and lower case, white space, swapped "
+            f"columns{times}"
+        ]
+
+    left = cb.View(log, key="id", name="log")
+    both = "; the first row of 'log' has user='07', the first row of 'users' has user='7'"
+    assert warned(left.join(right, on="user")) == told("user", "users", sides=both)
+    as_of = warned(left.join(right, on="user", as_of=("at", "since")))
+    assert as_of == told("user", "users", " at or before its own time", both, "; and their times")
+    assert warned(cb.View(Once(log), name="log").join(right, on="user")) == told("user", "users")
+    basic = cb.View(pa.table({"id": [10, 11], "age": [1, 2]}), key="id", name="basic").fill(age=0)
+    assert warned(left.merge(basic, ordered=True)) == told("id", "basic")
+    numbers = "; the first row of 'log' has id=0, the first row of 'basic' has id=10"
+    assert warned(left.merge(basic, ordered=False)) == told("id", "basic", sides=numbers)
+
+
+def test_a_warning_comes_with_the_least_number_of_keys_and_not_where_one_has_a_row() -> None:
+    right = cb.View(pa.table({"user": [1], "age": [5]}), key="user", name="users").fill(age=0)
+
+    def log(users: list[int]) -> cb.View:
+        return cb.View(pa.table({"user": users}), name="log").join(right, on="user")
+
+    plan = cb.compile(log([7] * 6), cb.FeatureSet(dense={"age": col("age")}), device="cpu", threads=1)
+    with pytest.warns(UserWarning, match="none of the first 6 keys"):
+        list(plan.batches(3))
+    extractor = plan.extractor()
+    extractor.joins.told.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        extractor.joins.warn(7)
+    with pytest.warns(UserWarning, match="none of the first 6 keys"):
+        extractor.joins.warn(6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        extractor.joins.warn(1)  # once is enough
+    assert warned(log([7, 7, 1])) == []
+    assert JoinCount("users", ("user",), 0, 0).share == 0.0
+
+
+def test_a_stream_is_watched_after_its_first_item_and_at_its_end() -> None:
+    asked: list[Any] = []
+    for items in ([], ["a"], ["a", "b", "c"]):
+        asked.clear()
+        for item in watched(items, asked.append):
+            asked.append(item)  # noqa: PERF402
+        assert asked == [*([FIRST_KEYS] if items else []), *items, 1]
+
+
+def test_counts_of_parts_of_a_plan_are_added_for_each_join() -> None:
+    right = cb.View(pa.table({"user": [1], "age": [5]}), key="user", name="users").fill(age=0)
+    view = cb.View(pa.table({"user": [1, 2, 3]}), name="log").join(right, on="user")
+    plan = cb.compile(view, cb.FeatureSet(dense={"age": col("age")}), device="cpu", threads=1)
+    list(plan.batches(3))
+    extractor = plan.extractor()
+    assert counted_in([extractor]) == [JoinCount("users", ("user",), 3, 2)]
+    assert counted_in([extractor, extractor]) == [JoinCount("users", ("user",), 6, 4)]
+    assert counted_in([]) == []

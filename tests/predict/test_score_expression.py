@@ -153,6 +153,11 @@ def test_the_deepest_and_the_longest_expressions_are_computed() -> None:
     rows = [[0.5, 0, 0, 0, 0]]
     assert scores(deep, rows).tolist() == [0.5]
     assert scores(long, rows).tolist() == [0.5 * (long.count("+") + 1)]
+    assert scores("click".ljust(MOST_CHARACTERS), rows).tolist() == [0.5]
+    assert scores("+".join(["pow(click, 2)"] * 16), rows).tolist() == [4.0]
+    assert scores("1e308 * 0", rows).tolist() == [0.0]
+    with pytest.raises(DataError, match="the score has 2,001 characters; expected at most 2,000"):
+        scores("click".ljust(MOST_CHARACTERS + 1), rows)
 
 
 @pytest.mark.parametrize("text", ["click / value", "pow(-1, 0.5) * click", "1e308 * 10 * click", "1e39 + click"])

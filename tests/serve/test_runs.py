@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 import ctrbox as cb
+from ctrbox import col
 from ctrbox.errors import BudgetError, CtrboxError, DataError, PlanError
 from ctrbox.serve.model_folder import ModelFolder, create
 from ctrbox.serve.served_click_model import ServedModel
@@ -51,6 +53,25 @@ def test_a_run_scores_as_it_predicts_whatever_is_in_the_context(served: ServedRu
         columns = {n: [row[n] for row in listed] for n in listed[0]}
         again, _ = served.score(served.reader.from_json(orjson.dumps({**body, "candidates": columns})))
         assert np.array_equal(scores, again)
+
+
+def test_a_request_needs_no_id_for_columns_of_a_merged_view(tmp_path: Path) -> None:
+    ids = list(range(400))
+    log = pa.table({"id": ids, "ad": [k % 7 for k in ids], "y": [k % 2 for k in ids]})
+    pq.write_table(log, tmp_path / "log.parquet")
+    pq.write_table(pa.table({"id": ids, "price": [k / 400 for k in ids]}), tmp_path / "more.parquet")
+    more = cb.View(tmp_path / "more.parquet", key="id").fill(price=0.0)
+    merged = cb.View(tmp_path / "log.parquet", key="id").fill(y=0, ad=0).merge(more, ordered=True)
+    features = cb.FeatureSet(label=col("y"), sparse={"ad": col("ad").key()}, dense={"price": "price"})
+    plan = cb.compile(merged, features, device="cpu")
+    model = cb.models.DeepFM(plan.schema, dim=4, hidden=(8,))
+    run = cb.Trainer(model, cb.MemoryTable(4)).fit(plan, batch_size=100, epochs=1, out=tmp_path / "run")
+    served = open_served(ModelFolder.open(tmp_path / "run"))
+    assert isinstance(served, ServedRun)
+    rows = [{"ad": 1, "price": 0.0}, {"ad": 1, "price": 0.9}, {"ad": 2, "price": 0.9}]
+    scores, _ = served.score(served.reader.from_json(orjson.dumps({"candidates": rows})))
+    assert scores.tolist() == run.predict(rows).tolist()
+    assert len(set(scores.tolist())) == 3
 
 
 def test_a_run_has_no_engine(folder: Path) -> None:

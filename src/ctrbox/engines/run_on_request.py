@@ -64,7 +64,7 @@ class Requests:
         source = self.typed(open_source(rows))
         names = source.schema.names
         self.check(source)
-        log, *merged = self.extractor.columns
+        log, merged = self.extractor.columns[0], self.extractor.loaded[1:]
         wanted = [[n for n in log if n in names], *(m if set(m) <= set(names) else [] for m in merged)]
         every = list(dict.fromkeys(n for part in wanted for n in part))
         batch = self.planned(whole(source, every))
@@ -110,11 +110,11 @@ class Requests:
                     f"but the plan was built on {name_of(wanted or 's')}"
                     + (as_time_advice(name, kind) if wanted == "t" else "")
                 )
-            sizes = [getattr(t, "list_size", None) for t in (mine, planned)]
+            sizes = [getattr(t, "list_size", "any number of") for t in (mine, planned)]
             if sizes[0] != sizes[1]:
                 raise DataError(
                     f"column {name!r} of the request holds lists of {sizes[0]} values, but the plan was built on lists of "
-                    f"{sizes[1]}"
+                    f"{sizes[1]} values"
                 )
 
 

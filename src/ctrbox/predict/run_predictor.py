@@ -81,7 +81,7 @@ class RunPredictor:
         """Return the predictions (rows,) or, for several labels, (rows, labels) in float64; NaN as `predict` says."""
         table = self._table(rows)
         merged = self.plan.extractor()
-        for source, columns in zip(merged.log.sources[1:], merged.columns[1:], strict=True):
+        for source, columns in zip(merged.log.sources[1:], merged.loaded[1:], strict=True):
             for name in columns:
                 if name not in table.column_names:
                     raise DataError(

@@ -330,7 +330,7 @@ class ServedRun:
         merged = plan._request_extractor()
         beside = [
             pa.field(name, source.view.source.schema.field(name).type)
-            for source, columns in zip(merged.log.sources[1:], merged.columns[1:], strict=True)
+            for source, columns in zip(merged.log.sources[1:], merged.loaded[1:], strict=True)
             for name in columns
             if name not in everything.names
         ]

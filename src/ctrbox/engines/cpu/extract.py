@@ -153,6 +153,7 @@ class Extractor:
     def _id_columns(self) -> None:
         """A streamed merge reads the ids of both sides, whether or not a feature does."""
         self.merged = len(self.columns) > 1
+        self.loaded = [list(names) for names in self.columns]  # by programs: without ids that only the merge reads
         self.only_for_merge: set[str] = set()
         if self.merged:
             key = self.log.key[0]

@@ -206,7 +206,8 @@ def over_budget(frame: FrameSpec, run: Run) -> str:
     if frame.budget_bytes > MOST_IN_MEMORY:
         limit = f"{shown_bytes(MOST_IN_MEMORY)} is the most that the records of a joined view can take in memory"
     more = " and there are more" if run.needed_bytes <= frame.budget_bytes else ""
-    return f"{called(frame)}: {rows} take {shown_bytes(run.needed_bytes)} of memory{whole}{more}; {limit}; {remedies(frame)}"
+    view = called(frame).removesuffix(",")
+    return f"{view}: {rows} take {shown_bytes(run.needed_bytes)} of memory{whole}{more}; {limit}; {remedies(frame)}"
 
 
 def called(frame: FrameSpec) -> str:

@@ -1,0 +1,227 @@
+"""Rows that a plan runs on: types that it takes and refuses, to the last word, and schemas that it remembers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import ctrbox as cb
+from ctrbox import _native, col
+from ctrbox.engines.preview import head
+from ctrbox.engines.run_on_request import Requests, names_of, single, whole
+from ctrbox.errors import CtrboxError, PlanError
+from ctrbox.views.source import open_source
+
+VECTORS = pa.list_(pa.float64(), 2)
+ROWS = pa.table(
+    {
+        "id": [1, 2],
+        "f": pa.array([0.5, 1.0], pa.float32()),
+        "d": [0.5, 1.0],
+        "s": ["a", None],
+        "v": pa.array([[1.0, 2.0], [3.0, 4.0]], VECTORS),
+        "at": pa.array([1, 2], pa.timestamp("us")),
+        "y": [0, 1],
+    }
+)
+
+
+def plan(view: cb.View | None = None, **options: Any) -> cb.Plan:
+    log = cb.View(ROWS, key="id", name="log").fill(s="none") if view is None else view
+    dense = {"f": "f", "d": "d", "v": "v", "h": col("at").hour()}
+    features = cb.FeatureSet(label=col("y"), dense=dense, sparse={"s": col("s").key()})
+    return cb.compile(log, features, device="cpu", threads=1, **options)
+
+
+def changed(**columns: Any) -> pa.Table:
+    return pa.table(
+        {name: columns.get(name, ROWS[name]) for name in ROWS.schema.names if columns.get(name, 0) is not None}
+    )
+
+
+def refused(rows: Any, job: cb.Plan | None = None) -> str:
+    with pytest.raises(CtrboxError) as met:
+        (job or plan()).run(rows)
+    return str(met.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        (
+            {"f": pa.array([1e300, 0.2])},
+            "column 'f' of the request: a value is outside the range of float, the type that the plan was built with",
+        ),
+        (
+            {"v": pa.array([[1.0, 2.0, 3.0]] * 2, pa.list_(pa.float64(), 3))},
+            "column 'v' of the request holds lists of 3 values, but the plan was built on lists of 2 values",
+        ),
+        (
+            {"v": pa.array([[1.0, 2.0]] * 2)},
+            "column 'v' of the request holds lists of any number of values, but the plan was built on lists of 2 values",
+        ),
+        (
+            {"at": pa.array([1, 2])},
+            "column 'at' of the request is int, but the plan was built on time, which has no unit; make it a time first, for "
+            "example frame['at'] = pandas.to_datetime(frame['at'], unit='s')",
+        ),
+        ({"s": pa.array([1, 2])}, "column 's' of the request is int, but the plan was built on str"),
+        (
+            {"d": pa.array([None] * 2, pa.map_(pa.int8(), pa.int8()))},
+            "column 'd' of the request is map<int8, int8>, but the plan was built on float",
+        ),
+        (
+            {"d": pa.nulls(2)},
+            "column 'd' is null, but the plan was built on data where it never is; give every row a value, or add "
+            ".fill(d=…) to its view (at request row 0)",
+        ),
+        ({"d": None}, "the request lacks column 'd'; nearest: 'id'"),
+    ],
+)
+def test_a_request_of_other_types_is_refused(columns: dict[str, Any], told: str) -> None:
+    assert refused(changed(**columns)) == told
+
+
+def test_a_request_may_have_wider_floats_narrower_ones_and_columns_without_a_value() -> None:
+    job = plan()
+    tenth = float(np.float32(0.1))
+    assert job.run(changed(f=pa.array([0.1, 1.0]))).dense[:, 0].tolist() == [tenth, 1.0]
+    assert job.run(changed(d=pa.array([0.1, 1.0], pa.float32()))).dense[:, 1].tolist() == [tenth, 1.0]
+    nothing = job.run(changed(s=pa.nulls(2)))
+    assert nothing.sparse["s"].values.tolist() == [job.run(ROWS).sparse["s"].values[1]] * 2
+    batch = job.run(changed(y=None))
+    assert (batch.label, batch.schema.label) == (None, False)
+    assert job.run(ROWS).label is not None
+    assert job.run(ROWS).label.tolist() == [0.0, 1.0]  # type: ignore[union-attr]
+
+
+def test_a_schema_that_was_found_to_be_right_is_remembered_and_others_are_looked_at() -> None:
+    requests = Requests(plan().extractor())
+    (batch,) = ROWS.to_batches()
+    assert not requests.knows(batch)
+    expected = requests.run(batch).dense.tolist()
+    assert requests.knows(batch)
+    assert not requests.knows(ROWS)  # of a table every chunk would have to be looked at
+    assert not requests.knows(batch.select(ROWS.schema.names[::-1]))
+    assert requests.run(batch).dense.tolist() == expected
+    (wide,) = changed(f=pa.array([0.5, 1.0])).to_batches()
+    assert requests.run(wide).dense.tolist() == expected
+    assert not requests.knows(wide)  # its floats are rounded each time
+    assert requests.lacks(["f", "d", "v", "at", "y"]) == ["s"]
+
+
+def test_columns_of_a_merged_view_come_all_with_a_request_or_none_of_them() -> None:
+    more = cb.View(pa.table({"id": [1, 2], "m": [3, 4], "k": [5, 6]}), key="id", name="more").fill(m=-1, k=-1)
+    log = cb.View(ROWS.select(["id", "f"]), key="id", name="log").merge(more)
+    features = cb.FeatureSet(dense={"f": col("f"), "m": col("m"), "k": col("k")})
+    job = cb.compile(log, features, device="cpu", threads=1)
+    half = pa.table({"f": pa.array([0.5], pa.float32()), "m": [8]})
+    both = half.append_column("k", pa.array([9]))
+    assert [job.run(rows).dense.tolist() for rows in (half.select(["f"]), half, both)] == [
+        [[0.5, -1.0, -1.0]],
+        [[0.5, -1.0, -1.0]],
+        [[0.5, 8.0, 9.0]],
+    ]
+    assert job.request_schema().names == ["f", "m", "k"]
+
+
+def test_rows_that_pass_the_filters_are_numbered() -> None:
+    view = cb.View(ROWS, key="id", name="log").fill(s="none")
+    filtered = plan(view.filter(col("f") > 0.7))
+    for rows in (ROWS, *ROWS.to_batches()):
+        found = filtered.run(rows)
+        assert found.index is not None
+        assert (found.index.tolist(), found.rows) == ([1], 1)
+        assert plan().run(rows).index is None
+
+
+def test_tables_of_one_chunk_are_taken_as_the_record_batches_that_they_are() -> None:
+    (batch,) = ROWS.to_batches()
+    assert single(ROWS).equals(batch)
+    assert isinstance(single(ROWS), pa.RecordBatch)
+    several = pa.concat_tables([ROWS, ROWS])
+    mixed = pa.table({"a": pa.chunked_array([[1, 2]]), "b": pa.chunked_array([[1], [2]])})
+    for table in (several, mixed, ROWS.slice(0, 0)):
+        assert single(table) is table
+    assert single(batch) is batch
+    assert [whole(open_source(t), ["id"]).to_pydict() for t in (ROWS, several, ROWS.slice(0, 0))] == [
+        {"id": [1, 2]},
+        {"id": [1, 2, 1, 2]},
+        {"id": []},
+    ]
+    none = whole(open_source(several), [])
+    assert (none.num_rows, none.num_columns) == (4, 0)
+    assert names_of(ROWS) == names_of(batch) == ROWS.schema.names
+    assert names_of(ROWS.to_pandas()) == ROWS.schema.names
+
+
+def test_a_plan_shows_itself_and_cannot_be_changed() -> None:
+    job = plan()
+    assert repr(job) == "Plan('log', sparse=1, dense=4, threads=1)"
+    for name, more in (
+        ("threads", "; make another plan: plan = plan.using(threads=…)"),
+        ("device", "; make another plan: plan = plan.using(device=…)"),
+        ("log", ""),
+    ):
+        with pytest.raises(PlanError) as met:
+            setattr(job, name, 1)
+        assert str(met.value) == f"{name} cannot be set, because a plan cannot be changed after it was compiled{more}"
+    other = job.using(threads=2)
+    assert (other.threads, job.threads, other.device) == (2, 1, "cpu")
+    assert job.using().threads == 1
+    assert job.request_schema().names == ["f", "d", "v", "at", "s"]
+    assert job.request_schema(label=True).names == ["y", "f", "d", "v", "at", "s"]
+    assert job.rows == 2
+
+
+# ---- the first rows of a view
+
+
+def test_columns_keep_the_types_of_their_source_until_a_step_may_change_them() -> None:
+    small = pa.table({"n": pa.array([1, None], pa.int8()), "l": pa.array([[1], []], pa.list_(pa.int8()))})
+    raw = cb.View(small)
+    assert raw.schema == small.schema.set(1, pa.field("l", pa.list_(pa.int8()), nullable=False))
+    stepped = raw.with_columns(twice=col("n") * 2).schema
+    assert [(f.name, f.type, f.nullable) for f in stepped] == [
+        ("n", pa.int8(), True),
+        ("l", pa.large_list(pa.int64()), False),
+        ("twice", pa.int64(), True),
+    ]
+    chunks = cb.View(pa.concat_tables([small] * 3))
+    for view in (chunks, chunks.with_columns(m=col("n"))):
+        assert [head(view, n).num_rows for n in (0, 1, 2, 3, 6, 7)] == [0, 1, 2, 3, 6, 6]
+        assert head(view, 3)["n"].to_pylist() == [1, None, 1]
+        assert head(view, 3).num_columns == len(view.schema)
+
+
+def test_a_notebook_sees_types_first_rows_and_columns_that_cannot_be_read() -> None:
+    maps = pa.array([[("k", 1)]] * 7, pa.map_(pa.utf8(), pa.int64()))
+    page = cb.View(pa.table({"a": pa.array(range(7)), "b": pa.array([None] * 7, pa.utf8()), "m": maps}))._repr_html_()
+    body = page.partition("</style>")[2]
+    assert "columns of types that cannot be read: m" in body
+    assert body.count("<tr>") == 1 + 5
+    assert ">int64, not null<" in body
+    assert ">string<" in body
+    plain = cb.View(pa.table({"a": [1]}))._repr_html_()
+    assert "cannot be read" not in plain
+
+
+def test_a_plan_counts_the_rows_of_a_log_that_does_not_say_how_many_it_has(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("n,m\n1,1\n2,2\n3,3\n")
+    log = cb.View(tmp_path / "log.csv").fill(n=0)
+    assert (log.source.rows, cb.compile(log, cb.FeatureSet(dense={"n": "n"}), device="cpu").rows) == (None, 3)
+    job = plan()
+    assert cb.compile(job.log, job.features, device="cpu").threads == _native.usable_cores()
+    assert job.is_fitted
+    assert job.schema.fingerprint == job.fingerprint
+    fitted = cb.compile(job.log, cb.FeatureSet(dense={"z": col("d").standardize()}), device="cpu", threads=1)
+    assert (fitted.is_fitted, fitted.schema.fingerprint) == (False, "")
+    assert fitted.fit() is fitted
+    assert (fitted.is_fitted, fitted.schema.fingerprint) == (True, fitted.fingerprint)
+    shared = fitted.using(threads=1)
+    assert shared.fitted is fitted.fitted
+    assert shared.run(ROWS).dense.tolist() == fitted.run(ROWS).dense.tolist() == [[-1.0], [1.0]]
