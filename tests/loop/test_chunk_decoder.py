@@ -252,3 +252,17 @@ def test_without_a_timestamp_a_column_whose_name_speaks_of_time_is_suggested() -
         Layout.of(LAYOUT.columns, log, id="id", time="moment")
     with pytest.raises(PlanError, match="no column 'moment' for the time of an event; name it"):
         Layout.of(LAYOUT.columns, log.remove(2), id="id", time="moment")
+
+
+def test_a_line_may_be_as_long_as_the_longest_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk, "BLOCK_BYTES", 64)
+    line = text({**ROW, "query": "q" * 200}).rstrip(b"\n")
+    line += b" " * (-len(line) % 64)
+    longest = len(line) - 64  # of it is held when its last block is read
+    monkeypatch.setattr(chunk, "LINE_BYTES", longest)
+    rows, found = all_of(line)
+    assert (len(rows), found[-1].refused, found[-1].stop) == (1, "", 1)
+    monkeypatch.setattr(chunk, "LINE_BYTES", longest - 1)
+    rows, found = all_of(text(ROW).rstrip(b"\n") + b"\n" + line + b"\n" + text(ROW))
+    assert len(rows) == 1
+    assert found[-1].refused == f"line 2 is longer than {longest - 1:,} bytes; write one event per line"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -242,3 +243,114 @@ def test_a_stream_and_a_warm_up_lie_on_s3(tmp_path: Path, monkeypatch: pytest.Mo
         assert reader.ids() == list(range(12))
         rows = ahead(f"s3://{server.bucket}/past", columns=["id"], in_flight=4)
         assert [r["id"] for m in rows for r in m.rows.to_pylist()] == list(range(12))
+
+
+def test_a_first_chunk_without_events_is_spared_too(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("no event\n")
+    put(tmp_path, "b.jsonl", 1)
+    reader = Reader(tmp_path, delete=True)
+    assert reader.ids() == ["", 1]
+    assert reader.stream.position() == {
+        "floor": "",
+        "done": ["a.md", "b.jsonl"],
+        "spared": ["a.md"],
+        "chunk": "",
+        "rows": 0,
+        "checksum": "",
+    }
+    half = Reader(tmp_path, {"chunk": "c.jsonl", "rows": 3}, delete=True)  # its first three rows were events
+    half.stream.took(chunks.Piece("c.jsonl", 3, 3, None, True))
+    assert half.stream.position()["spared"] == []
+
+
+def test_a_chunk_of_exactly_the_most_bytes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "a.jsonl", 1)
+    size = (tmp_path / "a.jsonl").stat().st_size
+    monkeypatch.setattr(chunks, "MOST_BYTES", size)
+    assert Reader(tmp_path).ids() == [1]
+    monkeypatch.setattr(chunks, "MOST_BYTES", size - 1)
+    assert Reader(tmp_path).ids() == [
+        f"it has {size} bytes, expected at most {size - 1}: split it into smaller chunks, or learn from it with --warm-up"
+    ]
+
+
+@pytest.mark.parametrize(("count", "floor", "kept"), [(4, "", 4), (5, "13.jsonl", 2), (6, "13.jsonl", 3)])
+def test_the_names_of_twice_as_many_chunks_are_kept_before_the_first_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, floor: str, kept: int
+) -> None:
+    monkeypatch.setattr(chunks, "REMEMBERED", 2)
+    names = [f"{n}.jsonl" for n in range(11, 11 + count)]
+    for name in names:
+        (tmp_path / name).write_text("no event\n")
+    reader = Reader(tmp_path)
+    reader.ids()
+    position = reader.stream.position()
+    assert (position["floor"], position["done"], position["spared"]) == (floor, names[-kept:], names[-kept:])
+    assert sorted(reader.stream._read_as) == names[-kept:]
+
+
+def test_a_stream_that_is_closed_ends_the_threads_that_read_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctrbox.loop.chunk_decoder.ROWS", 1)
+    put(tmp_path, "a.jsonl", *range(50))
+    reader = Reader(tmp_path)
+    next(reader.walk)
+    crew = [thread for thread in threading.enumerate() if thread.name.startswith("ctrbox-ahead")]
+    assert crew
+    reader.stream.close()
+    for thread in crew:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in crew)
+    Reader(tmp_path).stream.close()  # nothing was read yet
+
+
+def test_reading_is_tried_again_after_pauses_that_double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(chunks.time, "sleep", pauses.append)
+    monkeypatch.setattr(chunks, "MOST_PAUSE_S", 5.0)
+    reader = Reader(tmp_path)
+    reader.stream.poll_s = 1.0
+    reader.walk = reader.stream.pieces()
+
+    def failing() -> Any:
+        raise SourceError("the disk is gone")
+
+    monkeypatch.setattr(reader.stream, "_new", failing)
+    for _ in range(4):
+        assert next(reader.walk) is None
+    assert pauses == [1.0, 2.0, 4.0, 5.0]
+    assert not reader.stream.drained()
+    assert reader.told == [f"the disk is gone; trying again in {pause} s" for pause in ("1.0", "2.0", "4.0", "5.0")]
+
+
+def test_a_chunk_may_be_removed_after_it_was_read_and_waiting_is_measured(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        put(tmp_path, name, 1)
+    reader = Reader(tmp_path)
+    assert reader.ids() == [1, 1]
+    (tmp_path / "a.jsonl").unlink()
+    assert reader.ids() == []
+    assert reader.told == []
+    assert 0.01 < reader.stream.waited_s < 60
+
+
+def test_a_later_chunk_is_read_as_usual_when_the_first_names_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "REMEMBERED", 2)
+    for n in range(11, 17):
+        put(tmp_path, f"{n}.jsonl", n)
+    reader = Reader(tmp_path)
+    assert reader.ids() == list(range(11, 17))
+    put(tmp_path, "17.jsonl", 17)
+    put(tmp_path, "13a.jsonl", 13)
+    assert reader.ids() == [13, 17]
+    assert reader.told == []
+
+
+def test_a_chunk_whose_rows_are_no_events_is_spared(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"event": "view", "id": 1, "ts": "2026-01-01T00:00:00", "user": 1}\n')
+    reader = Reader(tmp_path, delete=True)
+    reader.ids()
+    assert reader.stream.position()["spared"] == ["a.jsonl"]

@@ -144,3 +144,45 @@ def test_held_rows_of_another_plan_are_refused() -> None:
     other = Join(Layout(pa.schema([("other", pa.int64())]), "id", "ts"), 10)
     with pytest.raises(DataError, match=r"\['mark'\], but the plan reads \['other'\]"):
         other.restore(numbers, held, clicks)
+
+
+def test_the_bytes_of_events_that_wait_decide_whether_they_fit() -> None:
+    events = events_of(
+        numbered([(False, 0, 1), (False, 1, 2), (True, 2, 1), (True, 3, 9), (True, 4, 9), (False, 5, 1)])
+    )
+    join = Join(LAYOUT, 10)
+    join.add(events)
+    rows = 3 * 8  # three impressions, of which one is a duplicate, and two clicks without an impression
+    assert join.bytes == rows + 400 * (2 + 2)
+    compact = 2 * 8 + 400 * 4
+    fits = Join(LAYOUT, 10, budget_bytes=compact)
+    fits.add(events)
+    assert (fits.bytes, fits.held) == (compact, 2)
+    with pytest.raises(BudgetError) as met:
+        Join(LAYOUT, 10, budget_bytes=compact - 1).add(events)
+    assert str(met.value) == (
+        f"2 impressions and 1 clicks are waiting for their click window to end and need {compact:,} bytes; the budget is "
+        f"{compact - 1:,}: raise it with held=, or use a shorter window or lateness"
+    )
+
+
+def test_a_state_of_another_version_is_refused_and_rows_without_an_origin_are_taken() -> None:
+    join = Join(LAYOUT, 10)
+    join.add(events_of(numbered([(False, 0, 1), (True, 3, 7)])))
+    numbers, held, clicks = join.state()
+    with pytest.raises(DataError) as met:
+        Join(LAYOUT, 10).restore({**numbers, "counts": {"impressions": 1}}, held, clicks)
+    assert str(met.value) == (
+        "the counts of waiting impressions were written by another version of CTRBox; continue with that version, or choose "
+        "another output folder"
+    )
+    older = Join(LAYOUT, 10)
+    older.restore(numbers, held.drop_columns([join_module.CHUNK, join_module.LINE]), clicks)
+    ready = older.add(events_of(numbered([(False, 50, 2)])))
+    assert ready.origin == [join_module.NOWHERE]
+    assert older.counts.lone_clicks == 1
+    text = Join(Layout(pa.schema([("mark", pa.utf8())]), "id", "ts", id_type=pa.int64()), 10)
+    with pytest.raises(
+        DataError, match=r"the waiting impressions have columns \['mark'\], but the plan reads \['mark'\]"
+    ):
+        text.restore(numbers, held, clicks)

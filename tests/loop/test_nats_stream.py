@@ -251,3 +251,40 @@ def test_without_the_client_its_package_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "nats", None)
     with pytest.raises(SourceError, match=r"needs the NATS client: pip install 'ctrbox\[serve\]'"):
         NatsStream("nats://127.0.0.1:1/EVENTS", LAYOUT, None, lambda line: None)
+
+
+@needs_server
+def test_a_position_belongs_to_the_stream_that_it_was_made_on(tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "store")
+    try:
+        broker.publish([message(1), message(2)])
+        stream = opened(broker)
+        assert stream.position() == {
+            "seq": 0,
+            "rows": 0,
+            "created": stream.created,
+            "consumer": stream.consumer,
+            "lost": 0,
+            "counted": 0,
+        }
+        assert stream.created
+        assert len(stream.consumer) == len("ctrbox-") + 16
+        assert stream.drained() is False  # messages are there
+        Taker(stream).take(2)
+        assert stream.drained() is True
+        assert 0 <= stream.waited_s < 60
+        position = stream.position()
+        assert (position["seq"], position["rows"]) == (2, 0)
+        stream.close()
+        with pytest.raises(SourceError) as met:
+            opened(broker, {**position, "created": "2020-01-01 00:00:00+00:00"})
+        assert str(met.value) == (
+            "stream 'EVENTS' was created again since message 2 was read: it now has only 2 messages; use another output "
+            "folder, or give the stream another name"
+        )
+        older = opened(broker, {"seq": 1})  # of a version that did not write it down
+        assert (older.created, older._batch) == (position["created"], 64)
+        assert ids(Taker(older).take(1)) == [2]
+        older.close()
+    finally:
+        broker.close()

@@ -118,7 +118,8 @@ class ChunkFolder:
                 names = sorted(self.done, key=natural)
                 self.floor = max(self.floor, names[-REMEMBERED - 1], key=natural)
                 self.done = dict.fromkeys(names[-REMEMBERED:])
-                self._read_as = {name: facts for name, facts in self._read_as.items() if name in self.done}
+                for name in names[:-REMEMBERED]:  # not those that are read ahead and not done yet
+                    self._read_as.pop(name, None)
                 self.spared = {name: None for name in self.spared if name in self.done}
         else:
             self.chunk, self.rows = piece.chunk, piece.stop
