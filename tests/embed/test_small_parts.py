@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,17 @@ import ctrbox as cb
 from ctrbox.columns.batch import Ragged
 from ctrbox.embed.common_features import _differs, _only, check_common
 from ctrbox.embed.keys_looked_up import asked_of_lookup, asked_of_rows
-from ctrbox.embed.ssd.folder import described, joined, resident_bytes, segments_of, warn_of_memory
+from ctrbox.embed.ssd.folder import (
+    described,
+    joined,
+    keep_beside,
+    link,
+    locked,
+    own_place,
+    resident_bytes,
+    segments_of,
+    warn_of_memory,
+)
 from ctrbox.embed.unique_keys import Lookup, from_zero
 from ctrbox.embed.vectors import prerank
 from ctrbox.errors import DataError, PlanError, SourceError
@@ -177,3 +188,75 @@ def test_what_a_folder_holds_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
         warn_of_memory(10_000)
     with pytest.warns(UserWarning, match="ram=10,001 bytes is more than the 10,000 bytes of memory"):
         warn_of_memory(10_001)
+
+
+def test_a_process_keeps_the_tables_of_a_job_beside_them_where_it_was_told_to(tmp_path: Path) -> None:
+    place = tmp_path / "table"
+    assert own_place(place) == place
+    keep_beside("3")
+    try:
+        assert own_place(place) == tmp_path / "table.shards" / "job-3"
+        with cb.SparseTable(place, 2, ram="1MB") as table:
+            assert table.path == tmp_path / "table.shards" / "job-3"
+            table.pull(ints(1))
+        with cb.SparseTable.load(table.path, ram="1MB", read_only=True) as reader:
+            assert (reader.path, len(reader)) == (table.path, 1)
+    finally:
+        keep_beside(None)
+    assert own_place(place) == place
+    assert not place.exists()
+
+
+def test_a_folder_is_locked_by_one_that_writes_or_several_that_read(tmp_path: Path) -> None:
+    place = tmp_path / "a" / "b"
+    writes = locked(place, False)
+    assert place.is_dir()
+    for shared in (True, False):
+        with pytest.raises(
+            SourceError, match=r"b is already open in this process or another one; close it there first"
+        ):
+            locked(place, shared)
+    os.close(writes)
+    readers = [locked(place, True) for _ in range(2)]
+    with pytest.raises(SourceError, match="already open"):
+        locked(place, False)
+    for reader in readers:
+        os.close(reader)
+    os.close(locked(place, False))
+    (place / "LOCK").unlink()
+    assert locked(place, True) == -1  # nobody has opened it to write
+    with pytest.raises(SourceError, match=r"cannot open the table in .*none: No such file or directory"):
+        locked(tmp_path / "none", True)
+    (place / "TABLES").write_text("")
+    with pytest.raises(SourceError, match="holds tables of several dims"):
+        locked(place, False)
+    (place / "MANIFEST").write_text("")  # what a folder with a table holds else is not looked at
+    (place / "strange").write_text("")
+    os.close(locked(place, False))
+
+
+def test_a_file_that_cannot_be_linked_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_bytes(b"1234")
+    link(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").samefile(tmp_path / "a")
+
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr("ctrbox.embed.ssd.folder.os.link", refuse)
+    link(tmp_path / "a", tmp_path / "c")
+    assert not (tmp_path / "c").samefile(tmp_path / "a")
+    assert (tmp_path / "c").read_bytes() == b"1234"
+
+
+def test_candidates_with_and_without_a_vector_are_counted_over_all_calls(tmp_path: Path) -> None:
+    vectors = np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]], np.float32)
+    file = cb.tables.write_vectors(tmp_path / "v", {"k": [5, 6, 7], "v": vectors}, key="k", vector="v")
+    rank = prerank.PreRank(file)
+    assert (len(rank), rank.dim, rank.found, rank.missing) == (3, 2, 0, 0)
+    for found, missing in ((2, 3), (4, 6)):
+        places, scores = rank.top([1.0, 0.5], ints(5, 9, 7, 8, 9), 1)
+        assert (places.tolist(), scores.tolist()) == ([2], [3.0])
+        assert (rank.found, rank.missing) == (found, missing)
+    rows, scores = rank.best([1.0, 0.5], 2, among=ints(0, 1))
+    assert (rows.tolist(), scores.tolist()) == ([0, 1], [1.0, 1.0])

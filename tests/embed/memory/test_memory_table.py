@@ -359,3 +359,69 @@ def test_a_table_of_the_other_kind_is_told_who_reads_it(tmp_path: Path) -> None:
         cb.errors.SourceError, match=r"file is a file, expected the folder of a Sparse Table; MemoryTable\.load"
     ):
         cb.SparseTable.load(tmp_path / "file")
+
+
+def test_a_table_alike_has_the_same_settings_but_for_those_asked_for() -> None:
+    table = MemoryTable(4, budget=3 << 20, seed=3, init=0.5, optimizer=SGD(lr=0.25), threads=2, nonfinite="skip")
+    names = ("row", "seed", "budget", "threads", "init", "optimizer", "linear", "nonfinite")
+    for options, seed, budget in (({}, 3, 3 << 20), ({"seed": 0, "budget": 1 << 20}, 0, 1 << 20)):
+        made = table.like(Row(2, linear=True), **options)  # type: ignore[arg-type]
+        assert [getattr(made, name) for name in names] == [
+            *(Row(2, linear=True), seed, budget, 2, 0.5, SGD(lr=0.25), SGD(lr=0.25), "skip")
+        ]
+    waiting = table.like(Row(0))
+    assert repr(waiting) == f"MemoryTable({Row(0)}, {SGD(lr=0.25)}, 0 keys, 0 of 3,145,728 bytes)"
+    with pytest.raises(
+        PlanError, match=r"holds only first-order weights, and this table was opened without them; call"
+    ):
+        waiting.export()
+    waiting.set_optimizer(SGD(lr=1.0))
+    waiting.open(Row(0, linear=True))
+    waiting.push(np.array([7]), np.ones((1, 1), np.float32))
+    assert waiting.export()[1].tolist() == [[-1.0]]
+
+
+def test_what_does_not_fit_into_the_memory_is_told_by_its_size(tmp_path: Path) -> None:
+    table = MemoryTable(4, budget=1 << 20)
+    with pytest.raises(BudgetError) as told:
+        table.pull(np.arange(1, 100_001))
+    held = f"the table holds {len(table):,} keys in {table.nbytes:,} bytes and has no room for the"
+    assert str(told.value) == (
+        f"{held} 100,000 keys of this call within its budget of 1,048,576 bytes; raise budget=, lower dim=, or use "
+        "RowwiseAdagrad, whose states are smaller"
+    )
+    with pytest.raises(BudgetError) as told, table._calling(5):
+        raise MemoryError
+    assert str(told.value).startswith(
+        f"{held} 5 keys of this call within its budget of 1,048,576 bytes; the machine has no more memory; raise budget="
+    )
+    large = MemoryTable(4)
+    large.pull(np.arange(1, 20_001))
+    large.save(tmp_path / "t")
+    size = (tmp_path / "t").stat().st_size
+    small = MemoryTable(4, budget=100_000)
+    for read in (lambda: MemoryTable.load(tmp_path / "t", budget=100_000), lambda: small.restore(tmp_path / "t")):
+        with pytest.raises(BudgetError) as told:
+            read()
+        assert str(told.value) == (
+            f"{tmp_path / 't'} ({size:,} bytes) does not fit into the budget of 100,000 bytes; raise budget="
+        )
+
+
+def test_only_a_table_that_no_model_opened_takes_the_weights_of_a_saved_one(tmp_path: Path) -> None:
+    saved = MemoryTable(2, optimizer=SGD(lr=0.5))
+    saved.open(Row(2, linear=True))
+    saved.push(np.array([5]), np.ones((1, 3), np.float32))
+    saved.save(tmp_path / "t")
+    table = MemoryTable(2)
+    table.restore(tmp_path / "t")
+    assert (table.row, table.optimizer, len(table)) == (Row(2, linear=True), SGD(lr=0.5), 1)
+    opened, filled, told = MemoryTable(2), MemoryTable(2), MemoryTable(2, optimizer=SGD(lr=0.25))
+    opened.open(Row(2))
+    filled.pull(np.array([1]))
+    for other in (opened, filled):
+        with pytest.raises(DataError, match="was saved with linear weights True, but this table has False"):
+            other.restore(tmp_path / "t")
+        assert other.row == Row(2)
+    told.restore(tmp_path / "t")
+    assert told.optimizer == SGD(lr=0.25)

@@ -245,3 +245,67 @@ def test_the_options_are_told(tmp_path: Path) -> None:
     for options, words in (({"read_only": True}, "is not an option"), ({"polcy": "lfu"}, "policy")):
         with pytest.raises(PlanError, match=words):
             tables(tmp_path / "t", **options)
+
+
+@pytest.mark.parametrize(
+    ("ram", "shares", "parts"),
+    [
+        (6_000_000, None, {4: 1_800_000, 16: 4_200_000}),  # 18 and 42 floats a row
+        (6_000_007, {4: 1, 16: 2}, {4: 2_000_002, 16: 4_000_004}),
+    ],
+)
+def test_the_memory_is_divided_by_the_length_of_rows_or_as_asked(
+    tmp_path: Path, ram: int, shares: dict[int, float] | None, parts: dict[int, int]
+) -> None:
+    with cb.tables.SparseTables(tmp_path / "t", [16, 4], ram=ram, shares=shares) as made:
+        assert ({part.dim: part.ram for part in made}, made.ram, made.dims) == (parts, ram, (4, 16))
+        assert made.of_dim(16) is made[16]
+        assert made.nbytes == made[4].nbytes + made[16].nbytes
+        assert repr(made) == f"SparseTables({str(tmp_path / 't')!r}, dims 4, 16, 0 keys, ram {ram:,})"
+        assert made.version == 1
+    assert repr(made) == f"SparseTables({str(tmp_path / 't')!r}, dims 4, 16, closed, ram {ram:,})"
+
+
+def test_one_checkpoint_is_kept_and_the_number_goes_on(tmp_path: Path) -> None:
+    def there() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "t").iterdir())
+
+    with tables(tmp_path / "t") as made:
+        assert (made.checkpoint(), made.version) == (2, 2)
+        assert there() == ["LOCK", "TABLES", "checkpoint-2", "dim-16", "dim-4"]
+        pushed(made)
+        assert repr(made) == f"SparseTables({str(tmp_path / 't')!r}, dims 4, 16, 998 keys, ram 4,194,304)"
+        made.close(checkpoint=False)
+    assert there() == ["LOCK", "TABLES", "checkpoint-2", "dim-16", "dim-4"]
+    with tables(tmp_path / "t") as made:
+        assert (made.version, len(made)) == (2, 0)
+    assert there() == ["LOCK", "TABLES", "checkpoint-3", "dim-16", "dim-4"]
+
+
+def test_a_part_that_was_opened_for_another_model_goes_back(tmp_path: Path) -> None:
+    with tables(tmp_path / "t") as made:
+        made[4].open(Row(4, linear=True))
+        made[4].push(KEYS, np.ones((len(KEYS), 5), np.float32))
+        made[4].checkpoint()
+        made.close(checkpoint=False)
+    with tables(tmp_path / "t") as made:
+        assert (made[4].row, len(made[4]), made[4].dim) == (Row(4), 0, 4)
+        pushed(made)
+
+
+def test_tables_are_saved_to_a_folder_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    with tables(tmp_path / "t") as made:
+        for place in (tmp_path / "link", tmp_path / "t", tmp_path / "t" / "x" / "y"):
+            with pytest.raises(
+                PlanError, match="it is a symbolic link or belongs to the folder of these tables; save them to another"
+            ):
+                made.save(place)
+        pushed(made)
+        made.save(tmp_path / "empty")
+        made.save(tmp_path / "empty")
+        assert named_in(tmp_path / "empty") == (1, (4, 16))
+        assert sorted(path.name for path in (tmp_path / "empty" / "checkpoint-1").iterdir()) == ["dim-16", "dim-4"]
+    with tables(tmp_path / "empty") as again:
+        assert len(again) == 998

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ctrbox as cb
+from ctrbox import _native
 from ctrbox.embed.embedder import Embedder, Row
 from ctrbox.errors import BudgetError, CtrboxError, DataError, PlanError, SourceError
 
@@ -436,3 +438,127 @@ def test_whole_rows_are_read_and_written_at_any_budget(tmp_path: Path) -> None:
             assert (rows[:, 4] == 5.0).all()
         with pytest.raises(DataError, match=r"rows with their optimizer states, of shape \(3, 8\)"):
             table.write(keys[:3], np.zeros((3, 4), np.float32))
+
+
+@pytest.mark.parametrize("sketch", [None, 65_536])
+def test_the_memory_that_five_batches_need_is_told_exactly(tmp_path: Path, sketch: int | None) -> None:
+    admission = None if sketch is None else cb.tables.Admission(count=2, sketch=sketch)
+    with cb.SparseTable(tmp_path / "t", 4, ram="400KB", admission=admission) as table:
+        least, _ = _native.SparseTable.ram_bounds(table._shape(table.row), table.policy)
+        room = 1.25 * (sketch or 0)
+        # Of the least memory 1,024 rows have what a sketch leaves.
+        needed = math.ceil((5 * 30_000 * (least - room) / 1024 + room) / 1e6)
+        keys, shows = np.arange(1, 30_001), np.full(30_000, 2, np.float32)
+        with pytest.raises(BudgetError, match=rf"no room for the 30,000 keys .* five like this one need {needed}MB$"):
+            table.push(keys, np.ones((30_000, 4), np.float32), shows=shows if sketch else None)
+
+
+def test_an_empty_table_leaves_no_checkpoint_unless_it_has_a_clock(tmp_path: Path) -> None:
+    counted = {"counters": cb.tables.Counters()}
+    for name, options, use, there in (
+        ("a", {}, lambda table: None, False),
+        ("b", {}, lambda table: table.pull(np.array([1])), True),
+        ("c", {}, lambda table: table.checkpoint(), True),
+        ("d", counted, lambda table: None, True),
+    ):
+        table = cb.SparseTable(tmp_path / name, 4, ram=SMALL, **options)
+        use(table)
+        table.close()
+        assert (tmp_path / name / "MANIFEST").exists() == there
+        assert table._lock == -1
+    table = cb.SparseTable(tmp_path / "e", 4, ram=SMALL)
+    table.pull(np.array([1]))
+    table.close(checkpoint=False)
+    assert not (tmp_path / "e" / "MANIFEST").exists()
+    with cb.SparseTable.load(tmp_path / "b", ram=SMALL, read_only=True) as table:
+        assert (len(table), table.version) == (1, 1)
+    with cb.SparseTable.load(tmp_path / "b", ram=SMALL) as table:
+        assert table.version == 1
+
+
+def test_a_table_that_waits_for_its_model_holds_nothing(tmp_path: Path) -> None:
+    table = cb.SparseTable(tmp_path / "t", 0, ram=SMALL)
+    assert (len(table), table.nbytes, table.version, (tmp_path / "t" / "MANIFEST").exists()) == (0, 0, 0, False)
+    assert repr(table) == (
+        f"SparseTable({str(tmp_path / 't')!r}, {Row(0)}, {table.optimizer}, 0 keys, ram {table.ram:,})"
+    )
+    table.clear()
+    table.set_optimizer(cb.optim.SGD(lr=0.5))
+    table.open(Row(0, linear=True))
+    table.push(np.array([3]), np.ones((1, 1), np.float32))
+    assert table.pull(np.array([3]), create=False).tolist() == [[-0.5]]
+    table.close()
+
+
+def test_a_read_only_table_is_not_restored_and_saved_under_no_link(tmp_path: Path) -> None:
+    with cb.SparseTable(tmp_path / "t", 4, ram=SMALL) as table:
+        table.pull(np.array([1]))
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "empty")
+        with pytest.raises(PlanError, match="a table must be saved to another folder than its own"):
+            table.save(tmp_path / "link")
+        table.save(tmp_path / "empty")
+        (tmp_path / "file").write_text("")
+    with cb.SparseTable.load(tmp_path / "t", ram=SMALL, read_only=True) as table:
+        with pytest.raises(
+            PlanError, match=r"was opened with read_only=True; the only operation that it allows is pull"
+        ):
+            table.restore(tmp_path / "empty")
+        table.check_source(tmp_path / "empty")
+
+
+def test_new_settings_of_an_optimizer_keep_the_rows_of_a_table(tmp_path: Path) -> None:
+    keys = np.array([1, 2])
+    with cb.SparseTable(tmp_path / "t", 2, ram=SMALL, init=0.0, optimizer=cb.optim.SGD(lr=1.0)) as table:
+        table.set_optimizer(cb.optim.SGD(lr=0.5))
+        assert table.version == 0  # nothing to keep
+        table.push(keys, np.ones((2, 2), np.float32))
+        table.set_optimizer(cb.optim.SGD(lr=0.25))
+        assert table.version == 1
+        table.push(keys, np.ones((2, 2), np.float32))
+        assert table.pull(keys).tolist() == [[-0.75, -0.75]] * 2
+    for since in (-1, 2**63 + 1):
+        with cb.SparseTable.load(tmp_path / "t", ram=SMALL) as table, pytest.raises(PlanError, match="since= must be"):
+            table.export(since)
+
+
+def test_a_table_is_opened_with_the_rows_that_its_folder_has(tmp_path: Path) -> None:
+    with cb.SparseTable(tmp_path / "t", 3, ram=SMALL) as table:
+        table.open(Row(3, linear=True))
+        table.push(np.array([7]), np.ones((1, 4), np.float32))
+        rows = table.pull(np.array([7]))
+    for dim in (0, 3):
+        with cb.SparseTable(tmp_path / "t", dim, ram=SMALL) as table:
+            assert table.row == Row(3, linear=True)
+            assert np.array_equal(table.pull(np.array([7]), create=False), rows)
+
+
+def test_a_table_that_an_earlier_call_could_not_open_is_created_again(tmp_path: Path) -> None:
+    table = cb.SparseTable(tmp_path / "t", 3, ram=SMALL)
+    table.pull(np.array([7]))
+    table.checkpoint()
+    table._native = None  # as after an error in the middle of a restore
+    for row in (Row(3), Row(4)):
+        with pytest.raises(SourceError, match="could not be opened by an earlier call; create the table object again"):
+            table.open(row)
+    table.close()
+    with cb.SparseTable(tmp_path / "t", 3, ram=SMALL) as again:
+        assert len(again) == 1
+
+
+def test_a_damaged_copy_is_not_restored(tmp_path: Path) -> None:
+    with cb.SparseTable(tmp_path / "t", 4, ram=SMALL) as table:
+        table.push(np.arange(1, 500), np.ones((499, 4), np.float32))
+        table.save(tmp_path / "saved")
+        table.push(np.array([1]), np.ones((1, 4), np.float32))
+        before = table.export()
+        (segment,) = (tmp_path / "saved" / "segments").glob("*.seg")
+        content = segment.read_bytes()
+        segment.unlink()
+        segment.write_bytes(content[:-1])
+        for refused in (table.restore, table.check_source):
+            with pytest.raises(
+                SourceError, match=r"cannot restore from .*saved, which is damaged: .*t is unchanged; restore"
+            ):
+                refused(tmp_path / "saved")
+        assert all(np.array_equal(mine, theirs) for mine, theirs in zip(table.export(), before, strict=True))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -446,3 +447,177 @@ def test_command_encodes_a_folder_and_a_parquet_file(tmp_path: Path, monkeypatch
     assert CliRunner().invoke(app, whole).exit_code == 0
     keys = cb.compute({"key": col("ad").key(space="image")}, pa.table({"ad": [0, 1, 2]}))["key"].to_numpy()
     assert (cb.tables.VectorFile(tmp_path / "c.ctrvec").find(np.asarray(keys).view(np.int64)) >= 0).all()
+
+
+def test_progress_and_times_are_told(tmp_path: Path) -> None:
+    folder, told = folder_of(tmp_path / "images", 5), []
+    (folder / "bad.png").write_bytes(b"?")
+    began = time.perf_counter()
+    done = cb.tables.encode(tmp_path / "a.ctrvec", folder, tiny(), key=KEY, threads=1, progress=told.append)
+    took = time.perf_counter() - began
+    assert told == [1, 2, 3, 4, 5, 6]
+    assert done.report == tmp_path / "a.ctrvec.skipped.jsonl"
+    assert list(done.seconds) == ["reading", "decoding", "transform", "network", "writing"]
+    assert all(0 < spent < took for spent in done.seconds.values())
+    assert (done.items, done.encoded, done.resumed, done.skipped) == (6, 5, 0, {"no image": 1})
+    assert json.loads(done.report.read_text()) == {
+        "item": "bad.png",
+        "cause": "no image",
+        "detail": "is not a JPEG, PNG or WebP image; it begins with b'?'",
+    }
+
+
+def test_a_view_without_rows_has_nothing_to_encode(tmp_path: Path) -> None:
+    view = cb.View(pa.table({"name": pa.array([], pa.utf8())}))
+    with pytest.raises(DataError, match=r"no vector could be computed for any of the 0 items$"):
+        cb.tables.encode(tmp_path / "a.ctrvec", view, texts(), key=KEY, column="name")
+
+
+def texts() -> cb.tables.Encoder:
+    return cb.tables.Encoder(Letters(), kind="text", name="letters")
+
+
+@pytest.mark.parametrize("kind", [pa.utf8(), pa.large_utf8(), pa.dictionary(pa.int32(), pa.utf8())])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_texts_of_every_type_and_number_of_chunks_have_their_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: pa.DataType, rows: int
+) -> None:
+    monkeypatch.setattr(encoding, "CHUNK", rows)
+    monkeypatch.setattr(encoding, "WRITTEN", rows)
+    table = pa.table({"title": pa.array(["a", "ab", None, "c", "", "a"], kind), "ad": [1, 2, 3, 4, 5, 6]})
+    key = col("ad").key(space="title")
+    done = cb.tables.encode(tmp_path / "a.ctrvec", cb.View(table), texts(), key=key, column="title", batch_size=2)
+    keys = np.asarray(cb.compute({"key": key}, table)["key"].to_numpy()).view(np.int64)
+    places = done.file.find(keys)
+    assert (places >= 0).tolist() == [True, True, False, True, True, True]
+    there = done.file.read(places[places >= 0])
+    assert there.tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1], [0, 0, 0], [1, 0, 0]]
+    assert (done.items, done.encoded, done.skipped) == (6, 4, {"null": 1})
+    (line,) = done.report.read_text().splitlines()
+    assert json.loads(line)["detail"] == "is null"
+
+
+def test_a_key_may_be_made_of_several_columns_and_must_be_one(tmp_path: Path) -> None:
+    table = pa.table({"a": [1, 2], "b": ["x", "y"], "title": ["ab", "c"], "number": [3, 4]})
+    key = cb.cross("a", "b").key(space="t")
+    done = cb.tables.encode(tmp_path / "a.ctrvec", cb.View(table), texts(), key=key, column="title")
+    keys = np.asarray(cb.compute({"key": key}, table)["key"].to_numpy()).view(np.int64)
+    assert done.file.read(done.file.find(keys)).tolist() == [[1, 1, 0], [0, 0, 1]]
+    for given, column, says in (
+        (
+            col("b"),
+            "title",
+            r"the key expression gives .*string; expected keys, such as col\('b'\)\.key\(space='image'\)",
+        ),
+        (key, "number", "column 'number' of view .* is int64; expected bytes or text"),
+        (cb.cross("a", "c").key(space="t"), "title", "has no column 'c'"),
+    ):
+        with pytest.raises(PlanError, match=says):
+            cb.tables.encode(tmp_path / "b.ctrvec", cb.View(table), texts(), key=given, column=column)
+    plain = cb.tables.encode(tmp_path / "c.ctrvec", cb.View(table), texts(), key=col("a"), column="title")
+    assert plain.file.keys.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"batch_size": 65_537}, "batch_size= must be a whole number from 1 to 65,536, got 65537"),
+        ({"threads": 0}, "threads= must be a whole number from 1 to 256, got 0"),
+        ({"threads": 257}, "threads= must be a whole number from 1 to 256, got 257"),
+        ({"most_bytes": 0}, "most_bytes= must be a whole number from 1 to 2,147,483,648, got 0"),
+        ({"most_pixels": (1 << 31) + 1}, "most_pixels= must be a whole number from 1 to 2,147,483,648, got 2147483649"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        cb.tables.encode(tmp_path / "a.ctrvec", tmp_path, tiny(), key=KEY, **options)
+
+
+def test_a_name_that_is_not_utf8_has_no_key(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for shown in (b"a.png", b"\xff.png"):
+        Path(os.fsdecode(bytes(tmp_path / "images") + b"/" + shown)).write_bytes(saved(picture(1)))
+    done = cb.tables.encode(tmp_path / "a.ctrvec", tmp_path / "images", tiny(), key=KEY)
+    assert (done.items, done.encoded, done.skipped) == (2, 1, {"name": 1})
+    (line,) = map(json.loads, done.report.read_text().splitlines())
+    assert line["detail"] == "has a name that is not UTF-8, so it has no key; rename it"
+
+
+def test_vectors_of_another_width_later_are_refused(tmp_path: Path) -> None:
+    class Growing(nn.Module):
+        def forward(self, texts: list[str]) -> torch.Tensor:
+            return torch.ones(1, len(texts[0]))
+
+    view = cb.View(pa.table({"title": ["ab", "cd", "xyz"], "ad": [1, 2, 3]}))
+    encoder = cb.tables.Encoder(Growing(), kind="text")
+    with pytest.raises(DataError, match="'Growing' returned vectors of 3 numbers; expected 2 numbers"):
+        cb.tables.encode(tmp_path / "a.ctrvec", view, encoder, key=col("ad"), column="title", batch_size=1)
+    with pytest.raises(DataError, match="'Growing' returned vectors of 2 numbers; expected 3 numbers"):
+        cb.tables.encode(tmp_path / "a.ctrvec", view, encoder, key=col("ad"), column="title", batch_size=1, width=3)
+
+
+# ---- single images
+
+
+@pytest.mark.parametrize(
+    ("size", "to", "left", "top"),
+    [
+        ((20, 10), (8, 4), 2, 0),  # the shorter side becomes 4 pixels, then the middle 4 x 4
+        ((10, 25), (4, 10), 0, 3),
+        ((2, 2), (4, 4), 0, 0),
+        ((10, 40), (4, 16), 0, 6),
+    ],
+)
+def test_the_middle_of_an_image_is_cropped_after_it_was_resized(
+    size: tuple[int, int], to: tuple[int, int], left: int, top: int
+) -> None:
+    image = picture(3, size)
+    expected = image.resize(to, 2).crop((left, top, left + 4, top + 4))
+    assert np.array_equal(np.array(decode_image.cropped(image, 4, 4)), np.array(expected))
+
+
+@pytest.mark.parametrize(("size", "box"), [((10, 43), (0, 11, 10, 31)), ((44, 10), (12, 0, 32, 10))])
+def test_the_middle_of_a_very_long_image_is_cut_out_before_it_is_resized(
+    size: tuple[int, int], box: tuple[int, int, int, int]
+) -> None:
+    image = picture(4, size)
+    expected = decode_image.cropped(image.crop(box), 4, 4)
+    assert np.array_equal(np.array(decode_image.cropped(image, 4, 4)), np.array(expected))
+
+
+def test_images_are_decoded_up_to_their_bounds() -> None:
+    data = saved(picture(1, (9, 6)))
+    assert decode_image.decode(data, len(data), 54).size == (9, 6)
+    assert decode_image.bounded(data, len(data)) == data
+    for most_bytes, most_pixels, says in (
+        (len(data) - 1, 54, f"has {len(data)} bytes, but only images of at most {len(data) - 1} bytes are decoded"),
+        (len(data), 53, "has 9 x 6 pixels, but only images of 1 to 53 pixels are decoded"),
+    ):
+        with pytest.raises(decode_image.Refused) as told:
+            decode_image.decode(data, most_bytes, most_pixels)
+        assert told.value.detail == says
+    with pytest.raises(decode_image.Refused, match=f"has more than {len(data) - 1} bytes, the maximum size of a file"):
+        decode_image.bounded(data, len(data) - 1)
+
+
+def test_a_file_is_read_up_to_one_byte_more_than_allowed(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    assert [decode_image.read_bytes(tmp_path / "a", most) for most in (3, 4, 5)] == [b"1234", b"12345", b"12345"]
+    with pytest.raises(decode_image.Refused, match="cannot be read: No such file or directory"):
+        decode_image.read_bytes(tmp_path / "b", 5)
+
+
+def test_threads_of_an_encoding_that_cannot_start_are_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, kept, met = torch.get_num_threads(), torch.set_num_threads, []
+
+    def fails_once(number: int) -> None:
+        if threading.current_thread().name.startswith("ctrbox-encode") and not met:
+            met.append(number)
+            raise RuntimeError("no thread")
+        kept(number)
+
+    monkeypatch.setattr(torch, "set_num_threads", fails_once)
+    with pytest.raises(RuntimeError, match="no thread"):
+        encoders.undivided(2)
+    assert met == [1]
+    assert torch.get_num_threads() == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import ctrbox as cb
 from ctrbox.embed.vectors import encoders
 from ctrbox.embed.vectors.encode_on_gpu import BATCHES, GpuBatches
 from ctrbox.errors import DataError
-from tests.embed.vectors.test_encode import KEY, Tiny, bad_images, folder_of, picture, saved, tiny
+from tests.embed.vectors.test_encode import KEY, Tiny, bad_images, folder_of, picture, saved, small, tiny
 
 
 @pytest.fixture
@@ -137,3 +138,50 @@ def test_pixels_are_normalized_as_by_the_formula() -> None:
     mean, std = torch.tensor(encoders.MEAN)[:, None, None], torch.tensor(encoders.STD)[:, None, None]
     expected = (pixels[0].permute(2, 0, 1).float() / 255 - mean) / std
     assert torch.equal(encoders.Crop().normalized(pixels)[0], expected)
+
+
+def test_images_that_differ_are_told_by_their_shapes_or_types() -> None:
+    batches = GpuBatches(tiny(), 4, lambda hashes, vectors: None)
+    batches.add([b"a"], torch.zeros(1, 3, 8, 8))
+    for other, told in (
+        (torch.zeros(1, 3, 8, 7), "[(3, 8, 7), (3, 8, 8)]"),
+        (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "['torch.float32', 'torch.uint8']"),
+    ):
+        with pytest.raises(DataError) as refused:
+            batches.add([b"b"], other)
+        assert str(refused.value) == (
+            f"prepare= returned tensors of different shapes or types: {told}; it must return the same shape and type for "
+            "every item"
+        )
+    batches.close()
+    batches.close()
+
+
+def test_vectors_may_have_another_width_in_a_later_batch() -> None:
+    class Widths(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return images[:, : int(images[0, 0])]
+
+    kept: list[tuple[list[bytes], list[list[float]]]] = []
+    batches = GpuBatches(
+        cb.tables.Encoder(Widths(), small), 2, lambda hashes, vectors: kept.append((hashes, vectors.tolist()))
+    )
+    began = time.perf_counter()
+    count = 2 * BATCHES + 3  # so that the memory of each batch is used again
+    for k in range(count):
+        batches.add([bytes([k])], torch.full((1, 3), 1.0 + k // 2 % 3))
+    batches.end()
+    widths = [1 + k // 2 % 3 for k in range(count)]
+    assert kept == [
+        ([bytes([j]) for j in range(k, min(k + 2, count))], [[float(widths[k])] * widths[k]] * min(2, count - k))
+        for k in range(0, count, 2)
+    ]
+    assert 0 < batches.seconds < time.perf_counter() - began
+
+
+def test_without_images_nothing_is_run() -> None:
+    kept: list[Any] = []
+    batches = GpuBatches(tiny(), 2, lambda hashes, vectors: kept.append(hashes))
+    batches.end()
+    assert (kept, batches.seconds) == ([], 0.0)
+    assert not batches._thread.is_alive()

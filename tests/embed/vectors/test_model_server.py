@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 from torch import nn
 
 import ctrbox as cb
 from ctrbox.embed.embedder import Embedder, Row
-from ctrbox.embed.vectors.model_server_file import HEAD
+from ctrbox.embed.vectors.keys_without_vector import BATCHES, Misses
+from ctrbox.embed.vectors.model_server_file import HEAD, is_server, read_server, write_server
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
 from tests.models.conftest import one_thread  # noqa: F401
 
@@ -438,3 +442,227 @@ def test_prefetch_runs_beside_pull_and_push(tmp_path: Path) -> None:
             one.push(keys, one.pull(keys) * np.float32(0.1))
     looking.join()
     assert bits(server.submodel, "data") == bits(alone.submodel, "data")
+
+
+# ---- sizes, counts and what a file may say
+
+
+@pytest.mark.parametrize(
+    ("options", "keys", "need"),
+    [
+        # 40 rows: of each the activations (132 bytes, more than its 9 floats), its vector and that of its gradient
+        ({}, 40, 40 * (132 + 24)),
+        ({"recompute": True}, 40, 4 * (36 + 24)),  # a block of rows and their vectors
+        ({"recompute": True}, 3, 3 * (36 + 24)),
+    ],
+)
+def test_a_pull_may_use_its_budget_to_the_last_byte(
+    tmp_path: Path, options: dict[str, Any], keys: int, need: int
+) -> None:
+    file, asked = data(tmp_path), np.arange(1, keys + 1)
+    server = cb.tables.ModelServer(file, submodel(), block=4, budget=need, **options)
+    assert server.pull(asked).shape == (keys, 3)
+    server = cb.tables.ModelServer(file, submodel(), block=4, budget=need - 1, **options)
+    with pytest.raises(
+        BudgetError,
+        match=f"{keys} keys need {need:,} bytes for rows and activations, but the budget of this Model Server is {need - 1:,};",
+    ):
+        server.pull(asked)
+    assert server.stats()["pulls"] == 0
+
+
+def test_rows_are_read_ahead_where_four_batches_need_no_more_than_half_of_the_budget(tmp_path: Path) -> None:
+    file, keys = data(tmp_path), np.arange(1, 11)
+    for budget, ahead in ((2 * 4 * 10 * 36, 1), (2 * 4 * 10 * 36 - 2, 0)):
+        server = cb.tables.ModelServer(file, submodel(), budget=budget)
+        before = server.nbytes
+        assert before == 4 * (9 * 7 + 7 + 7 + 7 * 5 + 5 + 5 + 5 * 3 + 3)  # weights, offsets and slopes
+        server.prefetch(np.array([*keys, 99]))
+        assert (len(server._ahead), server.nbytes - before) == (ahead, ahead * 10 * 36)
+        assert server.stats()["rows_read"] == ahead * 10
+
+
+def test_rows_read_ahead_give_way_where_a_pull_needs_their_memory(tmp_path: Path) -> None:
+    file, keys = data(tmp_path), np.arange(1, 6)
+    for budget, left in ((5 * 156 + 2 * 36, 1), (5 * 156 + 2 * 36 - 1, 0)):
+        server = cb.tables.ModelServer(file, submodel(), budget=budget, block=4)
+        server._ahead[b"other"] = keys, keys, np.zeros((2, WIDTH), np.float32)
+        server.pull(keys)
+        assert len(server._ahead) == left
+
+
+def test_the_batch_read_ahead_first_is_forgotten_first(tmp_path: Path) -> None:
+    server = cb.tables.ModelServer(data(tmp_path), submodel())
+    batches = [np.arange(first, first + 3) for first in (1, 4, 7, 10, 13)]
+    for keys in batches:
+        server.prefetch(keys)
+    assert [*server._ahead] == [keys.tobytes() for keys in batches[1:]]
+    assert server.stats()["rows_read"] == 15
+    server.pull(batches[4])
+    assert (len(server._ahead), server.stats()["rows_read"]) == (3, 15)
+    server.pull(batches[0])
+    assert (len(server._ahead), server.stats()["rows_read"]) == (3, 18)
+
+
+def test_a_server_counts_what_it_did(tmp_path: Path) -> None:
+    server = cb.tables.ModelServer(data(tmp_path), submodel(), nonfinite="skip", block=3)
+    keys = np.array([0, 5, 6, 77, 5, 7, 8])
+    server.pull(keys)
+    server.push(keys, np.ones((7, 3), np.float32))
+    server.pull(keys[:3], create=False)
+    server.push(np.array([9, 99]), np.full((2, 3), np.nan, np.float32))
+    assert server.stats() == {
+        "pulls": 2,
+        "pushes": 2,
+        "keys": 6 + 3,
+        "missing": 1,
+        "computed": 4 + 2,
+        "rows_read": 4 + 2 + 1,
+        "skipped": 2,
+    }
+    assert (server.misses.asked, server.misses.lost, server.misses.batches, server.misses.example) == (5, 1, 1, 77)
+
+
+def test_a_server_shows_its_file_and_what_its_vectors_depend_on(tmp_path: Path) -> None:
+    server = cb.tables.ModelServer(data(tmp_path), nn.Linear(WIDTH, 3), block=7, missing="error")
+    assert repr(server) == f"ModelServer({server.data!r} -> Linear -> dim=3)"
+    assert server.identity == (
+        f"Linear(in_features=9, out_features=3, bias=True) over {server.data.fingerprint}, block 7, missing error"
+    )
+
+
+def test_an_export_has_all_keys_in_order_and_no_states(tmp_path: Path) -> None:
+    server = cb.tables.ModelServer(data(tmp_path, shards=2), submodel(), block=16)
+    keys, vectors, states = server.export()
+    assert keys.tolist() == list(range(1, 41))
+    assert states.shape == (40, 0)
+    assert np.allclose(vectors, server.pull(keys, create=False), atol=1e-6)
+    none = server.embed(np.zeros((0, WIDTH)))
+    assert (none.shape, none.dtype) == ((0, 3), np.float32)
+
+
+def test_a_factor_multiplies_the_rate_of_later_pushes(tmp_path: Path) -> None:
+    file, keys, g = data(tmp_path), np.arange(1, 9), np.ones((8, 3), np.float32)
+    one, other = (cb.tables.ModelServer(file, submodel(), optimizer=cb.optim.SGD(lr=lr)) for lr in (0.5, 0.125))
+    one.scale_lr(0.25)
+    for server in (one, other):
+        server.push(keys, g)
+    assert bits(one.submodel, "data") == bits(other.submodel, "data")
+
+
+@pytest.mark.parametrize(
+    ("part", "refused"),
+    [
+        (nn.Dropout(0.5), True),
+        (nn.Dropout(0.0), False),
+        (nn.BatchNorm1d(3), True),
+        (nn.PReLU(3), False),
+    ],
+)
+def test_only_parts_that_differ_at_a_second_forward_pass_are_refused(
+    tmp_path: Path, part: nn.Module, refused: bool
+) -> None:
+    built = nn.Sequential(nn.Linear(WIDTH, 3), part)
+    cb.tables.ModelServer(data(tmp_path), built)
+    expected = pytest.raises(
+        PlanError,
+        match=f"its {type(part).__name__} would give another result the second time; use recompute=False",
+    )
+    with expected if refused else contextlib.nullcontext():
+        cb.tables.ModelServer(data(tmp_path), built, recompute=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"plain": [1]}, r"is damaged: its optimizer state is \[1\]; restore it from a copy"),
+        ({"plain": {"0.step": "x"}}, r"is damaged: its optimizer state is \{'0\.step': 'x'\}; restore"),
+        ({"optimizer": None}, "was saved with optimizer None, but this Model Server has 'Adam'"),
+        ({"width": 8}, "was saved with width 8, but this Model Server has 9"),
+        ({"dim": None}, "was saved with dim None, but this Model Server has 3"),
+    ],
+)
+def test_a_file_that_describes_another_server_is_refused(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
+    server = cb.tables.ModelServer(data(tmp_path), submodel())
+    server.save(tmp_path / "s")
+    tensors, about = read_server(tmp_path / "s")
+    write_server(tmp_path / "t", tensors, about | changed)
+    with pytest.raises(DataError, match=says):
+        server.restore(tmp_path / "t")
+    if "plain" in changed or "optimizer" in changed:
+        server.restore(tmp_path / "t", optimizer=False)
+
+
+@pytest.mark.parametrize("changed", [torch.zeros(7, 9, dtype=torch.float64), torch.zeros(7, 8)])
+def test_weights_of_another_type_or_shape_are_refused(tmp_path: Path, changed: torch.Tensor) -> None:
+    server = cb.tables.ModelServer(data(tmp_path), submodel())
+    server.save(tmp_path / "s")
+    tensors, about = read_server(tmp_path / "s")
+    write_server(tmp_path / "s", tensors | {"model.0.weight": changed}, about)
+    with pytest.raises(
+        DataError,
+        match=re.escape(f"weight '0.weight' is {tuple(changed.shape)} {changed.dtype}, expected (7, 9) torch.float32"),
+    ):
+        server.restore(tmp_path / "s")
+
+
+def test_a_file_without_a_description_is_refused(tmp_path: Path) -> None:
+    write_server(tmp_path / "s", {}, {"dim": 3})
+    assert read_server(tmp_path / "s") == ({}, {"dim": 3})
+    for text, says in ((b"[3]", "it does not describe its sub-model"), (b"{", "is damaged: Expecting")):
+        body = save({"about": torch.frombuffer(bytearray(text), dtype=torch.uint8)})
+        head = HEAD.pack(b"CTRSERV\n", 1, 0, len(body), hashlib.sha256(body).digest())
+        (tmp_path / "s").write_bytes(head + body)
+        with pytest.raises(DataError, match=says):
+            read_server(tmp_path / "s")
+    for head, says in (
+        (HEAD.pack(b"CTRSERV\n", 2, 0, 0, b""), "has format version 2, but this version of CTRBox reads 1"),
+        (HEAD.pack(b"CTRSERV\n", 1, 1, 0, b""), "bytes 12 to 15 of its head are not zero"),
+        (HEAD.pack(b"CTRSERV\n", 1, 0, 5, b"") + b"1234", "it has 4 bytes after its header, expected 5"),
+        (HEAD.pack(b"CTRSERV\n", 1, 0, 4, b"") + b"1234", "its checksum does not match"),
+        (HEAD.pack(b"CTRSERV\n", 1, 0, 0, b"")[:-1], r"it begins with b'CTRSERV\\n', expected"),
+        (HEAD.pack(b"CTRSERX\n", 1, 0, 0, b""), r"it begins with b'CTRSERX\\n', expected b'CTRSERV\\n'"),
+    ):
+        (tmp_path / "s").write_bytes(head)
+        with pytest.raises((DataError, SourceError), match=says):
+            read_server(tmp_path / "s")
+        assert is_server(tmp_path / "s") == (b"CTRSERV" in head)
+    assert not is_server(tmp_path / "none")
+
+
+# ---- keys without a row
+
+
+def told_of(misses: Misses, file: cb.tables.VectorFile) -> str:
+    with pytest.raises(DataError) as told:
+        misses.check(file)
+    return str(told.value)
+
+
+def test_a_training_that_finds_no_key_is_told_how_the_keys_differ(tmp_path: Path) -> None:
+    file, misses = data(tmp_path), Misses()
+    misses.check(file)  # nothing was asked for
+    misses.reads = "The field reads text. "
+    misses.add(np.array([0, 70, 80]), np.array([-1, -1, -1]), file)
+    misses.add(np.array([0]), np.array([-1]), file)
+    assert (misses.asked, misses.lost, misses.batches, misses.example, misses.share) == (2, 2, 1, 70, 1.0)
+    told = told_of(misses, file)
+    assert told.startswith(
+        f"none of the 2 keys in the first 1 batches has a row in {file.path}, which holds 40 keys; one of them is 70, while a "
+        "key of the file is 1. The field reads text. The keys in the file are small plain numbers; they were not hashed. Write"
+    )
+    one = cb.tables.write_vectors(tmp_path / "w", {"k": [5], "v": [[1.0]]}, key="k", vector="v")
+    assert "a key of the file is 5. The field reads text. A key is the hash of a value together" in told_of(misses, one)
+    misses.add(np.array([1]), np.array([0]), file)
+    misses.check(file)
+    assert (Misses().share, misses.share) == (0.0, 2 / 3)
+    rank = Misses()  # one rank of several: the others may have found some
+    rank.alone = False
+    for _ in range(BATCHES):
+        rank.add(np.array([99]), np.array([-1]), file)
+    assert told_of(rank, file).startswith("none of the 20 keys in the first 20 batches has a row")
+
+
+def test_counts_of_ranks_are_added_up() -> None:
+    found = Misses.added_up([(5, 2, 3, 0), (7, 4, 2, 9), (1, 1, 1, 8)])
+    assert (found.asked, found.lost, found.batches, found.example) == (13, 7, 3, 9)

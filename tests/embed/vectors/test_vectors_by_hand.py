@@ -16,7 +16,7 @@ import ctrbox as cb
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.vectors import write_vector_file as vector_write
 from ctrbox.embed.vectors.published_table import PublishedTable, PublishedVectors
-from ctrbox.embed.vectors.submodels import IMAGE, OTHER, TEXT, kind_of_shapes
+from ctrbox.embed.vectors.submodels import IMAGE, OTHER, TEXT, kind_of, kind_of_shapes, unfilled
 from ctrbox.embed.vectors.vector_file import HEAD, index_at, shard_name, shard_of
 from ctrbox.embed.vectors.write_vector_file import _Chunks, check_place
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
@@ -390,3 +390,25 @@ def test_objects_come_as_the_sub_model_takes_them() -> None:
 @pytest.mark.parametrize(("name", "kind"), [("0.weight", IMAGE), ("tokens.weight", TEXT), ("net.weight", OTHER)])
 def test_a_submodel_is_known_by_the_names_of_its_weights(name: str, kind: str) -> None:
     assert kind_of_shapes({name: (3, 2)}) == kind
+
+
+def test_a_submodel_of_ours_is_known_by_its_class_and_its_parts() -> None:
+    image, text = cb.tables.ImageEmbedding(5, (4, 3), 2), cb.tables.TextEmbedding(7, 3, 2)
+    assert [kind_of(one) for one in (image, text)] == [IMAGE, TEXT]
+    for kind, one in ((IMAGE, image), (TEXT, text)):
+        shapes = {name: tuple(weight.shape) for name, weight in one.state_dict().items()}
+        assert str(unfilled(kind, shapes)) == str(one)
+        other = TEXT if kind == IMAGE else IMAGE
+        with pytest.raises(DataError, match=f"these are not the weights of an {other} sub-model: "):
+            unfilled(other, shapes)
+        with pytest.raises(DataError, match=rf"weight 'more' of an {kind} sub-model has shape \(1,\), expected None"):
+            unfilled(kind, {**shapes, "more": (1,)})
+    assert kind_of(cb.tables.ImageEmbedding(5, (), 2)) == IMAGE
+    assert kind_of(torch.nn.Sequential(*image)) == OTHER
+    image[1] = torch.nn.PReLU(1)
+    assert kind_of(image) == OTHER
+    text.between = torch.nn.Tanh()
+    assert kind_of(text) == OTHER
+    linear = [part for part in cb.tables.ImageEmbedding(5, (4,), 2) if isinstance(part, torch.nn.Linear)]
+    assert [part.bias.tolist() for part in linear] == [[0.0] * 4, [0.0] * 2]
+    assert all(part.weight.abs().max() <= (6 / sum(part.weight.shape)) ** 0.5 for part in linear)

@@ -6,6 +6,7 @@ TextEmbedding    the mean of the vectors of an object's tokens, then a layer
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -58,9 +59,11 @@ def kind_of(submodel: nn.Module) -> str:
     """IMAGE or TEXT where it can be built again from the shapes of its weights; OTHER: only its owner can."""
     shapes = {name: tuple(t.shape) for name, t in submodel.state_dict().items()}
     for kind, cls in ((IMAGE, ImageEmbedding), (TEXT, TextEmbedding)):
-        # By its printed parts, too: somebody may have put another activation into it.
-        if type(submodel) is cls and str(unfilled(kind, shapes)) == str(submodel):
-            return kind
+        # By its printed parts, too: somebody may have put another activation into it, even one with other weights.
+        if type(submodel) is cls:
+            with contextlib.suppress(DataError):
+                if str(unfilled(kind, shapes)) == str(submodel):
+                    return kind
     return OTHER
 
 

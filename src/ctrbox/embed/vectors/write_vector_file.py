@@ -183,7 +183,9 @@ class _Chunks:
         elif isinstance(self.data, Mapping):
             yield from self._columns(self.data)
         elif hasattr(self.data, "__arrow_c_stream__"):
-            for batch in pa.RecordBatchReader.from_stream(self.data):
+            # A stream would turn the errors of a reader's own batches into those of Arrow.
+            own = isinstance(self.data, pa.RecordBatchReader)
+            for batch in self.data if own else pa.RecordBatchReader.from_stream(self.data):
                 table = pa.Table.from_batches([batch])
                 step = self._step(table, width)
                 for begin in range(0, len(table), step):
