@@ -15,7 +15,20 @@ import pytest
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.plan.drawing import draw as drawing
-from ctrbox.plan.drawing.draw import BOX_H, PAGE, Box, _boxes, _Page, draw, picture
+from ctrbox.plan.drawing.draw import (
+    BOX_H,
+    CHIP_GAP,
+    PAGE,
+    Box,
+    Chip,
+    _boxes,
+    _lines,
+    _Page,
+    _short,
+    _text,
+    draw,
+    picture,
+)
 from ctrbox.plan.placement.placement import place
 from tests.plan import world
 
@@ -204,3 +217,29 @@ def test_a_picture_has_the_rights_of_any_new_file(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "p.svg").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(
+    ("room", "lines"),
+    [
+        (3 * 50 + 2 * CHIP_GAP, [[0, 1, 2]]),
+        (3 * 50 + 2 * CHIP_GAP - 1, [[0, 2], [1]]),
+        (2 * 50 + CHIP_GAP, [[0, 2], [1]]),
+        (2 * 50 + CHIP_GAP - 1, [[0], [1], [2]]),
+        (1, [[0], [1], [2]]),
+    ],
+)
+def test_features_take_as_few_lines_as_they_fit_into(room: float, lines: list[list[int]]) -> None:
+    box = Box([], 0, 0, "", "", "", "numbers", "cpu")
+    chips = [Chip(box, "dense", str(k), 50.0) for k in range(3)]
+    assert [[int(chip.name) for chip in line] for line in _lines(chips, room)] == lines
+    assert _lines(chips[:1], room) == [chips[:1]]
+    assert _lines([], room) == []
+
+
+def test_a_label_of_up_to_17_characters_is_not_cut() -> None:
+    assert [_short("x" * count) for count in (16, 17, 18)] == ["x" * 16, "x" * 17, "x" * 16 + "…"]
+
+
+def test_what_xml_cannot_hold_is_replaced() -> None:
+    assert _text("a\tb\nc d<e>&\x1f\x00\ufffe\uffff\ud800z") == "a\tb\nc d&lt;e&gt;&amp;�����z"

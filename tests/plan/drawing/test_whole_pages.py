@@ -7,6 +7,7 @@ A change to the planner, its costs or its drawings that is meant changes these f
 from __future__ import annotations
 
 import difflib
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,57 @@ def many() -> cb.Plan:
     return cb.compile(log, cb.FeatureSet(sparse=sparse, dense=dense), device="cpu")
 
 
+class Endless:
+    """A stream of which nobody knows how many rows it has."""
+
+    streaming, name = True, "endless"
+
+    def __arrow_c_stream__(self, requested: Any = None) -> Any:
+        return pa.table({"shop": [1], "city": ["Rome"]}).__arrow_c_stream__(requested)
+
+
+def rare(write: Callable[[cb.Plan], str], python: bool = True) -> str:
+    """Write a plan over a text file, prices that were valid at a time and may lie on disk, and a stream; some views are idle."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "shown.csv"
+        path.write_text("shop;day;price;click;buy;age\n1;2026-01-01;0.5;1;0;2.5\n2;2026-01-02;;0;;0.5\n")
+        kinds = {"day": "time", "price": "float", "click": "int", "buy": "int", "age": "float"}
+        log = cb.View(path, name="shown", types=kinds, delimiter=";")
+        since = pa.array([1_767_139_200_000_000], pa.timestamp("us"))
+        prices = cb.View(pa.table({"shop": [1], "since": since, "bid": [1.0], "never": [0]}), key="shop", name="prices")
+        idle = cb.View(pa.table({"shop": [1], "unasked": [1]}), key="shop", name="idle")
+        view = (
+            log.filter(col("day").is_not_null())
+            .join(prices.fill(bid=0.0), on="shop", as_of=("day", "since"), budget="1MB", spill=folder)
+            .join(cb.View(Endless(), key="shop", name="cities").fill(city=""), on="shop", how="inner")
+            .join(idle, on="shop")
+        )
+        bid = doubled(col("bid")) if python else col("bid")
+        features = cb.FeatureSet(
+            labels={
+                "click": col("click").fill(0),
+                "buy": cb.Label("buy", delay="age", elapsed=col("age").fill(0.0), window=30),
+            },
+            sparse={"city": col("city").key(), "hour": col("day").hour().fill(-1)},
+            dense={"bid": bid, "price": col("price").fill(0.0).clip(0, 9)},
+        )
+        return write(cb.compile(view, features, device="cpu")).replace(folder, "FOLDER")
+
+
+def tiny() -> cb.Plan:
+    """A plan of one feature: no joined view, no table, no fit, and nothing that was dropped."""
+    log = cb.View(pa.table({"n": [1.0, 2.0], "m": [1.0, 2.0]}), name="log").filter(col("n") > 0.5)
+    return cb.compile(log, cb.FeatureSet(dense={"n": col("n").log1p()}), device="cpu")
+
+
+def loaded(plan: cb.Plan) -> str:
+    """Explain a plan whose views are loaded: the prices on a disk, the stream in memory."""
+    kept = {"needed_bytes": 3 << 20, "memory_bytes": 5000, "folder": "/mnt/ssd", "file_bytes": 1 << 22}
+    facts = {1: kept, 2: {"needed_bytes": 700, "memory_bytes": 700, "folder": None, "file_bytes": 0}}
+    memory = {1: {**kept, "folder": None}}
+    return explain(plan.graph, "cpu", loaded=facts) + explain(plan.graph, "cpu", loaded=memory)
+
+
 MEASURED = {"cuda": {"split": 0.75, "layer_2": 2.5, "%26": 120.0, "emit": 0.5}, "cpu": {"user": 30.0}}
 WHOLE: dict[str, Callable[[], str]] = {
     "world_on_the_cpu.txt": lambda: explain(world.plan().graph, "cpu"),
@@ -57,6 +109,16 @@ WHOLE: dict[str, Callable[[], str]] = {
     "world_on_a_gpu.svg": lambda: svg_lines(picture(own().graph, "cuda:32GB")),
     "shop.svg": lambda: svg_lines(picture(shop.plan().graph, "cuda:32GB")),
     "many.svg": lambda: svg_lines(picture(many().graph, "cpu")),
+    "tiny.txt": lambda: "".join(explain(tiny().graph, device) for device in ("cpu", "cuda:1GB", "cuda:3KB")),
+    "tiny.svg": lambda: svg_lines(picture(tiny().graph, "cpu")),
+    "rare_on_the_cpu.txt": lambda: rare(lambda plan: explain(plan.graph, "cpu")),
+    "rare_when_loaded.txt": lambda: rare(loaded),
+    "rare_on_a_gpu.txt": lambda: rare(
+        lambda plan: explain(plan.graph, cb.types.Device("cuda", "1GB", cores=1), measured={"cuda": {"emit": 0.5}})
+    ),
+    "rare_without_python.txt": lambda: rare(lambda plan: explain(plan.graph, "cuda:8MB"), python=False),
+    "rare.svg": lambda: rare(lambda plan: svg_lines(picture(plan.graph, "cpu"))),
+    "rare_on_a_gpu.svg": lambda: rare(lambda plan: svg_lines(picture(plan.graph, "cuda:1GB"))),
 }
 
 

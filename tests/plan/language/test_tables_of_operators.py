@@ -146,6 +146,32 @@ def test_fitted_arrays_are_checked_before_native_code_trusts_them(how: str, stat
     assert misfit(how, state) == told
 
 
+GOOD_DELAYS = "delays must have ascending buckets, and shares that rise to 1"
+
+
+@pytest.mark.parametrize(
+    ("buckets", "shares", "told"),
+    [
+        ([0], [1.0], ""),
+        ([0, 5], [0.0, 1.0], ""),
+        ([3, 5, 9], [0.25, 0.25, 1.0], ""),
+        ([], [], GOOD_DELAYS),
+        ([-1, 5], [0.5, 1.0], GOOD_DELAYS),
+        ([5, 5], [0.5, 1.0], GOOD_DELAYS),
+        ([5, 4], [0.5, 1.0], GOOD_DELAYS),
+        ([1, 2, 3], [0.5, 0.25, 1.0], GOOD_DELAYS),
+        ([1, 2], [-0.5, 1.0], GOOD_DELAYS),
+        ([1, 2], [0.5, 0.75], GOOD_DELAYS),
+        ([1, 2], [0.5, 1.5], GOOD_DELAYS),
+        ([1, 2], [0.5, float("nan")], GOOD_DELAYS),
+        ([1, 2], [1.0], "buckets, shares of delays must have the same length"),
+    ],
+)
+def test_delays_that_were_learned_rise_to_1(buckets: list[int], shares: list[float], told: str) -> None:
+    state = {"buckets": np.array(buckets, np.int64), "shares": np.array(shares, np.float64)}
+    assert misfit("delays", state) == told
+
+
 # ---- operators of one's own
 
 

@@ -51,9 +51,10 @@ def _line(several: list[Gap]) -> str:
     first = several[0]
     if len(several) == 1:
         return f"{first.what} may be null: {first.cause}; add {first.cure}"
-    features = ", ".join(gap.what.removeprefix("feature ") for gap in several)
+    features = list(dict.fromkeys(gap.what.removeprefix("feature ") for gap in several))
+    what = f"features {', '.join(features)}" if len(features) > 1 else first.what
     cure = f".fill({', '.join(gap.column for gap in several)}) to its view"
-    return f"features {features} may be null: {first.cause}, the others likewise; add {cure}"
+    return f"{what} may be null: {first.cause}, the others likewise; add {cure}"
 
 
 def present(node: Node, what: str, gaps: list[Gap]) -> Node:
@@ -83,7 +84,8 @@ def _argument(name: str, example: str) -> str:
 
 def _fill(begin: Node, raw: Node) -> tuple[str, str]:
     """Return why the result of an operator may be null, and the fill that replaces it."""
-    shown, example = shown_name(begin.op), _example(begin)
+    shown = begin.param("function").name if begin.op == "user" else shown_name(begin.op)
+    example = _example(begin)
     cure = f".fill({example}) after {shown}"
     if begin.op.startswith("cast_") and raw.name:
         cure += f", .fill({raw.name}={example}) after it in a view"

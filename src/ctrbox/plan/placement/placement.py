@@ -29,7 +29,14 @@ from ctrbox.plan.graph.graph import FrameSpec, Graph
 from ctrbox.plan.graph.layers import depths, layers
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.language.tables_of_operators import TableSpec
-from ctrbox.plan.placement.device import Device, device_named, gpu_decodes_parquet, gpu_here, shown_bytes
+from ctrbox.plan.placement.device import (
+    Device,
+    device_named,
+    gpu_decodes_parquet,
+    gpu_here,
+    shown_bytes,
+    shown_cores,
+)
 from ctrbox.plan.placement.gpu_memory_sizes import (
     BATCH_ROWS,
     LIST_ITEMS,
@@ -465,7 +472,7 @@ class _Placer:
 
 def faster(compared: Compared, cores: int) -> str:
     return (
-        f"the CPU is faster: {compared.cpu:.2g} ns a row on {cores} cores with the copy of its result, "
+        f"the CPU is faster: {compared.cpu:.2g} ns a row on {shown_cores(cores)} with the copy of its result, "
         f"{compared.gpu:.2g} ns on the GPU with the copy of its inputs"
     )
 
