@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ctrbox.errors import CtrboxError
 from ctrbox.publish import Part, Published, Weights, diff, pack, read_weights, unpack, write_weights
 from ctrbox.publish.chain_of_sealed_lines import sealed_line
+from ctrbox.publish.patch import HEAD as PATCH_HEAD
+from ctrbox.publish.patch import MAGIC as PATCH
+from ctrbox.publish.patch import SEAL, read_facts
 from ctrbox.publish.weight_file import HEAD, MAGIC, _entry, _sum
 from ctrbox.publish.weights_of_models import DEEP_FFM, FFM_MAGIC
 
@@ -185,6 +192,71 @@ def test_a_missing_file_of_the_newest_version_is_told(folder: Published) -> None
     assert folder.verify() == [f"cannot read {path}: No such file or directory"]
 
 
+def test_a_damaged_version_is_told_by_its_size_or_its_checksum(folder: Published) -> None:
+    path, size = folder.file(), folder.log()[-1].bytes
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert folder.verify() == [f"{path} is damaged: its checksum differs from that in the log"]
+    path.write_bytes(whole + b"x")
+    assert folder.verify() == [f"{path} is damaged: it has {size + 1:,} bytes, expected {size:,}"]
+
+
+def test_a_copy_of_a_damaged_version_is_refused_with_what_was_met(folder: Published, tmp_path: Path) -> None:
+    path, size = folder.file(), folder.log()[-1].bytes
+    whole = path.read_bytes()
+    for content, met in (
+        (
+            whole[:-1] + bytes([whole[-1] ^ 1]),
+            f"it has {size:,} bytes, expected {size:,} bytes, but its checksum differs",
+        ),
+        (whole[:-1], f"it has {size - 1:,} bytes, expected {size:,} bytes"),
+        (whole + b"xy", f"it has more than {size:,} bytes, expected {size:,} bytes"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(CtrboxError) as told:
+            folder.copied(tmp_path / "copy.fbw")
+        assert str(told.value) == f"the file of version 2 of {folder.shown} is damaged: {met}"
+        assert not (tmp_path / "copy.fbw").exists()
+
+
+def test_the_shortest_patch_is_judged_by_its_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    least = PATCH_HEAD.size + SEAL
+    for content, told in (
+        (PATCH.ljust(least - 1), f"is not a patch, or was truncated: it has {least - 1} bytes; copy the patch again"),
+        (PATCH.ljust(least), "is damaged or truncated, because its checksum does not match; copy the patch again"),
+        (b"CTRPATCX".ljust(least), f"is not a patch, or was truncated: it has {least} bytes; copy the patch again"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(CtrboxError) as met:
+            read_facts(path)
+        assert str(met.value) == f"{path} {told}"
+
+
+def test_a_patch_that_ends_within_its_table_of_streams_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    for streams, table in ((2, 0), (2, 1), (3, 2)):
+        text = PATCH_HEAD.pack(PATCH, 1, 1, 0, bytes(32), 0, bytes(32), 0, streams) + bytes(16 * table)
+        path.write_bytes(text + hashlib.sha256(text).digest())
+        with pytest.raises(CtrboxError) as met:
+            read_facts(path)
+        assert str(met.value) == (
+            f"{path} contradicts itself: 0 regions, {streams} streams, words of 1 bytes; make the patch again"
+        )
+    text = PATCH_HEAD.pack(PATCH, 1, 1, 0, bytes(32), 0, bytes(32), 0, 2) + bytes(32)
+    path.write_bytes(text + hashlib.sha256(text).digest())
+    assert (read_facts(path).word, read_facts(path).result_bytes) == (1, 0)
+
+
+@pytest.mark.parametrize(("numbers", "word"), [(8, 2), (9, 4)])
+def test_files_of_which_half_are_codes_are_compared_by_two_bytes(tmp_path: Path, numbers: int, word: int) -> None:
+    path = tmp_path / "w.fbw"
+    codes = Part.floats("w", np.linspace(0, 1, 32, dtype=np.float32))  # 64 bytes of codes, and 64 or 128 of others
+    other = Part("n", "I64", (numbers,), np.zeros(8 * numbers, np.uint8))
+    write_weights(path, Weights("test", {}, [codes, other]))
+    assert diff(path, path, tmp_path / "p").word == word
+
+
 def test_features_that_are_none_are_told(folder: Published) -> None:
     path = folder.folder / "FEATURES"
     path.write_bytes(sealed_line("", {"features": "user"})[0])
@@ -226,3 +298,142 @@ def test_a_pointer_and_a_log_with_true_checksums_that_do_not_fit_are_refused(fol
     sealed_pointer(folder, version=3, log_bytes=log.stat().st_size, log_seal=seal)
     assert folder.verify() == [f"{log} is damaged at version 3"]
     assert first["number"] == 1
+
+
+# ---- directories of weight files, and features of a plan, each with one thing wrong
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({}, ""),
+        ({"at": 128 + 64}, "its part 'b' is not described correctly"),
+        ({"shape": [-3]}, "its part 'b' is not described correctly"),
+        ({"shape": [-1, -3]}, "its part 'b' is not described correctly"),
+        ({"shape": [2]}, "its part 'b' is not described correctly"),
+        ({"bytes": 8}, "its part 'b' is not described correctly"),
+        ({"dtype": "I64"}, "its part 'b' is not described correctly"),
+        ({"dtype": "I16", "shape": [6], "bucket": 1.0, "first": 0}, "its part 'b' is not described correctly"),
+        ({"dtype": "F8"}, "KeyError('F8')"),
+        ({"name": "a"}, "its parts do not add up to its size"),
+    ],
+)
+def test_a_directory_that_contradicts_itself_is_refused(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
+    path = tmp_path / "w.fbw"
+    write_weights(path, weights("a", "b"), quantize=False)
+    whole = path.read_bytes()
+    length = struct.unpack_from("<I", whole, 12)[0]
+    directory = json.loads(whole[HEAD.size : HEAD.size + length])
+    directory["parts"][1] |= changed
+    text = json.dumps(directory, separators=(",", ":")).encode().ljust(length)
+    assert len(text) == length
+    path.write_bytes(HEAD.pack(MAGIC, 1, length, _sum(text), len(whole)) + text + whole[HEAD.size + length :])
+    if not told:
+        assert [part.name for part in read_weights(path).parts] == ["a", "b"]
+        return
+    with pytest.raises(CtrboxError) as met:
+        read_weights(path)
+    assert told in str(met.value)
+    assert str(met.value).startswith(f"cannot read {path}: its directory contradicts itself: ")
+
+
+def deep_ffm(**about: Any) -> Weights:
+    return Weights(DEEP_FFM, {"names": ["user", "ad"], **about}, [Part.floats("w", np.ones(3, np.float32))])
+
+
+def test_a_model_must_fit_the_plan_that_it_is_served_with(tmp_path: Path) -> None:
+    folder = Published(tmp_path / "model" / "weights")
+    folder.folder.mkdir(parents=True)
+    folder.publish(deep_ffm())  # nobody has said what is served
+    folder.serves(["user", "ad", "day"], {"user": "int", "ad": "text", "day": "odd"})
+    assert folder._features() == {"user": "int", "ad": "text", "day": ""}
+    folder.publish(deep_ffm(keys=["int", "text"]))
+    folder.publish(deep_ffm(keys=["", ""]))
+    other = f"{tmp_path}/model is served with"
+    for about, told in (
+        (
+            {"names": ["user", "dag"]},
+            f"the model's field 'dag' is not a feature of the plan that {other}; nearest: 'day'; make another folder for it: "
+            "ctrbox publish create",
+        ),
+        ({"keys": ["text", "text"]}, f"the model does not fit the plan that {other}: "),
+        ({"keys": ["int"]}, "cannot publish 00000004.fbw: "),
+    ):
+        with pytest.raises(CtrboxError) as met:
+            folder.publish(deep_ffm(**about))
+        assert str(met.value).startswith(told)
+    assert [v.number for v in folder.log()] == [1, 2, 3]
+    any_model = Published(tmp_path / "other")
+    any_model.folder.mkdir()
+    any_model.serves(["user"])
+    any_model.publish(weights())  # only a Deep FFM has fields
+
+
+# ---- rows of tables
+
+
+class Exported:
+    """A table that is exported with these keys; a row has a weight and two numbers."""
+
+    def __init__(self, *keys: int, linear: bool = True) -> None:
+        self.keys, self.row = np.array(keys, np.int64), SimpleNamespace(linear=linear)
+
+    def export(self) -> Any:
+        numbers = np.arange(len(self.keys) * 3, dtype=np.float32) + 10 * np.repeat(self.keys, 3).astype(np.float32)
+        rows = numbers.reshape(len(self.keys), 3)
+        return self.keys, rows if self.row.linear else rows[:, 1:], None
+
+
+@pytest.mark.parametrize("linear", [True, False])
+def test_rows_of_a_table_keep_the_places_of_the_version_before(tmp_path: Path, linear: bool) -> None:
+    before = Exported(30, 10, 20, linear=linear)
+    pack(before, tmp_path / "1.fbw", quantize=False)
+    after = Exported(40, 20, 5, 10, linear=linear)
+    pack(after, tmp_path / "2.fbw", base=tmp_path / "1.fbw", quantize=False)
+    found = []
+    for name in ("1", "2"):
+        unpack(tmp_path / f"{name}.fbw", tmp_path / f"{name}.parquet")
+        found.append(pq.read_table(tmp_path / f"{name}.parquet").to_pylist())
+    assert [[row["key"] for row in rows] for rows in found] == [[10, 20, 30], [10, 20, 5, 40]]
+    for table, rows in zip((before, after), found, strict=True):
+        keys, floats, _ = table.export()
+        for row in rows:
+            (expected,) = floats[keys == row["key"]].tolist()
+            assert [*([row["weight"]] if linear else []), *row["vector"]] == expected
+            assert ("weight" in row) is linear
+    pack(tmp_path / "2.parquet", tmp_path / "3.fbw", base=tmp_path / "2.fbw", quantize=False)
+    assert (tmp_path / "3.fbw").read_bytes() == (tmp_path / "2.fbw").read_bytes()
+    pack(Exported(linear=linear), tmp_path / "4.fbw", base=tmp_path / "2.fbw")
+    assert read_weights(tmp_path / "4.fbw").part("key").shape == (0,)
+    with pytest.raises(CtrboxError, match=r"^the exported table has key 7 twice; export it again$"):
+        pack(Exported(8, 7, 9, 7, linear=linear), tmp_path / "5.fbw")
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"key": [1]}, "key"),
+        ({"vector": pa.array([[1.0]], pa.list_(pa.float32(), 1))}, "vector"),
+        ({"key": [1], "vector": [[1.0]]}, "key, vector"),
+        ({"key": [1], "vector": pa.array([[1.0]], pa.list_(pa.float64(), 1)), "weight": [1.0]}, "key, vector, weight"),
+    ],
+)
+def test_a_file_that_is_no_export_is_told_its_columns(tmp_path: Path, columns: dict[str, Any], told: str) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table(columns), path)
+    with pytest.raises(CtrboxError) as met:
+        pack(path, tmp_path / "w.fbw")
+    assert str(met.value) == f"{path} is not an export of a table: it has the columns {told}; expected key and vector"
+
+
+def test_what_has_no_weights_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        CtrboxError, match=r"^cannot publish int; expected the path of a model, a cb\.DeepFFM, a cb\.Run or a"
+    ):
+        pack(7, tmp_path / "w.fbw")  # type: ignore[arg-type]
+    for word in (0, 3, 8):
+        with pytest.raises(CtrboxError, match=rf"^word= must be 1, 2 or 4, got {word}$"):
+            diff(tmp_path / "a", tmp_path / "b", tmp_path / "p", word=word)
+    with pytest.raises(CtrboxError) as met:
+        write_weights(tmp_path / "w.fbw", Weights("test", {}, [Part.floats("w", np.array([1, np.nan], np.float32))]))
+    assert str(met.value) == "weight 1 of 'w' is nan; only models whose weights are all finite can be published"

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from ctrbox.errors import CtrboxError, DataError, PlanError, SignatureError, Sou
 from ctrbox.files.sealed_json import sealed
 from ctrbox.publish import Part, PrivateKey, PublicKey, Published, Trust, Weights, keygen, write_weights
 from ctrbox.publish.chain_of_sealed_lines import sealed_line
-from ctrbox.publish.signed_statement import MOST_STATEMENT, SIGNED, FileFacts, Statement, opened
+from ctrbox.publish.signed_statement import MOST_BYTES, MOST_STATEMENT, SIGNED, FileFacts, Statement, claim_of, opened
 from tests.publish import forged
 
 
@@ -314,3 +315,243 @@ def test_forged_statements_and_key_files_are_refused_in_one_sentence(tmp_path: P
     assert met["statement", "another that was signed"] > 0
     assert met["private key", "refused"] > 100
     assert met["public key", "refused"] > 100
+
+
+# ---- a statement and a key file, each with one thing wrong
+
+MODEL, SEAL, SHA = "ab" * 16, "cd" * 32, "ef" * 32
+GOOD = Statement(MODEL, 7, 4000, SEAL, {"plan.ctr": FileFacts(9, SHA)}, "2026-11-18T09:30:00Z")
+SIGNER = PrivateKey(bytes(range(32)))
+KEYS = {SIGNER.id: SIGNER.public}
+FACTS = json.loads(GOOD.signed_by(SIGNER)["statement"])
+PLAN = {"bytes": 9, "sha256": SHA}
+
+
+def signed_text(text: str) -> dict[str, str]:
+    return {"key": SIGNER.id, "statement": text, "signature": SIGNER.sign(SIGNED + text.encode()).hex()}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"version": 1},
+        {"version": MOST_BYTES},
+        {"log_bytes": 0},
+        {"log_bytes": MOST_BYTES},
+        {"files": {}},
+        {"files": dict.fromkeys(("serve.json", "plan.ctr", "log.arrow"), PLAN)},
+        {"files": {"plan.ctr": {"bytes": MOST_BYTES, "sha256": SHA}}},
+        {"files": {"plan.ctr": {"bytes": 0, "sha256": SHA}}},
+    ],
+)
+def test_a_signed_statement_is_read_up_to_its_limits(changed: dict[str, Any]) -> None:
+    found = opened(signed_text(json.dumps({**FACTS, **changed})), KEYS, "here")
+    files = {name: FileFacts(**entry) for name, entry in changed.get("files", FACTS["files"]).items()}
+    expected = {name: value for name, value in {**FACTS, **changed, "files": files}.items() if name != "format"}
+    assert vars(found) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{",
+        *(
+            json.dumps({name: value for name, value in {**FACTS, **changed}.items() if value is not None})
+            for changed in (
+                {"more": 1},
+                *({name: None} for name in FACTS),
+                {"format": 2},
+                {"files": []},
+                {"files": {"other": PLAN}},
+                {"files": {"plan.ctr": []}},
+                {"files": {"plan.ctr": {"bytes": 9}}},
+                {"files": {"plan.ctr": {**PLAN, "more": 1}}},
+                *({"files": {"plan.ctr": {**PLAN, "bytes": size}}} for size in (-1, True, 1.0, "1", MOST_BYTES + 1)),
+                *({"files": {"plan.ctr": {**PLAN, "sha256": sha}}} for sha in (5, SHA[1:], SHA + "0")),
+                *({"model": model} for model in (5, MODEL[1:], MODEL.upper())),
+                *({"version": version} for version in (0, -1, True, "7", 1.0, MOST_BYTES + 1)),
+                *({"log_bytes": size} for size in (-1, False, MOST_BYTES + 1)),
+                *({"log_seal": seal} for seal in (5, SEAL[1:])),
+                *({"time": time} for time in (5, "2026-11-18", "2026-11-18T09:30:00Z ")),
+            )
+        ),
+    ],
+)
+def test_what_a_key_signed_is_read_only_if_all_of_it_is_known(text: str) -> None:
+    with pytest.raises(SignatureError) as told:
+        opened(signed_text(text), KEYS, "here")
+    assert (
+        str(told.value)
+        == "here has a signed statement that this version of CTRBox cannot read; use the version that signed it"
+    )
+
+
+ENTRY = GOOD.signed_by(SIGNER)
+AGAIN = "its publisher can sign it again: ctrbox publish sign"
+UNREAD = f"here has a malformed signature: its key id or its statement is not valid; {AGAIN}"
+DIGITS = f"here has a malformed signature; expected 128 hexadecimal digits; {AGAIN}"
+
+
+@pytest.mark.parametrize(
+    ("signed", "told"),
+    [
+        (
+            None,
+            f"here is not signed; expected a signature by the key {SIGNER.id}. Its publisher can sign it: ctrbox publish sign",
+        ),
+        *(
+            (entry, f"here has a malformed signature; expected key, statement and signature; {AGAIN}")
+            for entry in ([], "x", {}, {**ENTRY, "more": 1}, {"key": SIGNER.id, "statement": ENTRY["statement"]})
+        ),
+        ({**ENTRY, "key": 5}, UNREAD),
+        ({**ENTRY, "key": SIGNER.id[1:]}, UNREAD),
+        ({**ENTRY, "statement": 5}, UNREAD),
+        ({**ENTRY, "statement": ["x"]}, UNREAD),
+        ({**ENTRY, "signature": 5}, DIGITS),
+        ({**ENTRY, "signature": ENTRY["signature"][2:]}, DIGITS),
+        (
+            {**ENTRY, "key": "0" * 16},
+            f"here is signed by the key {'0' * 16}, which is not trusted here; trusted: {SIGNER.id}",
+        ),
+        (
+            {**ENTRY, "statement": ENTRY["statement"].replace("plan.ctr", "log.arrow")},
+            f"here was changed after it was signed: the signature by the key {SIGNER.id} does not match",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_signature_is_told(signed: object, told: str) -> None:
+    with pytest.raises(SignatureError) as met:
+        opened(signed, KEYS, "here")
+    assert str(met.value) == told
+
+
+def test_a_signature_is_checked_by_at_least_one_key() -> None:
+    with pytest.raises(PlanError, match=r"^no public key was given to check the signature; give at least one$"):
+        opened(ENTRY, {}, "here")
+    assert opened(ENTRY, KEYS, "here") == GOOD
+
+
+@pytest.mark.parametrize(
+    ("signed", "known"),
+    [
+        (ENTRY, True),
+        (None, False),
+        ([], False),
+        ({**ENTRY, "key": 5}, False),
+        ({**ENTRY, "key": "0" * 15}, False),
+        ({**ENTRY, "statement": 5}, False),
+        ({**ENTRY, "statement": "{"}, False),
+        ({**ENTRY, "statement": "[]"}, False),
+        ({**ENTRY, "statement": '{"model": "ads"}'}, False),
+        ({**ENTRY, "statement": "[" * 100_000}, False),
+    ],
+)
+def test_what_a_signature_claims_is_read_unchecked(signed: object, known: bool) -> None:
+    assert claim_of(signed) == ({"model": MODEL, "key": SIGNER.id} if known else None)
+
+
+KEY_FILE = {"kind": "ctrbox public key", "algorithm": "Ed25519", "id": SIGNER.id, "key": SIGNER.public.raw.hex()}
+NO_DIGITS = "is damaged: its key is not 64 hexadecimal digits; restore it from a copy"
+OTHER_KIND = "is not a public key that this version reads; make one: ctrbox publish keygen"
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({}, ""),
+        ({"key": 5}, NO_DIGITS),
+        ({"key": KEY_FILE["key"][1:]}, NO_DIGITS),
+        ({"id": 5}, NO_DIGITS),
+        ({"id": "0" * 16}, "is damaged: its id does not belong to its key; restore it from a copy"),
+        ({"algorithm": "RSA"}, OTHER_KIND),
+        ({"kind": "mine"}, OTHER_KIND),
+        ({"kind": 5}, OTHER_KIND),
+        ({"more": 1}, OTHER_KIND),
+    ],
+)
+def test_what_is_wrong_with_a_key_file_is_told(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
+    path = tmp_path / "key.pub"
+    path.write_text(sealed({**KEY_FILE, **changed}))
+    path.chmod(0o644)
+    if not told:
+        assert PublicKey.read(path) == SIGNER.public
+        return
+    with pytest.raises(DataError) as met:
+        PublicKey.read(path)
+    assert str(met.value) == f"{path} {told}"
+
+
+def test_key_files_that_cannot_be_written_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match=rf"^cannot write the public key {tmp_path}/file/key\.pub: File exists$"):
+        keygen(tmp_path / "file" / "key")
+    written: list[int] = []
+
+    def full(handle: int, mode: int) -> None:
+        written.append(mode)
+        if len(written) == failing:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ctrbox.publish.signing_keys.os.fchmod", full)
+    for failing in (1, 2):  # the public key comes first
+        written.clear()
+        with pytest.raises(WriteError, match="No space left on device"):
+            keygen(tmp_path / "key")
+        assert written == [0o644, 0o600][:failing]
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_trust_in_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"^cannot read the trust file {tmp_path}: "):
+        Trust([SIGNER.public], memory=tmp_path)
+    wrong = (
+        {"model": 5},
+        {"model": MODEL[1:]},
+        {"version": True},
+        {"version": -1},
+        {"log_seal": 5},
+        {"log_seal": SEAL[1:]},
+    )
+    for changed in wrong:
+        (tmp_path / "trust").write_text(sealed({"model": MODEL, "version": 3, "log_seal": SEAL, **changed}))
+        with pytest.raises(
+            DataError, match=r"trust is not a trust file; remove it, and the next signed version is trusted$"
+        ):
+            Trust([SIGNER.public], memory=tmp_path / "trust")
+    (tmp_path / "trust").write_text(sealed({"model": MODEL, "version": 3, "log_seal": SEAL}))
+    trust = Trust(SIGNER.public for _ in range(1))
+    assert (trust.model, trust.version, trust.log_seal) == ("", 0, "")
+    trust = Trust([SIGNER.public], memory=tmp_path / "trust", model_id=MODEL)
+    assert (trust.model, trust.version, trust.log_seal) == (MODEL, 3, SEAL)
+
+
+def test_a_version_is_accepted_unless_it_is_older_or_another_of_the_same_number(tmp_path: Path) -> None:
+    trust = Trust([SIGNER.public], memory=tmp_path / "trust")
+    trust.remember(trust.accept(GOOD.signed_by(SIGNER), "here"))
+    before = (tmp_path / "trust").stat().st_mtime_ns
+    trust.remember(trust.accept(GOOD.signed_by(SIGNER), "here"))  # the same again writes nothing
+    assert (tmp_path / "trust").stat().st_mtime_ns == before
+    for version, model, seal, told in (
+        (
+            6,
+            MODEL,
+            SEAL,
+            "here is version 6, older than version 7, which was accepted before; to go back to old weights",
+        ),
+        (
+            7,
+            MODEL,
+            SHA,
+            "here is version 7 with other contents than those that were accepted before; ask its publisher",
+        ),
+        (8, SHA[:32], SEAL, f"here is signed for another model, {SHA[:32]}; expected the model {MODEL}"),
+    ):
+        other = Statement(model, version, 4000, seal, {}, GOOD.time)
+        with pytest.raises(SignatureError) as met:
+            trust.accept(other.signed_by(SIGNER), "here")
+        assert str(met.value).startswith(told)
+    newer = Statement(MODEL, 8, 4000, SHA, {}, GOOD.time)
+    trust.remember(trust.accept(newer.signed_by(SIGNER), "here"))
+    again = Trust([SIGNER.public], memory=tmp_path / "trust")
+    assert (again.model, again.version, again.log_seal) == (MODEL, 8, SHA)

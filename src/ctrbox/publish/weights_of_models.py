@@ -227,7 +227,8 @@ def _table(path: Path) -> Weights:
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"cannot read {path}: {error}") from error
     vector: Any = rows.schema.field("vector").type if "vector" in rows.schema.names else None
-    if "key" not in rows.schema.names or not pa.types.is_fixed_size_list(vector) or vector.value_type != pa.float32():
+    of_floats = vector is not None and pa.types.is_fixed_size_list(vector) and vector.value_type == pa.float32()
+    if "key" not in rows.schema.names or not of_floats:
         raise DataError(
             f"{path} is not an export of a table: it has the columns {', '.join(rows.schema.names)}; expected key and vector"
         )
