@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from ctrbox.serve.http_connection import FREE_CHUNKS, LEAST_PACE, Connection
+from ctrbox.serve.access_log import AccessLog
+from ctrbox.serve.http_connection import FREE_CHUNKS, HEAD_COUNTED, LEAST_PACE, Connection
 from ctrbox.serve.listener import Listener
 from ctrbox.serve.model_folder import ModelFolder
+from ctrbox.serve.refused_request import Refused
 from ctrbox.serve.request_queue import ScoringQueue
 from ctrbox.serve.served_models import open_served
 from ctrbox.serve.service import Limits, Service
@@ -36,6 +39,7 @@ class Kept(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.sent, self.closed, self.aborted, self.reading = b"", False, False, True
+        self.waiting = 0  # bytes that the client has not taken yet
 
     def write(self, data: Any) -> None:
         self.sent += data
@@ -48,6 +52,9 @@ class Kept(asyncio.Transport):
 
     def abort(self) -> None:
         self.closed = self.aborted = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
 
     def pause_reading(self) -> None:
         assert self.reading
@@ -85,7 +92,10 @@ async def settled(connection: Connection) -> None:
 def met(service: Service, *pieces: bytes, then: Callable[[Connection, Kept], Any] | None = None) -> Kept:
     """Return the transport of a connection that received these pieces, one after the other."""
 
+    faults: list[Any] = []
+
     async def give() -> Kept:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, about: faults.append(about))
         front = Listener(service, "127.0.0.1", 0)
         client = front.door.enter("127.0.0.1")
         assert client is not None
@@ -97,11 +107,16 @@ def met(service: Service, *pieces: bytes, then: Callable[[Connection, Kept], Any
         if then is not None:
             then(connection, transport)
             await settled(connection)
+        while service.queue.pending:  # what nobody waits for is scored all the same
+            await asyncio.sleep(0.0002)
         connection.connection_lost(None)
+        assert (front.door.connections, front.door.held, connection.counted) == (0, 0, 0)
         front.stop()
         return transport
 
-    return asyncio.run(give())
+    transport = asyncio.run(give())
+    assert not faults
+    return transport
 
 
 def chunks(body: bytes, size: int) -> bytes:
@@ -255,6 +270,137 @@ def test_a_client_that_does_not_read_is_not_read_from(service: Service) -> None:
         connection.busy = False
 
     met(service, HEALTH, then=blocked)
+
+
+# ---- what is counted
+
+
+def state(connection: Connection) -> str:
+    client = connection.client
+    return "idle" if connection in client.idle else "reading" if connection in client.reading else "busy"
+
+
+def test_a_connection_is_idle_read_from_or_busy_and_its_buffers_are_counted(service: Service, body: bytes) -> None:
+    ask, before = LENGTH % len(body), service.metrics.seconds
+
+    def pieces(connection: Connection, transport: Kept) -> None:
+        def give(piece: bytes) -> tuple[str, int]:
+            connection.data_received(piece)
+            held = connection.inbox.__alloc__() + connection.body.__alloc__() + connection.working
+            assert connection.counted == connection.client.held == connection.door.held == held
+            return state(connection), len(connection.inbox) + len(connection.body)
+
+        assert give(b"\r\n") == ("idle", 0)  # an empty line begins no request
+        assert give(b"PO") == ("reading", 2)
+        assert give(ask[2:]) == ("reading", 0)  # the head alone
+        assert give(body[:-1]) == ("reading", len(body) - 1)
+        assert give(body[-1:]) == ("busy", 0)
+        assert connection.working == len(body) + HEAD_COUNTED
+        assert give(HEALTH) == ("busy", len(HEALTH))
+
+    assert met(service, then=pieces).codes == [200, 200]
+    assert 0 <= service.metrics.seconds - before < 60
+
+    def chunked(connection: Connection, transport: Kept) -> None:
+        connection.data_received(CHUNKED + chunks(b" " * 3_000, 3_000) + b"10\r\nabc")
+        assert (bytes(connection.inbox), len(connection.body)) == (b"", 3_003)
+        assert connection.counted == connection.door.held > 3_003
+
+    met(service, then=chunked)
+
+
+def test_a_second_empty_line_is_refused_at_its_first_byte(service: Service) -> None:
+    assert met(service, b"\r\n", b"\r").codes == [400]
+    assert met(service, b"\r\n", b"G").codes == []
+    assert met(service, b"\x01").codes == [400]
+
+
+def test_a_connection_that_makes_room_is_ended_or_its_request_refused(service: Service, body: bytes) -> None:
+    def dropped(connection: Connection, transport: Kept) -> None:
+        connection.dropped("no room")
+        assert connection.front.door.connections == 0
+        assert connection.deaf
+
+    idle = met(service, then=dropped)
+    assert (idle.sent, idle.aborted) == (b"", True)
+    for unfinished in (b"GET", LENGTH % 5 + b"{}"):
+        reading = met(service, unfinished, then=dropped)
+        assert (reading.codes, reading.closed, reading.aborted) == ([503], True, False)
+        assert b"no room" in reading.sent
+
+    def untaken(connection: Connection, transport: Kept) -> None:
+        transport.waiting = 1
+        dropped(connection, transport)
+
+    full = met(service, b"GET", then=untaken)
+    assert (full.codes, full.aborted) == ([503], True)
+
+    async def beginning() -> list[bool]:
+        front = Listener(service, "127.0.0.1", 0)
+        asked = []
+        for starts in (True, False):
+            client = front.door.enter("127.0.0.1")
+            assert client is not None
+            connection, late = Connection(front, client), Kept()
+            if starts:
+                connection.starting = asyncio.get_running_loop().create_task(asyncio.sleep(60))
+            connection.dropped("no room")
+            asked.append(connection.starting is not None and bool(connection.starting.cancelling()))
+            connection.connection_made(late)  # a TLS handshake that ends all the same
+            asked.append(late.aborted and connection.transport is None)
+        front.stop()
+        return asked
+
+    assert asyncio.run(beginning()) == [True, True, False, True]
+
+
+def test_an_answer_for_a_client_that_went_away_is_not_sent(service: Service, body: bytes) -> None:
+    ask = LENGTH % len(body) + body
+
+    def away(connection: Connection, transport: Kept) -> None:
+        connection.data_received(ask)
+        connection.connection_lost(None)
+
+    assert met(service, then=away).sent == b""
+
+    def away_ahead(connection: Connection, transport: Kept) -> None:
+        connection.data_received(HEALTH + HEALTH)  # the second one waits for a turn of its own
+        connection.connection_lost(None)
+
+    assert met(service, then=away_ahead).codes == [200]
+
+    def refused(connection: Connection, transport: Kept) -> None:
+        connection.data_received(ask)
+        connection.refuse(Refused(400, "no more"))
+
+    assert met(service, then=refused).codes == [400]
+
+
+def test_the_end_of_a_secure_connection_is_the_end(service: Service, body: bytes) -> None:
+    def secure(connection: Connection, transport: Kept) -> None:
+        transport.get_extra_info = lambda name, default=None: object()  # type: ignore[assignment,method-assign]
+        connection.data_received(LENGTH % len(body) + body)
+        assert connection.eof_received() is False
+
+    assert met(service, then=secure).codes == [200]
+
+
+def test_refusals_are_in_the_access_log_with_what_was_read_of_their_heads(service: Service, tmp_path: Path) -> None:
+    service.access = AccessLog(tmp_path / "log")
+    try:
+        met(service, b"nonsense\r\n\r\n")
+        met(service, CHUNKED + b"x\r\n")
+        met(service, HEALTH)
+    finally:
+        service.access.close()
+        service.access = None
+    lines = [orjson.loads(line) for line in (tmp_path / "log").read_bytes().splitlines()]
+    found = [(line["method"], line["path"], line["status"], line["client"]) for line in lines]
+    assert found == [
+        ("", "", 400, "127.0.0.1"),
+        ("POST", "/v1/score", 400, "127.0.0.1"),
+        ("GET", "/healthz", 200, "127.0.0.1"),
+    ]
 
 
 # ---- time

@@ -164,6 +164,28 @@ def test_a_model_is_stale_since_the_first_version_that_could_not_be_loaded(clock
     assert metrics.last_reload == {"version": 5, "seconds": 0.25, "how": "whole file", "at": 1010.0}
 
 
+def test_versions_are_counted_by_what_was_read_for_them_and_refusals_by_their_reason(clock: Clock) -> None:
+    metrics, other = Metrics(), Metrics(started=5.0)
+    metrics.reloaded(2, 0.1, "patches", 100)
+    metrics.reloaded(3, 0.1, "whole file", 2000)
+    metrics.reloaded(4, 0.1, "patches", 30)
+    metrics.not_reloaded("damaged")
+    metrics.not_reloaded("not signed", signature=True)
+    other.hear(metrics.told())
+    for one in (metrics, other):
+        values = dict(line.split() for line in one.text({}, {}, memory=77).splitlines() if not line.startswith("#"))
+        names = ("patches_applied", "patches_refused", "signatures_refused", "versions_by_patches")
+        names += ("versions_by_whole_file", "version_bytes")
+        assert [values[f"ctrbox_{name}_total"] for name in names] == ["3", "2", "1", "2", "1", "2130"]
+        assert values["process_resident_memory_bytes"] == "77"
+        assert one.last_refusal == "not signed"
+    assert "process_start_time_seconds 5.000" in other.text({}, {})
+    assert "process_resident_memory_bytes 77" not in metrics.text({}, {})
+    text = metrics.text({}, {}, more=["# one more line", "more 1"])
+    assert text.index("more 1") < text.index("# TYPE ctrbox_candidates_total counter")
+    assert resident(0) == 0  # there is no such process
+
+
 # ---- the cache of contexts
 
 

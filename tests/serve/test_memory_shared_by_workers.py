@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ctrbox.embed.ssd.saved_parts import TableParts
 from ctrbox.errors import PlanError
 from ctrbox.publish.weights_of_models import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve import memory_shared_by_workers as board_module
@@ -19,7 +20,7 @@ from ctrbox.serve.http_connection import REASONS
 from ctrbox.serve.memory_shared_by_workers import NOTE_BYTES, SILENT_SECONDS, Board, Desk, Note
 from ctrbox.serve.metrics import CELL, CELLS, ROUTES, STATUSES, Metrics
 from ctrbox.serve.model_folder import RUN
-from ctrbox.serve.workers import Supervisor, memory_of, reserved, words_of, worker_count
+from ctrbox.serve.workers import Supervisor, memory_of, reserved, why_one, words_of, worker_count
 
 
 def figures(hits: int = 0, connections: int = 0, version: int = 1, **more: Any) -> dict[str, Any]:
@@ -162,6 +163,11 @@ def test_the_default_is_one_worker_for_each_usable_core_where_the_model_allows_i
     assert worker_count(None, DEEP_FFM, served, 8192) == worker_count(None, RUN, served, 8192) == 6
     assert worker_count(None, CLICK_MODEL, served, 8192) == 1
     assert worker_count(None, DEEP_FFM, served, 70) == 4  # sixteen connections each
+    assert worker_count(4, DEEP_FFM, served, 64) == worker_count(None, DEEP_FFM, served, 64) == 4
+    assert worker_count(None, DEEP_FFM, served, 5) == 1
+    assert worker_count(None, DEEP_FFM, SimpleNamespace(past=SimpleNamespace(shared=True)), 8192) == 6  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=r"^--workers 2 is not possible: the state of histories is kept by one process"):
+        worker_count(2, DEEP_FFM, SimpleNamespace(past=SimpleNamespace(shared=False)), 8192)  # type: ignore[arg-type]
     assert worker_count(3, CLICK_MODEL, served, 8192) == 3
     with pytest.raises(PlanError, match=r"leaves 14 connections for each of 5 workers.*raise it to 80"):
         worker_count(5, DEEP_FFM, served, 70)
@@ -191,6 +197,8 @@ def test_a_worker_that_ends_soon_again_and_again_is_started_later_each_time(monk
 def test_the_end_of_a_process_is_said_in_words() -> None:
     assert words_of(signal.SIGKILL) == "by SIGKILL"
     assert words_of(3 << 8) == "with exit code 3"
+    assert words_of(0) == "with exit code 0"
+    assert words_of(50) == "by signal 50"
 
 
 def test_a_port_for_grpc_that_another_server_has_is_refused() -> None:
@@ -201,6 +209,34 @@ def test_a_port_for_grpc_that_another_server_has_is_refused() -> None:
     held = reserved("127.0.0.1", port)
     others = reserved("127.0.0.1", port)  # as a worker does
     for sock in (*held, *others):
+        sock.close()
+
+
+def of_tables(*tables: Any) -> Any:
+    return SimpleNamespace(click_model=SimpleNamespace(sources=[SimpleNamespace(embedder=one) for one in tables]))
+
+
+def test_a_sparse_table_of_the_run_or_of_its_pre_rank_needs_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "ServedRun", SimpleNamespace)
+    on_disk, in_memory = of_tables(object(), TableParts.__new__(TableParts)), of_tables(object())
+    for served, prerank, several in (
+        (SimpleNamespace(past=None, run=in_memory), None, True),
+        (SimpleNamespace(past=None, run=on_disk), None, False),
+        (SimpleNamespace(past=None, run=in_memory), SimpleNamespace(users=on_disk), False),
+        (SimpleNamespace(past=None, run=in_memory), SimpleNamespace(users=in_memory), True),
+    ):
+        why = why_one(RUN, served, prerank)  # type: ignore[arg-type]
+        assert why == ("" if several else "the run has a Sparse Table, whose reading threads belong to one process")
+    assert why_one(DEEP_FFM, SimpleNamespace(past=None), None) == ""  # type: ignore[arg-type]
+
+
+def test_ports_of_both_kinds_of_addresses_are_reserved() -> None:
+    for host, family in (("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)):
+        (sock,) = reserved(host, 0)
+        assert sock.family == family
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT) == 1
+        if family == socket.AF_INET6:
+            assert sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 1
         sock.close()
 
 

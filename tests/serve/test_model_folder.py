@@ -11,6 +11,7 @@ import pytest
 import ctrbox as cb
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
 from ctrbox.serve.model_folder import ModelFolder, create
+from ctrbox.serve.served_models import open_served
 from tests.serve.worlds import CONTEXT, World
 
 
@@ -85,3 +86,49 @@ def test_what_is_no_model_folder_says_so(tmp_path: Path) -> None:
     (tmp_path / "serve.json").write_text("{}")
     with pytest.raises(DataError):
         ModelFolder.open(tmp_path)
+
+
+def test_a_folder_that_is_taken_is_named_with_what_to_do(world: World, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a").write_text("")
+    for taken in (tmp_path / "file", tmp_path / "folder"):
+        says = f"^{taken} exists and is not empty; publish to {taken}/weights, or choose another folder$"
+        with pytest.raises(WriteError, match=says):
+            create(taken, world.plan, world.engine, context=CONTEXT)
+    (tmp_path / "empty").mkdir()
+    made = create(tmp_path / "empty", world.plan, world.engine, context=CONTEXT, note="first")
+    assert [version.note for version in made.published.log()] == ["first"]
+    assert sorted(p.name for p in made.folder.iterdir()) == ["log.arrow", "plan.ctr", "serve.json", "weights"]
+    assert (made.online, made.source) == (tmp_path / "empty/online.json", tmp_path / "empty")
+    (made.folder / "config.json").write_text("{}")  # a file of the user's own does not make it a run
+    assert ModelFolder.open(made.folder).kind == "deep_ffm"
+
+
+def test_settings_of_other_kinds_of_models_are_refused(world: World, tmp_path: Path) -> None:
+    found = ModelFolder.open(world.folder)
+    for settings, message in (
+        (
+            {"encoders": {"ad": "w"}},
+            f"encoders= is for published models with Model Servers, and {world.folder} has none",
+        ),
+        (
+            {"table_memory": 1 << 20},
+            f"table_memory= is for the Sparse Tables of a run folder, and {world.folder} was published with its rows in one "
+            "file, which the server maps into memory; remove table_memory=",
+        ),
+        (
+            {"servers": {"ad": "v"}},
+            f"servers= can only be used with a run folder; {world.folder} was published with its vectors, so remove servers=",
+        ),
+    ):
+        with pytest.raises(PlanError) as told:
+            open_served(found, **settings)
+        assert str(told.value) == message
+    run = ModelFolder(tmp_path, "run", (), "")
+    with pytest.raises(PlanError) as told:
+        open_served(run, encoders={"ad": "w"})
+    assert str(told.value).endswith(f"{tmp_path} is a run folder; publish it: ctrbox publish create MODEL --model RUN")
+    served = open_served(found, servers={}, encoders={}, cache_bytes=1 << 20, most_candidates=7)
+    assert (served.version, served.reader.most) == (1, 7)
+    assert served.past is None

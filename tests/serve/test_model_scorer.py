@@ -14,6 +14,7 @@ from ctrbox.errors import DataError
 from ctrbox.evaluate.calibration_maps import Calibration, PlattMap
 from ctrbox.models.inputs import Pooled
 from ctrbox.serve.model_scorer import Found, ModelScorer, expanded, single_keys
+from ctrbox.serve.served_models import as_scores, no_scores, spread
 
 
 def batch_of(rows: int, dense: Any = None, **fields: list[list[int]]) -> Batch:
@@ -126,3 +127,21 @@ def test_a_calibration_by_field_reads_the_field_where_it_is(side: str) -> None:
     scores = scored([0.0, 0.0, 0.0], calibration=calibration, ad=[[9], [8], [7]], c_user=[[9]])[0]
     expected = [2.0, 0.0, 1.0] if side == "candidates" else [2.0, 2.0, 2.0]
     assert scores == pytest.approx(sigmoid(expected), rel=1e-6)
+
+
+def test_candidates_that_a_filter_dropped_have_no_score() -> None:
+    def of(*index: int) -> Any:
+        return SimpleNamespace(index=np.array(index) if index else None)
+
+    one = np.array([0.5, 0.25], np.float32)
+    assert spread(one, of(), 2) is one
+    found = spread(one, of(0, 2), 3)
+    assert (found.dtype, found.shape) == (np.float32, (3,))
+    assert np.array_equal(found, [0.5, np.nan, 0.25], equal_nan=True)
+    several = spread(np.array([[0.5, 2.0]]), of(1), 2)
+    assert several.dtype == np.float64
+    assert np.array_equal(several, [[np.nan] * 2, [0.5, 2.0]], equal_nan=True)
+    tasks: Any = [None, None]
+    assert (no_scores(tasks).shape, no_scores(()).shape, no_scores(()).dtype) == ((0, 2), (0,), np.float32)
+    assert as_scores(np.ones((1, 2)), tasks).dtype == np.float64
+    assert as_scores(np.ones(1), ()).dtype == np.float32

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from ctrbox.errors import DataError, PlanError, WriteError
 from ctrbox.publish.weights_of_models import CLICK_MODEL
 from ctrbox.serve import reload, workers
-from ctrbox.serve.memory_shared_by_workers import HEARD, Board
+from ctrbox.serve.memory_shared_by_workers import HEARD, Board, Desk
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.reload import FIRST_WAIT, LONGEST_WAIT, Reloader, SharedVersions, passing
 from ctrbox.serve.worker_follows_supervisor import Follower
@@ -184,6 +185,30 @@ def test_a_worker_whose_event_loop_stands_still_is_killed_and_others_are_not(
     assert caplog.messages == ["worker 2 (process 71) hangs and is killed"]
 
 
+def test_silence_is_added_up_second_by_second_and_two_seconds_at_most(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = supervisor(2)
+    one, other = made.workers
+    one.process, one.serving, other.process, other.serving = 70, True, 71, True
+    killed: list[int] = []
+    monkeypatch.setattr(workers.os, "kill", lambda process, number: killed.append(process))
+    made._watch()
+    assert (one.silent, other.silent) == (2.0, 2.0)  # the first look: since when is not known
+    for passed, silent in ((1.0, 3.0), (0.5, 3.0), (0.5, 4.0), (1.25, 5.25), (900.0, 7.25)):
+        clock.now += passed
+        made._watch()
+        assert one.silent == silent
+    made.board.places[1].facts[HEARD] = clock.now
+    clock.now += 1.0
+    made._watch()
+    assert (one.silent, other.silent, other.heard) == (8.25, 0.0, clock.now - 1.0)
+    one.silent = workers.HUNG_SECONDS - 1.0
+    clock.now += 1.0
+    made._watch()
+    assert (killed, one.silent, other.silent) == ([70], 0.0, 1.0)
+
+
 def test_a_server_that_was_stopped_for_a_while_kills_no_worker_when_it_goes_on(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +310,115 @@ def test_workers_are_given_time_to_end_unless_a_second_signal_comes(
     assert made.board.draining
     assert sent == [(70, 15), (72, 15), *([(72, 9)] if killed else [])]
     assert [w.process for w in made.workers] == [0, 0, 0]
+
+
+def test_requests_under_way_have_fifteen_seconds(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = supervisor(1)
+    made.workers[0].process, made.stops = 70, 1
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        clock.now += 5.0
+
+    sent: list[int] = []
+    monkeypatch.setattr(workers.os, "kill", lambda process, number: sent.append(int(number)))
+    monkeypatch.setattr(workers.os, "waitpid", lambda process, how: (0, 0))
+    monkeypatch.setattr(made, "_wait", wait)
+    made._end()
+    assert (sent, waits) == ([15, 9], [0.1] * 4)
+
+
+def test_a_worker_gets_a_process_and_one_that_cannot_start_is_tried_again(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = supervisor(2)
+    worker = made.workers[1]
+    worker.silent, worker.serving = 9.0, True
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    monkeypatch.setattr(workers.os, "fork", lambda: 77)
+    made._start(worker)
+    assert (worker.process, worker.serving, worker.began, worker.silent) == (77, False, clock.now, 0.0)
+    assert made.board.places[1].told()["process"] == 77
+    assert os.read(worker.says, 1) == b""  # the other end is the child's alone
+    made._left(worker)
+    assert (worker.process, worker.says) == (0, -1)
+
+    def fork() -> int:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(workers.os, "fork", fork)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with caplog.at_level(logging.WARNING, "ctrbox.serve"):
+        for wait in (0.0, 1.0, 2.0):
+            made._start(worker)
+            assert (worker.process, worker.due) == (0, clock.now + wait)
+    why = "cannot start worker 2: Resource temporarily unavailable; another one starts"
+    assert caplog.messages == [f"{why} now", f"{why} in 1 s", f"{why} in 2 s"]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == blocked
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_server_is_ready_when_all_workers_serve_unless_it_is_stopped_before(
+    stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, events = supervisor(2), list[str]()
+    vars(made.server.settings).update(host="127.0.0.1", port=0, grpc_port=0)
+    collected: list[str] = []  # the objects of pytest itself stay frozen
+    steps = ("collect", "freeze", "unfreeze")
+    monkeypatch.setattr(workers, "gc", SimpleNamespace(**{step: partial(collected.append, step) for step in steps}))
+    monkeypatch.setattr(workers.os, "waitpid", lambda process, how: (0, 0))
+    monkeypatch.setattr(made, "_tell_news", lambda: events.append("news"))
+    monkeypatch.setattr(made, "_end", lambda: events.append("end"))
+
+    def start(worker: Any) -> None:
+        events.append(f"start {worker.number}")
+        worker.process = 70 + worker.number
+
+    def wait(seconds: float) -> None:
+        events.append("wait")
+        assert len(made.sockets) == 1
+        begins = next((worker for worker in made.workers if not worker.serving), None)
+        if begins is None or stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            begins.serving = True
+
+    monkeypatch.setattr(made, "_start", start)
+    monkeypatch.setattr(made, "_wait", wait)
+    before = [signal.getsignal(number) for number in workers.SIGNALS]
+    made.run(lambda: events.append("ready"))
+    rest = ["wait", "end"] if stopped else ["wait", "wait", "news", "ready", "wait", "news", "end"]
+    assert events == ["start 0", "start 1", *rest]
+    assert [signal.getsignal(number) for number in workers.SIGNALS] == before
+    assert (made.stops, made.sockets, tuple(collected)) == (1, [], steps)
+
+
+def test_a_supervisor_refreshes_views_for_its_workers(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    refresher = SimpleNamespace(
+        interrupt=lambda: asked.append("end"), look_safely=lambda: asked.append("look"), told=lambda: {"views": {}}
+    )
+    plain = supervisor(1)
+    service = plain.server.service
+    server = SimpleNamespace(
+        workers=2, reloader=None, service=service, settings=plain.server.settings, refresher=refresher
+    )
+    made = Supervisor(server)  # type: ignore[arg-type]
+    monkeypatch.setattr(workers, "memory_of", lambda process: 100)
+    made._look()
+    assert made.board.news.read()["views"] == {"views": {}}
+    assert refresher.asked() == 0  # type: ignore[attr-defined]
+    for place in made.board.places:
+        Desk(made.board, made.board.places.index(place)).ask_for_views()
+    assert refresher.asked() == 2  # type: ignore[attr-defined]
+    made._signaled(signal.SIGCHLD, None)
+    assert asked == ["look"]
+    made._signaled(signal.SIGTERM, None)
+    assert asked == ["look", "end"]
+    plain._look()
+    assert "views" not in plain.board.news.read()
 
 
 def test_signals_that_ask_for_the_end_are_counted() -> None:

@@ -8,12 +8,14 @@ import struct
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from tritonclient.grpc import service_pb2
 
+from ctrbox.columns.raw_values import RawColumn
 from ctrbox.serve.grpc_server import tensors_of
 from ctrbox.serve.refused_request import Refused
-from ctrbox.serve.tensors import MOST_INPUTS, InferRequest, infer_answer, read_infer
+from ctrbox.serve.tensors import MOST_INPUTS, InferRequest, infer_answer, inputs_of, read_infer
 
 TWO = {"name": "x", "shape": [2], "datatype": "INT64", "data": [1, 2]}
 BINARY = {"name": "x", "shape": [2], "datatype": "INT8", "parameters": {"binary_data_size": 2}}
@@ -103,6 +105,10 @@ NEEDED = "the request needs inputs: a list of tensors with name, shape, datatype
         (of(parameters=[]), "parameters must be an object, got []"),
         (of(parameters={"binary_data_size": 1}), "input 'x' has both data and binary_data_size"),
         (asking(id=7), "id must be a short string, got 7"),
+        (
+            asking(parameters={"score": 5}),
+            "parameter 'score' must be a string with an expression of the labels of the model, got 5",
+        ),
         (asking(outputs="score"), "outputs must be a list, got 'score'"),
         (asking(outputs=["score"]), "an output must be an object, got 'score'"),
         (asking(outputs=[{}]), "an output's name must be a short string, got None"),
@@ -168,6 +174,40 @@ def test_binary_tensors_that_are_wrong_are_refused_in_words(changed: dict[str, A
         read({"inputs": [BINARY | changed]}, rest)
 
 
+def test_tensors_without_elements_and_empty_texts_at_the_end_are_read() -> None:
+    none = BINARY | {"shape": [0], "parameters": {"binary_data_size": 0}}
+    assert read({"inputs": [none]}, b"").tensors["x"].tolist() == []
+    empty = BINARY | {"datatype": "BYTES", "parameters": {"binary_data_size": 9}}
+    assert read({"inputs": [empty]}, words((1, b"a"), (0, b""))).tensors["x"].tolist() == [b"a", b""]
+    assert read(of(datatype="BYTES", data=["a", "é"])).tensors["x"].tolist() == [b"a", "é".encode()]
+
+
+@pytest.mark.parametrize("name", ["score", "ranking", "other"])
+def test_outputs_that_need_an_expression_of_the_labels_say_so(name: str) -> None:
+    given = json.dumps(asking(outputs=[{"name": name}])).encode()
+    more = "" if name == "other" else "; 'score' and 'ranking' need the parameter score, an expression of the labels"
+    with pytest.raises(Refused) as told:
+        read_infer(given, None, ("click", "buy"))
+    assert str(told.value) == f"there is no output {name!r}; this model gives 'click', 'buy'{more}"
+
+
+def test_the_inputs_of_a_model_say_what_comes_once_and_what_is_a_list() -> None:
+    fields = [
+        ("user", pa.int64()),
+        ("tags", pa.list_(pa.string())),
+        ("price", pa.float32()),
+        ("words", pa.list_(pa.int8())),
+    ]
+    columns = {name: RawColumn(pa.field(name, kind)) for name, kind in fields}
+
+    def shapes(context: frozenset[str] | None) -> dict[str, Any]:
+        return {one["name"]: (one["datatype"], one["shape"]) for one in inputs_of(columns, context)}
+
+    each = {"user": ("INT64", [-1]), "tags": ("BYTES", [-1, -1]), "price": ("FP64", [-1]), "words": ("INT64", [-1, -1])}
+    assert shapes(None) == shapes(frozenset()) == each
+    assert shapes(frozenset(["user", "tags"])) == each | {"user": ("INT64", [1]), "tags": ("BYTES", [1, -1])}
+
+
 def test_a_second_binary_tensor_has_what_the_first_one_left() -> None:
     second = BINARY | {"name": "y", "shape": [3], "parameters": {"binary_data_size": 3}}
     assert read({"inputs": [BINARY, second]}, b"12345").tensors["y"].tolist() == [51, 52, 53]
@@ -231,7 +271,7 @@ def test_a_message_holds_its_tensors_raw_or_typed() -> None:
 @pytest.mark.parametrize(
     ("inputs", "raw", "told"),
     [
-        (({}, {"name": "y"}), (b"1234",), "1 raw contents for 2 inputs"),
+        (({}, {"name": "y"}), (b"1234",), "the request has 1 raw contents for 2 inputs; expected one for each input"),
         (({}, {}), (b"1234", b"1234"), "input 'x' occurs twice"),
         (({"contents": {"int_contents": [1]}},), (b"1234",), "input 'x' has both contents and raw contents"),
         (({"datatype": "FP16"},), (), "input 'x': FP16 is accepted in raw contents only"),
@@ -251,5 +291,5 @@ def test_a_message_holds_its_tensors_raw_or_typed() -> None:
 def test_a_message_that_is_wrong_is_refused_in_words(
     inputs: tuple[dict[str, Any], ...], raw: tuple[bytes, ...], told: str
 ) -> None:
-    with pytest.raises(Refused, match=re.escape(told)):
+    with pytest.raises(Refused, match=f"^{re.escape(told)}(;|$)"):
         tensors_of(message(*[dict(entry) for entry in inputs], raw=raw))

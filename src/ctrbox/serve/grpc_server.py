@@ -241,8 +241,7 @@ def tensors_of(request: Any) -> dict[str, np.ndarray]:
     raw, found = list(request.raw_input_contents), {}
     if raw and len(raw) != len(request.inputs):
         raise wrong(
-            f"the request has {len(raw)} raw contents for {len(request.inputs)} inputs; expected one for "
-            f"each input; expected one for each input"
+            f"the request has {len(raw)} raw contents for {len(request.inputs)} inputs; expected one for each input"
         )
     for k, entry in enumerate(request.inputs):
         shape = checked_shape(entry.name, entry.datatype, list(entry.shape))
