@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pyarrow.fs as pafs
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +24,7 @@ from ctrbox.files.filesystems import (
     open_store,
     path_of_uri,
 )
+from ctrbox.files.folder_manifest import MANIFEST, StoredFile, manifest_text, object_name
 
 HASH = "ab" * 32
 
@@ -189,3 +194,81 @@ def test_paths_that_differ_in_digits_alone_have_their_natural_order(shape: str, 
         ["".join(few[:1] if c == "0" else few[-1:] if c == "9" else c for c in shape) for few in digits],
     ):
         assert naturally_sorted(names) == sorted(names, key=natural)
+
+
+# ---- HDFS, without asking one
+
+
+def client(made: list[tuple[str, Any, Any, dict[str, str]]], error: Exception | None = None) -> ModuleType:
+    """Return a module in the place of the HDFS client, which notes what it was asked for."""
+
+    def of(kind: str) -> Any:
+        class Client(LocalFileSystem):  # type: ignore[misc]
+            cachable = False
+
+            def __init__(self, host: Any, port: Any, **settings: str) -> None:
+                made.append((kind, host, port, settings))
+                if error is not None:
+                    raise error
+                super().__init__()
+
+        return Client
+
+    module = ModuleType("hdfs_native")
+    module.fsspec = SimpleNamespace(HdfsFileSystem=of("hdfs"), ViewfsFileSystem=of("viewfs"))  # type: ignore[attr-defined]
+    return module
+
+
+def test_paths_of_hdfs_are_opened_by_the_client_of_their_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, Any, Any, dict[str, str]]] = []
+    monkeypatch.setitem(sys.modules, "hdfs_native", client(made))
+    for path, kind, host, port, prefix, inside in (
+        ("hdfs://name:9000/a/b?c", "hdfs", "name", 9000, "hdfs://name:9000", "/a/b?c"),
+        ("hdfs://name/a", "hdfs", "name", None, "hdfs://name", "/a"),
+        ("viewfs://name/a", "viewfs", "name", None, "viewfs://name", "/a"),
+    ):
+        store, found = open_store(path, None, {"dfs.client.socket-timeout": 5})
+        assert (store.prefix, store.remote, found) == (prefix, True, inside)
+        assert made[-1][:3] == (kind, host, port)
+        assert made[-1][3] == {**filesystems._HDFS_DEFAULTS, "dfs.client.socket-timeout": "5"}
+    failing = client(made, RuntimeError("no such name.\nmore"))
+    monkeypatch.setitem(sys.modules, "hdfs_native", failing)
+    with pytest.raises(SourceError, match=r"^'hdfs://name/a' cannot be opened: no such name$"):
+        open_store("hdfs://name/a")
+
+
+def test_paths_of_one_store_are_found_through_one_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setitem(sys.modules, "hdfs_native", client(made))
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("x")
+    paths = [
+        f"hdfs://one{tmp_path}/a.csv",
+        f"hdfs://one{tmp_path}/b.csv",
+        f"hdfs://two{tmp_path}/a.csv",
+        f"{tmp_path}/a.csv",
+    ]
+    found = filesystems.find_files(paths, None, None)
+    assert [file.shown for file in found] == paths
+    assert [file.path for file in found] == [f"{tmp_path}/{name}" for name in ("a.csv", "b.csv", "a.csv", "a.csv")]
+    assert [host for _, host, _, _ in made] == ["one", "two"]
+
+
+def test_a_stored_folder_is_read_as_its_manifest_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hdfs_native", client([]))
+    (tmp_path / "run" / "files").mkdir(parents=True)
+    held = {}
+    for name, text in (("part-10.csv", "ten"), ("part-9.csv", "nine")):
+        held[name] = StoredFile(len(text), HASH, object_name(name, HASH))
+    (tmp_path / "run" / "files" / held["part-9.csv"].object).write_text("nine")
+    other = held["part-10.csv"] = StoredFile(3, "cd" * 32, object_name("part-10.csv", "cd" * 32))
+    (tmp_path / "run" / "files" / other.object).write_text("ten")
+    (tmp_path / "run" / "files" / "left.csv").write_text("of an upload that was not committed")
+    (tmp_path / "run" / MANIFEST).write_bytes(manifest_text(held))
+    found = filesystems.find_files([f"hdfs://name{tmp_path}/run/"], None, None)
+    assert [(file.path, file.size) for file in found] == [
+        (f"{tmp_path}/run/files/{held[name].object}", held[name].bytes) for name in ("part-9.csv", "part-10.csv")
+    ]
+    (local,) = filesystems.find_files([f"{tmp_path}/run/files/left.csv"], None, None)
+    assert local.size == 35
+    assert len(filesystems.find_files([f"{tmp_path}/run"], None, None)) == 3  # on a disk, a folder is what it holds

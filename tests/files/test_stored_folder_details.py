@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.fs as pafs
@@ -14,8 +16,9 @@ from ctrbox.files import stored_folder
 from ctrbox.files.filesystems import RETRY_PAUSES_S, Store
 from ctrbox.files.folder_manifest import StoredFile, files_below, manifest_text, object_name, read_manifest
 from ctrbox.files.sealed_json import sealed
-from ctrbox.files.stored_folder import StoredFolder, link_or_copy
+from ctrbox.files.stored_folder import OtherContents, StoredFolder, link_or_copy
 from tests.files.test_filesystems import Clock, Failing
+from tests.files.web import web
 
 HASH = "ab" * 32
 
@@ -316,3 +319,162 @@ def test_a_link_is_made_only_where_it_is_asked_for(tmp_path: Path, monkeypatch: 
     link_or_copy(source, tmp_path / "other", link=True)
     assert not (tmp_path / "other").samefile(source)
     assert (tmp_path / "other").read_text() == "x"
+
+
+# ---- downloads that go wrong
+
+
+def uploaded(**files: str) -> StoredFolder:
+    folder = opened()
+    for name, text in files.items():
+        (folder.path / name).write_text(text)
+    folder.push()
+    return folder
+
+
+@pytest.mark.usefixtures("root")
+def test_a_file_is_expected_to_be_one_of_that_size_and_checksum() -> None:
+    folder = uploaded(a="1234")
+    held = folder.files["a"]
+    folder.expect("a", 4, held.sha256)
+    folder.expect("none", 4, held.sha256)  # a pull reports it
+    for size, sha256 in ((5, held.sha256), (4, HASH)):
+        with pytest.raises(DataError) as caught:
+            folder.expect("a", size, sha256)
+        assert str(caught.value) == (
+            f"a of s3://bucket/run is another file than expected: it has 4 bytes, expected {size} bytes and the checksum "
+            f"{sha256[:12]}…"
+        )
+
+
+@pytest.mark.usefixtures("root")
+def test_what_does_not_fit_on_the_disk_is_not_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploaded(a="12345", b="12345", c="6")
+    reader = opened()
+    free = [5]
+    monkeypatch.setattr(stored_folder.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
+    with pytest.raises(WriteError) as caught:
+        reader.pull()
+    assert str(caught.value) == (
+        f"s3://bucket/run has 6 bytes to download, and {reader.path.parent} has 5 bytes free; set TMPDIR to another disk"
+    )
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno == errno.ENOSPC
+    free[0] = 6  # a and b share an object
+    reader.pull()
+    assert sorted(path.name for path in reader.path.iterdir()) == ["a", "b", "c"]
+
+
+def part_of(reader: StoredFolder, name: str) -> Path:
+    """Return where a download of a file that broke off is kept."""
+    return reader._incoming / f"{hashlib.sha256(reader.files[name].object.encode()).hexdigest()}.part"
+
+
+@pytest.mark.usefixtures("root")
+@pytest.mark.parametrize("there", ["", "012", "0123456789", "xyz", "0123456789abc", "x123456789"])
+def test_a_download_goes_on_where_the_last_one_broke_off(
+    there: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    uploaded(a="0123456789")
+    reader = opened()
+    part_of(reader, "a").write_text(there)
+    asked: list[tuple[str, int, int]] = []
+    open_, name = StoredFolder._open, reader.files["a"].object
+
+    def noted(self: StoredFolder, path: str, offset: int, most: int) -> Any:
+        asked.append((path, offset, most))
+        return open_(self, path, offset, most)
+
+    monkeypatch.setattr(StoredFolder, "_open", noted)
+    with caplog.at_level("INFO", "ctrbox.files"):
+        reader.pull()
+    assert (reader.path / "a").read_text() == "0123456789"
+    from_the_start = (f"bucket/run/files/{name}", 0, 10)
+    assert (
+        asked
+        == {
+            "": [from_the_start],
+            "012": [(f"bucket/run/files/{name}", 3, 10)],
+            "0123456789": [],
+            "xyz": [(f"bucket/run/files/{name}", 3, 10), from_the_start],
+            "0123456789abc": [],
+            "x123456789": [from_the_start],
+        }[there]
+    )
+    told = f"the download of {reader.shown('a')} goes on at byte 3 of 10"
+    assert caplog.messages == ([told] if len(there) == 3 else [])
+    assert not list(reader._incoming.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("contents", "told"),
+    [
+        ("01234", "it has 5 bytes, expected 10 bytes; it holds 'a' of s3://bucket/run"),
+        ("0123456789ab", "it has more than 10 bytes, expected 10 bytes; it holds 'a' of s3://bucket/run"),
+        ("x123456789", "it has 10 bytes, expected 10 bytes and another checksum; it holds 'a' of s3://bucket/run"),
+    ],
+)
+def test_an_object_with_other_contents_is_damaged(root: Path, contents: str, told: str) -> None:
+    folder = uploaded(a="0123456789")
+    (root / "files" / folder.files["a"].object).write_text(contents)
+    reader = opened()
+    with pytest.raises(OtherContents) as caught:
+        reader.pull()
+    assert str(caught.value) == f"{folder.shown('a')} is damaged: {told}"
+    assert not list(reader._incoming.iterdir())
+
+
+def test_only_segments_of_tables_are_linked_to_what_was_downloaded(root: Path) -> None:
+    folder = opened()
+    for name in ("t.ctrtable/a.seg", "t.ctrtable/b.seg", "c", "d"):
+        (folder.path / name).parent.mkdir(exist_ok=True)
+        (folder.path / name).write_text("same")
+    folder.push()
+    assert len(list((root / "files").iterdir())) == 1
+    reader = opened()
+    reader.pull()
+    assert (reader.path / "t.ctrtable/a.seg").samefile(reader.path / "t.ctrtable/b.seg")
+    assert not (reader.path / "c").samefile(reader.path / "d")
+    assert not (reader.path / "c").samefile(reader.path / "t.ctrtable/a.seg")
+
+
+def test_a_bucket_that_is_missing_is_an_error_of_writing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = uploaded(a="1")
+    (folder.path / "a").write_text("2")
+    missing = FileNotFoundError("no such bucket\nmore")
+    monkeypatch.setattr(StoredFolder, "_attempt", lambda *given: (_ for _ in ()).throw(missing))
+    for write in (folder.push, folder.claim):
+        with pytest.raises(WriteError, match=r"^cannot write to s3://bucket/run: no such bucket$"):
+            write()
+
+
+# ---- a folder on an HTTP server
+
+
+def test_a_folder_is_read_over_http_and_never_written(
+    root: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    folder = uploaded(a="0123456789")
+    name = folder.files["a"].object
+    with web(root.parent) as server:
+        reader = StoredFolder(f"{server.url}/run", "a model")
+        assert (str(reader), reader.inside, reader.exists) == (f"{server.url}/run", "", True)
+        part_of(reader, "a").write_text("0123")
+        reader.pull()
+        assert (reader.path / "a").read_text() == "0123456789"
+        assert server.asked_for(name) == ["bytes=4-"]
+        with pytest.raises(
+            WriteError, match=r"/run is read over HTTP, so nothing can be written to it; publish to the folder"
+        ):
+            reader.claim()
+        # What is there of another object has more bytes than the server: it begins again, at the next try.
+        (root / "files" / name).write_text("012")
+        reader.distrust()
+        part_of(reader, "a").write_text("0123456")
+        with pytest.raises(DataError, match=r"is damaged: it has 3 bytes, expected 10 bytes; it holds 'a'"):
+            reader.pull()
+        (root / "files" / name).write_text("0123456789abc")
+        with pytest.raises(DataError, match=r"is damaged: it has more than 10 bytes, expected 10 bytes; it holds 'a'"):
+            reader.pull()
+        with pytest.raises(PlanError, match=r"^http: names neither a bucket nor a folder"):
+            StoredFolder("http:///", "a model")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import ctrbox as cb
 from ctrbox.embed.ssd.several_dims import named_in
 from ctrbox.errors import CtrboxError, DataError, SourceError
-from ctrbox.files.untrusted_files import open_regular, read_regular
+from ctrbox.files.untrusted_files import kind_of, open_regular, read_regular
 from ctrbox.publish.versions import Published
 from ctrbox.publish.weight_file import is_weights, read_weights
 from ctrbox.serve.model_folder import ModelFolder
@@ -47,6 +48,22 @@ def test_other_kinds_of_files_are_named(tmp_path: Path, monkeypatch: pytest.Monk
         read_regular(tmp_path, 10)
     with pytest.raises(FileNotFoundError):
         read_regular(tmp_path / "none", 10)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        (stat.S_IFREG, "a regular file"),
+        (stat.S_IFDIR, "a folder"),
+        (stat.S_IFLNK, "a symbolic link"),
+        (stat.S_IFIFO, "a FIFO"),
+        (stat.S_IFSOCK, "a socket"),
+        (stat.S_IFCHR, "a device"),
+        (stat.S_IFBLK, "a device"),
+    ],
+)
+def test_a_file_is_what_its_mode_says(mode: int, kind: str) -> None:
+    assert kind_of(mode | 0o644) == kind
 
 
 def test_what_opens_a_folder_of_somebody_else_does_not_wait_for_a_fifo(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import ctrbox as cb
 from ctrbox.errors import PlanError
 from ctrbox.files.atomic import locked, written_aside
-from ctrbox.files.urls import local_path, refuse_url, url_of
+from ctrbox.files.urls import local_path, readable_url, refuse_url, stored_url, url_of
 from tests.train.worlds import Small, checkerboard, plan_of
 
 URL = "s3://bucket/place"
@@ -40,6 +40,42 @@ def test_a_file_url_is_answered_with_the_plain_path() -> None:
     with pytest.raises(PlanError, match=r"a saved plan needs a plain path; write it as /data/a\.plan"):
         refuse_url("file:///data/a.plan", "a saved plan")
     assert local_path("/data/a.plan", "a saved plan") == Path("/data/a.plan")
+
+
+@pytest.mark.parametrize(
+    ("path", "stored", "readable"),
+    [
+        ("runs/today", None, None),
+        ("s3://bucket/run", "s3://bucket/run", "s3://bucket/run"),
+        (Path("s3a://bucket/run"), "s3a://bucket/run", "s3a://bucket/run"),
+        ("viewfs://n/run", "viewfs://n/run", "viewfs://n/run"),
+        ("https://host/run", "", "https://host/run"),
+        (Path("http://host/run"), "", "http://host/run"),
+    ],
+)
+def test_folders_are_kept_in_stores_and_read_from_web_servers_too(
+    path: str | Path, stored: str | None, readable: str | None
+) -> None:
+    assert readable_url(path, "a run folder") == readable
+    if stored != "":
+        assert stored_url(path, "a run folder") == stored
+        return
+    with pytest.raises(PlanError) as caught:
+        stored_url(path, "a run folder")
+    assert str(caught.value) == (
+        f"{readable} is a URL, but a run folder can only be on a local disk, on s3:// or on hdfs://"
+    )
+
+
+@pytest.mark.parametrize("path", ["FILE:///data/run", Path("file:///data/run")])
+def test_a_file_url_is_answered_with_its_path_wherever_folders_are_kept(path: str | Path) -> None:
+    for kept in (stored_url, readable_url):
+        with pytest.raises(PlanError, match=r"is a URL, but a run folder needs a plain path; write it as /data/run$"):
+            kept(path, "a run folder")
+    with pytest.raises(
+        PlanError, match=r"^file://host/run is a URL, but a run folder can only be on a local disk; use a"
+    ):
+        stored_url("file://host/run", "a run folder")
 
 
 def write(path: str) -> None:
