@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from ctrbox.errors import DataError
+from ctrbox.errors import DataError, PlanError
 from ctrbox.evaluate import metrics
 from ctrbox.evaluate.auc_of_many_sets import (
     CELL_BITS,
@@ -488,3 +488,20 @@ def test_scores_of_another_shape_than_the_labels_are_refused(scores: Any, messag
         auc_difference([0, 1], scores, [0.5, 0.5])
     with pytest.raises(DataError, match=r"label has shape \(1, 2\); expected one value per row"):
         auc_difference([[0, 1]], [0.5, 0.5], [0.5, 0.5])
+
+
+def test_scores_keep_one_row_or_more_and_windows_are_one_or_more() -> None:
+    for limit in (0, -1):
+        with pytest.raises(PlanError, match=f"limit must be 1 row or more, got {limit}"):
+            Scores(limit)
+    scores = Scores(1)
+    scores.add([1, 0, 1], [0.75, 0.25, 0.5])
+    assert (len(scores), scores.result()["clicks"]) == (3, 2.0)
+    for count in (0, -1):
+        with pytest.raises(PlanError, match=f"count must be 1 window or more, got {count}"):
+            metrics.windows([1, 0], [0.5, 0.5], count=count)
+    (window,) = metrics.windows([1, 0, 0], [0.5, 0.5, 0.5], count=1)
+    assert (window["first_row"], window["rows"], window["clicks"]) == (0, 3, 1)
+    assert [one["first_row"] for one in metrics.windows([1, 0, 0], [0.5] * 3, count=2)] == [0, 1]
+    assert [one["first_row"] for one in metrics.windows([1, 0, 0], [0.5] * 3, count=4)] == [0, 1, 2]
+    assert metrics.windows([], [], count=1) == []

@@ -18,6 +18,8 @@ def stages(**shares: tuple[float, float]) -> list[StageShares]:
         (stages(extract=(0.7, 0.3), learn=(0.65, 0.05)), "learn"),  # extract works more, but waits for room
         (stages(extract=(0.95, 0.0), lookup=(0.2, 0.8), learn=(0.6, 0.4)), "extract"),
         (stages(extract=(0.7, 0.02), learn=(0.9, 0.03)), "learn"),  # they wait alike: the busier one
+        (stages(extract=(0.7, 0.0), learn=(0.9, 0.02)), "learn"),  # alike up to a fiftieth of the time
+        (stages(extract=(0.7, 0.0), learn=(0.9, 0.021)), "extract"),
         (stages(extract=(0.5, 0.5), learn=(0.59, 0.4)), ""),  # nobody works most of the time
         (stages(extract=(0.5, 0.5), learn=(0.6, 0.4)), "learn"),
     ],

@@ -529,3 +529,52 @@ def test_the_section_about_the_map_says_that_nothing_was_validated() -> None:
     )
     assert "2 of its values have maps of their own" in words
     assert "There were no validation rows." in words
+
+
+SIDE = {"ece": 0.25, "ece_low": 0.125, "ece_high": 0.375, "bins": []}
+MANY_OWN = "values with enough rows have maps of their own, other rows share one."
+
+
+@pytest.mark.parametrize(
+    ("recorded", "words"),
+    [
+        ({"kind": "other"}, "A calibration map was fitted that were held back from training"),
+        ({"kind": "isotonic", "rows": 10}, "Isotonic regression was fitted that were held back"),
+        ({"kind": "isotonic", "clicks": 10}, "Isotonic regression was fitted that were held back"),
+        ({"kind": "platt", "rows": 10, "clicks": 0}, "fitted to 10 rows (0 of them clicks) that were held back"),
+        ({"kind": "platt", "by": "ad"}, f"validation rows. It is fitted by ad: {MANY_OWN} There"),
+        ({"kind": "platt", "by": "ad", "slices": 0}, "0 of its values have maps of their own"),
+        ({"kind": "platt", "slices": 3}, "not among the validation rows. There were no validation rows."),
+        ({"kind": "platt", "before": SIDE}, "chance alone makes it larger than 0."),
+        ({"kind": "platt", "after": SIDE}, "chance alone makes it larger than 0."),
+        (
+            {"kind": "platt", "rows": 9, "labels": {"a": {"rows": 5, "clicks": 2}}},
+            "Platt scaling was fitted for each binary label, to the rows in which it was observed and that were held back",
+        ),
+    ],
+)
+def test_the_section_about_the_map_says_what_is_known_of_it(recorded: dict[str, Any], words: str) -> None:
+    assert words in words_of(calibrator(fields(calibrator=recorded)))
+
+
+def test_each_of_several_labels_has_curves_and_errors_of_its_own() -> None:
+    labels = {
+        "click": {"rows": 1234, "clicks": 56, "before": SIDE, "after": {**SIDE, "ece": 0.125}},
+        "convert": {"rows": 99, "before": {"ece": 0.5}},
+        "buy": {"clicks": 9},
+    }
+    html = calibrator(fields(calibrator={"kind": "isotonic", "by": "ad", "labels": labels}))
+    assert [words_of(one) for one in re.findall(r"<h3>(.*?)</h3>", html) if "Label" in one] == [
+        "Label click : 1,234 calibration rows, 56 of them 1",
+        "Label convert :",
+        "Label buy :",
+    ]
+    assert f"It is fitted by ad: {MANY_OWN}" in words_of(html)
+    assert rows_of(html) == [
+        ["before", "0.25000", "0.12500 to 0.37500"],
+        ["after", "0.12500", "0.12500 to 0.37500"],
+        ["before", "0.50000", "– to –"],
+        ["after", "–", "– to –"],
+        ["before", "–", "– to –"],
+        ["after", "–", "– to –"],
+    ]

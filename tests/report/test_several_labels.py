@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from ctrbox.report.read_recorded_files import Fields
+from ctrbox.report.run_in_notebook import for_notebook
 from ctrbox.report.several_labels import brief_tasks, by_task, task_table, tasks_shown
 
 PLAIN = {
@@ -77,3 +79,36 @@ def test_the_section_of_labels_has_the_figures_of_the_table() -> None:
         ["watch", "rows observed", "40", ""],
         ["watch", "RMSE", "1.5000", ""],
     ]
+
+
+@pytest.mark.parametrize(
+    ("young", "told"),
+    [
+        ([], None),
+        (["buy"], "Conversions of 'buy' arrive late: these metrics count only rows that are as old as the window of the label"),
+        (["buy", "sign"], "Conversions of 'buy' and 'sign' arrive late: these metrics count only rows that are as old as the"),
+    ],
+)  # fmt: skip
+def test_labels_that_arrive_late_are_named_in_their_section(young: list[str], told: str | None) -> None:
+    metrics = {"click.auc": 0.5, **{f"{name}.young_rows": 7.0 for name in young}}
+    words = html.unescape(tasks_shown(Fields({"metrics": metrics}, Path("summary.json"))))
+    assert ("arrive late" in words) == bool(young)
+    assert told is None or told in words
+
+
+def cells_of(page: str) -> dict[str, str]:
+    return dict(re.findall(r'<tr><td class="muted">(.*?)</td><td>(.*?)</td></tr>', page))
+
+
+def test_a_run_in_a_notebook_shows_the_figures_that_are_numbers() -> None:
+    one = for_notebook("Run", {"auc": 0.5, "gauc": math.nan, "logloss": 0.25, "rig": 0.1, "rows": 1200.0}, None)
+    assert cells_of(one) == {"AUC": "0.5000", "log loss": "0.2500", "validation rows": "1,200"}
+    assert "This run has no folder (out=), so there is no learning curve." in one
+    assert cells_of(for_notebook("Run", {**PLAIN, "watch.deviance": math.inf}, None)) == {
+        "click AUC": "0.6250",
+        "click log loss": "0.2500",
+        "watch RMSE": "1.5000",
+        "validation rows": "1,200",
+    }
+    assert cells_of(for_notebook("Run", {}, None)) == {}
+    assert "there is no run folder nowhere" in for_notebook("Run", {"auc": 0.5}, Path("nowhere"))

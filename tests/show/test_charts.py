@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,7 @@ def test_a_number_is_written_in_few_characters(value: float, expected: str) -> N
         ([0.0, 1e-7], 1e-7, "0.0000001"),
         ([0.0, 9e-8], 9e-8, "9e-08"),
         ([0.25], 0.25, "0.2"),
+        ([0.25, 0.25], 0.25, "0.2"),
         ([0.0], 0.0, "0"),
     ],
 )
@@ -172,7 +174,9 @@ def test_a_level_has_as_many_digits_as_keep_the_ticks_apart(places: list[float],
         ([0.0, 0.01], 0.01, "1%"),
         ([0.0, 0.005], 0.005, "0.5%"),
         ([0.0, 0.0002], 0.0002, "0.02%"),
+        ([0.1, 0.105], 0.105, "10.5%"),
         ([0.3], 0.3, "30%"),
+        ([0.3, 0.3], 0.3, "30%"),
     ],
 )
 def test_a_rate_has_as_many_digits_as_keep_the_ticks_apart(places: list[float], value: float, expected: str) -> None:
@@ -202,6 +206,44 @@ def test_a_long_text_is_cut_at_its_limit(length: int, shown: str) -> None:
 def test_rates_that_differ_more_than_30_times_lie_on_an_axis_of_ratios(most: float, zero: bool) -> None:
     drawn = charts.calibration_chart([Dot(1 / 32, most, 5)])
     assert (">0%<" in drawn) == zero
+
+
+def test_rates_on_an_axis_of_ratios_have_ticks_up_to_a_third_above_the_largest() -> None:
+    drawn = charts.calibration_chart([Dot(0.001, 0.002, 5), Dot(0.1, 0.09, 5)])
+    ends = re.findall(r'text-anchor="end">([^<]*)<', drawn)
+    assert ends == ["0.1%", "1%", "10%"]
+
+
+def test_predictions_and_click_rates_of_exactly_0_and_1_are_drawn() -> None:
+    drawn = charts.calibration_chart([Dot(1.0, 0.5, 1), Dot(0.5, 1.0, 1), Dot(0.0, 0.25, 1), Dot(0.25, 0.0, 1)])
+    assert re.findall(r"<title>predicted ([^<]*) rows", drawn) == [
+        "100.000%, clicked 50.000%, 1",
+        "50.000%, clicked 100.000%, 1",
+        "0.000%, clicked 25.000%, 1",
+        "25.000%, clicked 0.000%, 1",
+    ]
+
+
+def test_a_point_beyond_the_names_is_told_by_its_number() -> None:
+    drawn = charts.line_chart([Line("of days", [(k, 1.0) for k in (-1, 0, 1, 2)])], label="x", names=["Mon", "Tue"])
+    assert re.findall(r"at ([^<]*)</title>", drawn) == ["-1 rows", "Mon", "Tue", "2 rows"]
+
+
+def test_names_are_left_out_where_each_would_have_less_than_70_pixels() -> None:
+    points = [(float(k), 1.0) for k in range(7)]
+    drawn = charts.line_chart([Line("of days", points)], label="x", names=[f"day {k}" for k in range(7)])
+    assert re.findall(r">(day \d)</text>", drawn) == ["day 0", "day 2", "day 4", "day 6"]
+
+
+def test_a_level_of_exactly_0_lies_on_the_axis() -> None:
+    drawn = charts.line_chart([Line("rate", [(0, 0.0), (1, 4.0)])], label="x", level=charts.short)
+    assert re.findall(r' cy="([^"]*)"', drawn) == ["210.0", "23.2"]
+
+
+@pytest.mark.parametrize(("until", "shown"), [(charts.LARGEST, "1e+300"), (charts.LARGEST * 1.01, "1"), (0.0, "1")])
+def test_an_axis_reaches_as_far_as_asked_where_that_can_be_drawn(until: float, shown: str) -> None:
+    drawn = charts.line_chart([Line("rate", [(0, 1.0), (1, 2.0)])], label="x", until=until)
+    assert re.findall(r'text-anchor="middle">([^<]*)</text>', drawn)[-2] == shown
 
 
 def test_a_bar_of_no_number_is_no_bar() -> None:

@@ -116,4 +116,5 @@ def test_names_values_and_titles_are_escaped_and_wide_tables_cut() -> None:
     assert shown.count("&lt;script&gt;") == 6
     wide = grid([(f"c{k}", "int64") for k in range(MOST_COLUMNS + 3)], [range(MOST_COLUMNS + 3)])
     assert wide.count("<td>") == MOST_COLUMNS
-    assert "3 more columns are not shown" in wide
+    assert '<p class="muted">3 more columns are not shown</p>' in wide
+    assert "not shown" not in grid([(f"c{k}", "int64") for k in range(MOST_COLUMNS)], [])

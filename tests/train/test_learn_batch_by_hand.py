@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from torch import nn
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.embed.gpu.batch_to_device import Told
+from ctrbox.embed.gpu.batch_to_device import References, Told
+from ctrbox.embed.gpu.pooling import Reading
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.models.inputs import Reads
 from ctrbox.models.mlp import Dropout
@@ -23,6 +25,7 @@ from ctrbox.optimizers.of_dense_weights import dense_optimizer
 from ctrbox.predict.nan_in_batch import HUGE, culprit
 from ctrbox.predict.native_forward import MOST_LAYERS
 from ctrbox.train import learn_batch as learner_module
+from ctrbox.train.cuda_graph import Fed
 from ctrbox.train.learn_batch import Learner
 
 USERS, ADS, CLICKS, WEIGHTS = [1, 1, 2, 3], [7, 8, 7, 7], [1, 0, 0, 0], [1.0, 3.0, 0.5, 2.0]
@@ -387,3 +390,102 @@ def test_a_loss_that_comes_later_and_is_no_number_is_refused_then(monkeypatch: p
     late.learn(late.look(only_batch(plan)))
     with pytest.raises(TrainError, match="not finite"):
         late.settle()
+
+
+# ---- what a graph of a GPU is fed with
+
+
+def fed(weighted: bool = True) -> Fed:
+    first = (torch.ones(3, 2), torch.zeros(3, 4))
+    return Fed(first, (None, torch.ones(3, 1)), torch.ones(3, 5), torch.ones(3), torch.ones(3) if weighted else None)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_inputs_of_a_recorded_step_are_copied_with_gradients_of_their_own(weighted: bool) -> None:
+    given = fed(weighted)
+    assert given.shapes == ((3, 2), (3, 4), (3, 1), (3, 5), (3,), *([(3,)] if weighted else []))
+    copied = given.copied()
+    assert copied.shapes == given.shapes
+    assert (copied.weights[0], copied.weight is None) == (None, not weighted)
+    for mine, theirs in zip(copied.tensors, given.tensors, strict=True):
+        assert torch.equal(mine, theirs)
+        assert mine.data_ptr() != theirs.data_ptr()
+    assert [t.requires_grad for t in copied.tensors] == [True] * 3 + [False] * (3 if weighted else 2)
+
+
+def reading(*sequences: str) -> Any:
+    """What a table on a GPU has read, without the GPU."""
+    found = Reading.__new__(Reading)
+    found.vectors, found.weights, found.names = torch.ones(3, 2), torch.ones(3, 1), sequences
+    return found
+
+
+def test_only_steps_of_the_usual_size_whose_tables_are_on_the_gpu_are_recorded() -> None:
+    learner = made(planned())
+    carried = SimpleNamespace(dense=torch.ones(3, 5), label=torch.ones(3), weight=None)
+    looked: Any = SimpleNamespace(batch=SimpleNamespace(rows=3), carried=carried)
+    assert learner._fed(looked, [reading()]) is None  # on the CPU no size is usual
+    learner.usual = 3
+    first = reading()
+    learner.graphed = SimpleNamespace(shapes=((3, 2), (3, 1), (3, 5), (3,)))  # type: ignore[assignment]
+    found = learner._fed(looked, [first])
+    assert found is not None
+    assert (found.vectors, found.weights, found.dense) == ((first.vectors,), (first.weights,), carried.dense)
+    assert (found.label, found.weight) == (carried.label, None)
+    for pulled in ([reading("tags")], [first, torch.ones(3, 2)], [first, reading("tags")]):
+        assert learner._fed(looked, pulled) is None
+    for change in ({"batch": SimpleNamespace(rows=2)}, {"carried": None}):
+        assert learner._fed(SimpleNamespace(**{**vars(looked), **change}), [first]) is None  # type: ignore[arg-type]
+    carried.label = None
+    assert learner._fed(looked, [first]) is None
+
+
+def test_gradients_of_a_recorded_step_go_to_what_was_read() -> None:
+    learner = made(planned())
+    mine = fed().copied()
+    for k, tensor in enumerate(mine.tensors[:3]):
+        tensor.grad = torch.full_like(tensor, float(k))
+    learner.graphed = SimpleNamespace(run=lambda given: torch.tensor(0.5), fed=mine)  # type: ignore[assignment]
+    pulled = [reading(), reading()]
+    for one in pulled:
+        one.inbox = []
+    assert float(learner._replayed(fed(), pulled)) == 0.5
+    assert [[g.unique().tolist() for g in one.inbox[0]] for one in pulled] == [[[0.0]], [[2.0], [1.0]]]
+    learner.usual = 3
+    looked: Any = SimpleNamespace(batch=SimpleNamespace(rows=3))
+    vectors, weights = learner._recorded(looked, 0)  # type: ignore[misc]
+    assert (vectors.data_ptr(), weights) == (mine.vectors[0].data_ptr(), None)
+    vectors, weights = learner._recorded(looked, 1)  # type: ignore[misc]
+    assert weights is not None
+    assert (vectors.data_ptr(), weights.data_ptr()) == (mine.vectors[1].data_ptr(), mine.weights[1].data_ptr())  # type: ignore[union-attr]
+    assert not vectors.requires_grad
+    looked.batch.rows = 2
+    assert learner._recorded(looked, 0) is None
+    learner.graphed = None
+    looked.batch.rows = 3
+    assert learner._recorded(looked, 0) is None
+
+
+def test_a_gradient_that_a_gpu_could_not_apply_is_named_when_it_is_heard_of() -> None:
+    learner = made(planned())
+    learner._heard()
+    bad = {"one": -1, "two": 0}
+
+    def source(name: str, fused: bool = True) -> Any:
+        return SimpleNamespace(fused=fused, full=SimpleNamespace(told=lambda: bad[name]))
+
+    keys = References(torch.tensor([70, 80, 90]), 2, ("user", "ad"), (0, 1, 3), None, (-1, -1))
+    learner.sources = [source("two", fused=False), source("one"), source("two"), source("two")]
+    learner.unsettled = SimpleNamespace(number=7, lookups=[keys, keys, None, keys])  # type: ignore[assignment]
+    with pytest.raises(
+        TrainError, match=r"^batch 7: a gradient of key 70 of field 'user' is not finite; lower the learning"
+    ):
+        learner._heard()
+    assert learner.unsettled is None
+    bad["two"] = 2
+    learner.unsettled = SimpleNamespace(number=8, lookups=[keys, keys, keys, keys])  # type: ignore[assignment]
+    with pytest.raises(TrainError, match=r"^batch 8: a gradient of key 90 of field 'ad' is not finite"):
+        learner._heard()
+    bad["two"] = -1
+    learner.unsettled = SimpleNamespace(number=9, lookups=[keys] * 4)  # type: ignore[assignment]
+    learner._heard()

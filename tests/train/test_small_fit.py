@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from ctrbox.errors import DataError, PlanError
 from ctrbox.train.evaluation import Split
 from ctrbox.train.fit import Fit
 from ctrbox.train.progress_line import Progress, watcher
+from ctrbox.train.sampling import thin
 from ctrbox.train.settings import Settings
 from tests.train.test_sparse_training import told_at_every_step
 
@@ -104,6 +108,45 @@ def test_checkpoints_come_every_so_many_steps_and_at_the_end_of_each_epoch(
     assert notes.checkpoints == steps
     assert notes.ends[0].folder == tmp_path / "run"
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps"), [(1e-9, [*range(1, 10), 9, *range(10, 19), 18]), (1e9, [9, 18]), (math.inf, [9, 18])]
+)
+def test_checkpoints_come_every_so_many_seconds(seconds: float, steps: list[int], tmp_path: Path) -> None:
+    notes = Notes()
+    fitted(notes, checkpoint_seconds=seconds, out=tmp_path / "run")
+    assert notes.checkpoints == steps
+
+
+class Interrupts(Notes):
+    """Presses Ctrl-C after the first checkpoint, which it reads before."""
+
+    def on_checkpoint(self, event: Any) -> None:
+        super().on_checkpoint(event)
+        self.kept = json.loads((event.path / "state.json").read_text())["state"]
+        raise KeyboardInterrupt
+
+
+def test_a_resumed_training_counts_the_seconds_and_steps_before_it(tmp_path: Path) -> None:
+    first, second = Interrupts(), Notes()
+    with pytest.raises(KeyboardInterrupt):
+        fitted(first, checkpoint_steps=4, out=tmp_path / "run")
+    assert (first.kept["step"], first.kept["seen"], first.kept["rows"], first.kept["epoch"]) == (4, 40, 40, 0)
+    seconds: list[float] = []
+    second.on_step = lambda event: seconds.append(event.seconds)  # type: ignore[method-assign]
+    began = time.perf_counter()
+    run = fitted(second, checkpoint_steps=4, out=tmp_path / "run")
+    took = time.perf_counter() - began
+    assert len(seconds) == 14
+    before = first.kept["seconds"]
+    assert 0 < before < seconds[0] < seconds[-1] <= run.summary["seconds"] < before + took
+    assert run.summary["steps"] == 18
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    told = [line for line in lines if line["kind"] == "train"]
+    assert [line["step"] for line in told] == [*range(1, 19)]
+    assert [line["rows"] for line in told] == [BATCH * k for k in range(1, 19)]
+    assert all(line["rows_per_second"] == pytest.approx(line["rows"] / line["seconds"]) for line in told)
 
 
 @pytest.mark.parametrize("patience", [1, 2])
@@ -199,6 +242,45 @@ def test_a_worker_takes_its_part_of_each_batch_and_names_rows_of_the_log() -> No
         assert (handed.number, handed.rows, handed.batch.rows, handed.clicks) == (number, done, 8, 4)
     with pytest.raises(DataError, match=r"the label is 2.0 in row 36 of the training rows"):
         next(walk)
+
+
+def begun(other: Any = None, **settings: Any) -> Fit:
+    plan = planned()
+    chosen = Settings(batch_size=16, valid=0.2, **settings)
+    trainer = cb.Trainer(cb.models.LR(plan.schema), threads=1)
+    more = () if other is None else (other,)
+    return Fit(trainer, plan, Split.of(plan, None, chosen), chosen, False, 2, watcher(False), *more)
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_each_epoch_is_shuffled_by_its_seed_and_thinned_by_its_number(epoch: int) -> None:
+    fit = begun(shuffle=48, seed=7, negatives=0.5)
+    first, rows = 0, 0
+    parts = fit.plan.parts(16, 0, 1, shuffle=48, seed=7 + epoch, stop=80)
+    for (batch, position, count), handed in zip(parts, fit._walk(epoch), strict=True):
+        kept = thin(batch, first, 0.5, 7, epoch)
+        first, rows = first + batch.rows, rows + kept.rows
+        assert (handed.position, handed.rows, handed.clicks) == (position, first, int(batch.label.sum()))  # type: ignore[union-attr]
+        assert handed.batch.sparse["user"].values.tobytes() == kept.sparse["user"].values.tobytes()
+        assert count == batch.rows
+    assert first == 80 > rows
+
+
+@pytest.mark.parametrize(("seed", "step"), [(0, 0), (5, 0), (5, 3), (2**62, 7)])
+def test_each_step_of_each_worker_draws_random_numbers_of_its_own(seed: int, step: int) -> None:
+    fit = begun(OneOfTwo(), seed=seed)
+    fit.state.step = step
+    handed: Any = SimpleNamespace(clicks=4)
+    assert fit._learn(handed, None) == (0, 0.0, 4, False)
+    assert torch.initial_seed() == (seed * 0x9E3779B9 + step * 4096 + 1) % 2**63
+    fit.ending = True
+    assert fit._learn(handed, None)[3]
+
+
+def test_epochs_that_are_done_are_a_share_of_the_training_rows() -> None:
+    fit = begun()
+    fit.state.epoch = 2
+    assert [fit._epochs(row) for row in (0, 20, 80, 90)] == [2.0, 2.25, 3.0, 3.0]
 
 
 def test_looking_ahead_needs_a_table_on_disk_and_no_patience() -> None:
