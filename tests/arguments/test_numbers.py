@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ctrbox as cb
-from ctrbox.arguments.numbers import flag, is_number, is_whole, number, share, whole
+from ctrbox.arguments.numbers import counted, flag, is_number, is_whole, number, share, whole
 from ctrbox.columns.batch import Field
 from ctrbox.errors import PlanError
 from ctrbox.train.settings import Settings
@@ -85,3 +85,7 @@ def test_a_number_may_be_at_its_bounds() -> None:
     assert not is_whole(1.0)
     assert not is_whole(True)
     assert is_whole(np.uint8(1))
+
+
+def test_a_number_is_shown_with_its_noun() -> None:
+    assert [counted(n, "core") for n in (0, 1, 2, 1000)] == ["0 cores", "1 core", "2 cores", "1,000 cores"]

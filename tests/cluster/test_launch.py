@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -95,6 +96,33 @@ def test_what_a_cluster_cannot_train_is_refused(fit: Any, message: str) -> None:
     quiet(servers=2).check(fit_with(embedder=table()))
 
 
+def test_a_cluster_trains_one_label_and_the_last_weights(tmp_path: Path) -> None:
+    several, averaged = fit_with(), fit_with()
+    several.learner.tasks = ("click", "convert")
+    averaged.settings.average = 0.9
+    cb.tables.write_vectors(tmp_path / "v.ctrvec", pa.table({"id": [1, 2], "v": [[1.0], [2.0]]}), key="id", vector="v")
+    server = cb.tables.ModelServer(tmp_path / "v.ctrvec", torch.nn.Linear(1, 2))
+    quiet().check(fit_with(embedder=server))
+    server.device = torch.device("meta")
+    counted = fit_with(embedder=table(counters=cb.tables.Counters()))
+    for fit, told in (
+        (
+            several,
+            "cluster= is not available for several labels (labels=) yet; remove cluster=, or use one label=",
+        ),
+        (averaged, "average= is not available on a cluster; remove average=, or train without cluster="),
+        (
+            fit_with(embedder=server),
+            "this ModelServer computes on meta, but a cluster trains on CPUs only; set device='cpu', or train without cluster=",
+        ),
+    ):
+        with pytest.raises(PlanError) as met:
+            quiet().check(fit)
+        assert str(met.value) == told
+    quiet(servers=1).check(counted)  # one server has all rows
+    assert repr(quiet("auto", workers=3, servers=2)) == "Cluster('auto', workers=3, servers=2)"
+
+
 # ---- joining
 
 
@@ -138,7 +166,7 @@ def test_where_everybody_is_and_what_a_server_holds_is_told(joined: InProcessRay
     order = SimpleNamespace(tables=tables)
     cluster._show(crew, order, 3)
     assert lines == [
-        "2 workers of 3 cores, 1 servers",
+        "2 workers of 3 cores, 1 server",
         "  10.0.0.1: worker 0, server 0",
         "  10.0.0.2: worker 1",
         "  table 0 (MemoryTable: a, b, c, d): at most 4,000 bytes per server",
@@ -211,14 +239,14 @@ def test_cores_and_threads_follow_the_machine_and_what_is_asked_for(
     with contextlib.suppress(Enough):
         cb.Trainer(model(log), table()).fit(log, **OPTIONS, out=tmp_path / "run", cluster=probe)
     assert found == {
-        ("local", 1, None): ("1 workers of 8 cores, 1 servers", 0, 7),
-        ("local", 3, None): ("3 workers of 2 cores, 1 servers", 0, 2),
-        ("local", 9, None): ("9 workers of 1 cores, 1 servers", 0, 1),
-        ("local", 2, 3): ("2 workers of 3 cores, 1 servers", 0, 3),
-        ("auto", 1, None): ("1 workers of 1 cores, 1 servers", 1, 7),
-        ("auto", 2, None): ("2 workers of 1 cores, 1 servers", 1, 1),
-        ("auto", 1, 5): ("1 workers of 5 cores, 1 servers", 5, 5),
-        ("auto", 2, 5): ("2 workers of 5 cores, 1 servers", 5, 5),
+        ("local", 1, None): ("1 worker of 8 cores, 1 server", 0, 7),
+        ("local", 3, None): ("3 workers of 2 cores, 1 server", 0, 2),
+        ("local", 9, None): ("9 workers of 1 core, 1 server", 0, 1),
+        ("local", 2, 3): ("2 workers of 3 cores, 1 server", 0, 3),
+        ("auto", 1, None): ("1 worker of 1 core, 1 server", 1, 7),
+        ("auto", 2, None): ("2 workers of 1 core, 1 server", 1, 1),
+        ("auto", 1, 5): ("1 worker of 5 cores, 1 server", 5, 5),
+        ("auto", 2, 5): ("2 workers of 5 cores, 1 server", 5, 5),
     }
 
 

@@ -26,7 +26,7 @@ from ctrbox.ffm.engine import LR, DeepFFM, _floats, _rates, _threads, field_name
         (5, 16, 4, 5, "threads=5: this process may use 4 cores"),
         (3, 2, 4, 2, "threads=3: at most 2 can work at once here"),
         (5, 4, 4, 4, "threads=5: this process may use 4 cores"),
-        (2, 16, 1, 2, "threads=2: this process may use 1 cores"),
+        (2, 16, 1, 2, "threads=2: this process may use 1 core"),
     ],
 )
 def test_threads_that_cannot_help_are_warned_of(
@@ -145,3 +145,13 @@ def test_examples_are_learned_in_order_and_bad_lines_are_told(
     other.learn(examples(b"1 |a x\n0 |a y\n", ["a"]))
     assert other.key_kinds == {"a": ""}
     assert other._native.weights().tobytes() == model._native.weights().tobytes()
+
+
+def test_examples_without_a_label_are_predicted_and_not_learned() -> None:
+    model = DeepFFM(["a"], bits=8)
+    some = examples(b"1 |a x\n|a y\n |a z\n", ["a"])
+    with pytest.raises(DataError) as met:
+        model.learn(some)
+    assert str(met.value) == "2 of 3 examples have no label; give every example a label of 0 or 1"
+    assert model.learned == 0
+    assert len(model.predict(some)) == 3

@@ -34,6 +34,11 @@ def number(name: str, value: Any, low: float, high: float, *, above: bool = Fals
     return float(value)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as '1 core' or '2,000 rows'."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def _bound(value: float) -> str:
     return f"{int(value):,}" if value == int(value) and abs(value) < 1e15 else f"{value:g}"
 

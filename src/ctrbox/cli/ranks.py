@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ctrbox.arguments.names import nearest
+from ctrbox.arguments.numbers import counted
 from ctrbox.cli.job_file import Job
 from ctrbox.cli.terminal import Mistake, end_quietly, speaker, tell
 from ctrbox.ranks.torchrun_environment import EXCHANGES, World
@@ -55,8 +56,8 @@ def joined(
             cores = _native.usable_cores()
             if (ranks or 1) > (most := max(8, 4 * cores)):
                 raise Mistake(
-                    f"--ranks {ranks} would start {ranks} processes, but this process may use {cores} "
-                    f"{'core' if cores == 1 else 'cores'}; use at most {most}"
+                    f"--ranks {ranks} would start {ranks} processes, but this process may use "
+                    f"{counted(cores, 'core')}; use at most {most}"
                 )
             end_quietly(launch(ranks or 1, [sys.executable, "-m", "ctrbox", *sys.argv[1:]], tell, gpus))
         return None

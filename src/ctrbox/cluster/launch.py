@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from ctrbox import _native
-from ctrbox.arguments.numbers import whole
+from ctrbox.arguments.numbers import counted, whole
 from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.errors import DeviceError, PlanError
 from ctrbox.train.fit import Fit
@@ -160,8 +160,8 @@ class Cluster:
         there = ray.cluster_resources().get("CPU", 0)
         if self.workers * cores > there:
             raise DeviceError(
-                f"{self.workers} workers of {cores} cores "
-                f"need {self.workers * cores} cores, but this cluster has "
+                f"{counted(self.workers, 'worker')} of {counted(cores, 'core')} "
+                f"need {counted(self.workers * cores, 'core')}, but this cluster has "
                 f"{there:g}; lower workers= or cores="
             )
 
@@ -169,7 +169,7 @@ class Cluster:
         """Placement, budgets and where to look."""
         import ray
 
-        self.tell(f"{self.workers} workers of {cores} cores, {self.servers} servers")
+        self.tell(f"{counted(self.workers, 'worker')} of {counted(cores, 'core')}, {counted(self.servers, 'server')}")
         for machine, names in crew.placed().items():
             self.tell(f"  {machine}: {', '.join(names)}")
         for k, (fields, spec) in enumerate(order.tables):

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from ctrbox import _native
 from ctrbox.arguments.names import named_arguments, nearest
-from ctrbox.arguments.numbers import flag, whole
+from ctrbox.arguments.numbers import counted, flag, whole
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.key_kinds import joined, mismatch
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError
@@ -504,7 +504,11 @@ def _threads(given: int | None, most: int) -> int:
     if given is None:
         return min(cores, most)
     if given > min(cores, most):
-        why = f"this process may use {cores} cores" if cores <= most else f"at most {most} can work at once here"
+        why = (
+            f"this process may use {counted(cores, 'core')}"
+            if cores <= most
+            else f"at most {most} can work at once here"
+        )
         warnings.warn(f"threads={given}: {why}; more threads would not be faster; the result is the same", stacklevel=3)
     return min(given, most)
 

@@ -14,7 +14,7 @@ from ctrbox.errors import PlanError
 from ctrbox.plan.drawing.explain import constant, signed
 from ctrbox.plan.drawing.explain_text import WIDTH, cut, listed, shown_ns, shown_rate
 from ctrbox.plan.placement import device
-from ctrbox.plan.placement.device import Device, device_named, gpu_here, gpu_number, shown_bytes, shown_cores
+from ctrbox.plan.placement.device import Device, device_named, gpu_here, gpu_number, shown_bytes
 from ctrbox.plan.placement.gpu_memory_sizes import entry_bytes, index_bytes, stored_bytes
 from ctrbox.plan.placement.offload import Compared
 from ctrbox.plan.placement.placement import faster, place, place_operators
@@ -87,7 +87,6 @@ def test_bytes_have_the_largest_unit_that_they_reach(count: int, shown: str) -> 
 
 
 def test_one_core_is_a_core() -> None:
-    assert [shown_cores(count) for count in (1, 2, 16)] == ["1 core", "2 cores", "16 cores"]
     assert faster(Compared(1.5, 120.0), 1) == (
         "the CPU is faster: 1.5 ns a row on 1 core with the copy of its result, 1.2e+02 ns on the GPU with the copy of its inputs"
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ctrbox.plan.placement.device import shown_bytes, shown_cores
+from ctrbox.arguments.numbers import counted
+from ctrbox.plan.placement.device import shown_bytes
 
 WIDTH = 118  # of the page; a list of features is cut there
 CALL_WIDTH = 46  # of an operator's column
@@ -55,7 +56,7 @@ def _head(facts: Facts) -> list[str]:
 
 
 def _device(facts: Facts) -> str:
-    cores = shown_cores(facts["cores"])
+    cores = counted(facts["cores"], "core")
     return (
         f" with {shown_bytes(facts['memory_bytes'])}, beside {cores}; {facts['pcie_bytes_s'] / 1e9:g} GB/s between them"
     )
@@ -239,7 +240,7 @@ def _expected_lines(facts: Facts) -> list[str]:
     about = {
         "copy": f"{found['copy_row_bytes']:,.1f} B per row at {facts['pcie_bytes_s'] / 1e9:g} GB/s",
         "kernels": f"{len(facts['launches'])} launches per chunk",
-        "CPU share": f"{found['cpu_operators']} operators on {shown_cores(facts['cores'])}"
+        "CPU share": f"{found['cpu_operators']} operators on {counted(facts['cores'], 'core')}"
         if found["cpu_operators"]
         else "no operators, only columns to hand over",
     }

@@ -113,10 +113,6 @@ def gpu_here() -> bool:
         return CONTROL.exists()
 
 
-def shown_cores(count: int) -> str:
-    return f"{count} core" if count == 1 else f"{count} cores"
-
-
 def shown_bytes(count: float) -> str:
     """Return bytes in words, such as '1.5 KB' for 1536."""
     size = float(count)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeVar
 
+from ctrbox.arguments.numbers import counted
 from ctrbox.plan.graph.graph import FrameSpec, Graph
 from ctrbox.plan.graph.layers import depths, layers
 from ctrbox.plan.language.node import Node
@@ -35,7 +36,6 @@ from ctrbox.plan.placement.device import (
     gpu_decodes_parquet,
     gpu_here,
     shown_bytes,
-    shown_cores,
 )
 from ctrbox.plan.placement.gpu_memory_sizes import (
     BATCH_ROWS,
@@ -472,7 +472,7 @@ class _Placer:
 
 def faster(compared: Compared, cores: int) -> str:
     return (
-        f"the CPU is faster: {compared.cpu:.2g} ns a row on {shown_cores(cores)} with the copy of its result, "
+        f"the CPU is faster: {compared.cpu:.2g} ns a row on {counted(cores, 'core')} with the copy of its result, "
         f"{compared.gpu:.2g} ns on the GPU with the copy of its inputs"
     )
 
