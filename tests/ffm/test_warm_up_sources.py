@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -16,7 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctrbox.errors import PlanError, SourceError
+from ctrbox.ffm import warm_up_sources
 from ctrbox.ffm.warm_up_sources import Ahead, ahead
+
+# A thread that ends by an error would leave the others alone.
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
 
 def numbers(n: int, pieces: int) -> Iterator[tuple[int, int, int]]:
@@ -60,6 +65,40 @@ def test_reading_stops_where_the_budget_is_full() -> None:
     assert len(begun) <= 1 + 3 + 2
     walk.close()  # type: ignore[attr-defined]
     assert not any(thread.is_alive() for thread in line._crew)
+
+
+def test_pieces_wait_up_to_the_last_byte_of_the_budget() -> None:
+    line = Ahead([partial(numbers, 0, 5)], size=lambda item: item[2], in_flight=1, bytes=30_000)
+    until = time.monotonic() + 10
+    while line.most < 30_000 and time.monotonic() < until:
+        time.sleep(0.005)
+    assert line.most == 30_000
+    assert [item[1] for item in line] == list(range(5))
+    assert line.most == 30_000
+
+
+def test_only_the_time_until_an_item_is_there_counts_as_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, wanted, asks = [100.0], threading.Event(), [False]
+
+    def clock() -> float:
+        found = now[0]
+        if asks[0]:
+            wanted.set()
+        return found
+
+    def source() -> Iterator[int]:
+        assert wanted.wait(30)
+        now[0] = 103.0
+        yield 7
+
+    monkeypatch.setattr(warm_up_sources, "time", SimpleNamespace(perf_counter=clock))
+    line = Ahead([source], size=lambda item: 1)
+    asks[0], now[0] = True, 101.0
+    walk = iter(line)
+    assert next(walk) == 7
+    now[0] = 108.0
+    assert (line.waited_s, line.share_waited) == (2.0, 0.25)
+    assert list(walk) == []
 
 
 def test_an_error_comes_behind_what_was_before_it() -> None:
