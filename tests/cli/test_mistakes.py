@@ -74,6 +74,13 @@ def job(text: str) -> Path:
         ("callbacks = 7", "`callbacks` in job.py must be a list of callbacks, got int"),
         ("engine = 1\ncontext = 'user'", "`context` in job.py must be a list of the log's columns, got 'user'"),
         ("engine = 1\ncontext = ['user', 7]", "`context` in job.py must be a list of the log's columns"),
+        ("common = 'user'", "`common` in job.py must be a list of fields of the plan, got 'user'"),
+        ("common = ['user', 7]", "`common` in job.py must be a list of fields of the plan, got ['user', 7]"),
+        (
+            "encoders = 7",
+            "`encoders` in job.py must be a dict from fields to encoders, {FIELD: cb.tables.Encoder(…)}, got 7",
+        ),
+        ("encoders = {'image': 7}", "`encoders` in job.py must be a dict from fields to encoders, "),
         ("plan = 7", "`plan` in job.py is a int; expected a plan, as cb.compile returns it"),
         ("del plan", "job.py defines no `plan`; end it with: plan = cb.compile(log, features)"),
         ("raise SystemExit(3)", "job.py called exit (exit code 3) before it defined `plan`"),
@@ -87,6 +94,47 @@ def test_a_mistake_in_a_job_is_one_line(more: str, message: str) -> None:
     with pytest.raises(Mistake, match=re.escape(message)) as told:
         load_job(job(PLAN + more))
     assert "\n" not in str(told.value)
+
+
+def test_a_job_that_is_stopped_is_no_mistake() -> None:
+    for error in ("KeyboardInterrupt", "terminal.Stopped(143)"):
+        with pytest.raises((KeyboardInterrupt, terminal.Stopped)):
+            load_job(job(f"from ctrbox.cli import terminal\nraise {error}"))
+    with pytest.raises(Mistake, match=r"^job\.py:1: GeneratorExit: $"):
+        load_job(job("raise GeneratorExit"))
+
+
+def test_a_model_and_an_engine_are_asked_for_by_the_line_that_makes_them() -> None:
+    found = load_job(job(PLAN + "class Model:\n    reads = ()\n    def __call__(self): ...\nmodel = Model()\n"))
+    assert found.needed_model() is found.model
+    for more, told in (
+        ("", "job.py defines no `model`; add: model = cb.models.DeepFM(plan.schema)"),
+        ("model = Plan", "`model` in job.py is the class Plan; expected an instance of it: Plan(plan.schema)"),
+        (
+            "model = plan",
+            "`model` in job.py is a Plan; expected a torch module with `reads`, such as cb.models.DeepFM(",
+        ),
+        ("model = lambda: 1", "`model` in job.py is a function; expected a torch module with `reads`"),
+        ("class Bare:\n    reads = ()\nmodel = Bare()", "`model` in job.py is a Bare; expected a torch module with"),
+    ):
+        with pytest.raises(Mistake) as met:
+            load_job(job(PLAN + more)).needed_model()
+        assert str(met.value).startswith(told)
+    for more, told in (("", "defines no `engine`"), ("engine = 7", "has a int as `engine`")):
+        with pytest.raises(Mistake) as met:
+            load_job(job(PLAN + more)).needed_engine()
+        assert str(met.value) == f"job.py {told}; add: engine = cb.DeepFFM(plan.schema)"
+
+
+@pytest.mark.parametrize("name", ["log.parquet", "log.CSV", "log.jsonl"])
+def test_data_in_place_of_a_job_are_told_where_they_go(name: str) -> None:
+    Path(name).touch()
+    with pytest.raises(Mistake) as met:
+        load_job(Path(name))
+    assert str(met.value) == (
+        f"{name} is a data file; expected a job file, such as job.py, that reads it with cb.View('{name}', key=…) and "
+        "defines `plan`"
+    )
 
 
 def test_a_job_gives_what_it_defines() -> None:

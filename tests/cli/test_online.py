@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,8 +17,11 @@ import typer
 
 import ctrbox as cb
 from ctrbox import datasets as data
+from ctrbox.cli import online as online_command
+from ctrbox.cli import terminal
+from ctrbox.cli.job_file import Job
 from ctrbox.cli.main import app
-from ctrbox.cli.online import SECRET, of_own_class
+from ctrbox.cli.online import SECRET, learner_of, of_own_class, told
 from ctrbox.cli.terminal import Mistake
 from ctrbox.datasets import adlog
 from ctrbox.errors import CtrboxError
@@ -194,3 +199,177 @@ def test_what_is_said_holds_no_password() -> None:
     said = "ctrbox online job.py --stream nats://me:secret@host:4222/ADS --out model"
     assert SECRET.sub("://…@", said) == "ctrbox online job.py --stream nats://…@host:4222/ADS --out model"
     assert SECRET.sub("://…@", "s3://bucket/events@home") == "s3://bucket/events@home"
+
+
+# ---- without a stream
+
+COUNTS = dict.fromkeys(
+    (
+        "duplicates",
+        "late_impressions",
+        "late_clicks",
+        "lone_clicks",
+        "outside_clicks",
+        "future",
+        "dropped_by_filters",
+        "left_out",
+        "refused_chunks",
+    ),
+    0,
+)
+FOUND: dict[str, Any] = {
+    "counts": COUNTS,
+    "learned": 1500,
+    "examples": 1500,
+    "clicked": 1200,
+    "held": 3000,
+    "version": 4,
+    "unlearned": 0,
+    "windows": [],
+    "loss": 0.25,
+    "constant": 0.5,
+    "auc": 0.75,
+    "auc_examples": 1500,
+}
+LEARNED = "learned from 1,500 examples, 1,200 clicked; 3,000 impressions wait; version 4"
+LOSS = "loss 0.250000 over all examples (the best constant prediction has 0.500000), AUC of all examples 0.750000"
+
+
+@pytest.mark.parametrize(
+    ("changed", "lines"),
+    [
+        ({}, [LEARNED, LOSS]),
+        (
+            {"learned": 2500, "unlearned": 1024},
+            [
+                "learned from 1,500 examples, 1,200 clicked, besides 1,000 examples that the loaded engine had learned "
+                "before; 3,000 impressions wait; version 4",
+                "  1,024 examples wait until their batch is full",
+                LOSS,
+            ],
+        ),
+        (
+            {"windows": [1], "auc_examples": 1000},
+            [LEARNED, LOSS.replace("all examples 0.7", "the last complete window (1,000 examples) 0.7")],
+        ),
+        (
+            {"learned": 0, "examples": 0, "clicked": 0, "loss": None},
+            ["learned from 0 examples, 0 clicked; 3,000 impressions wait; version 4"],
+        ),
+        (
+            {"counts": {**COUNTS, "late_clicks": 1000, "refused_chunks": 1}},
+            [LEARNED, LOSS, "  late clicks: 1,000", "  refused chunks: 1"],
+        ),
+    ],
+)
+def test_the_end_is_told_line_by_line(
+    capsys: pytest.CaptureFixture[str], changed: dict[str, Any], lines: list[str]
+) -> None:
+    told({**FOUND, **changed})
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+def a_torch_job(**parts: Any) -> Job:
+    return Job(Path("job.py"), "plan", type("Net", (), {"reads": (), "__call__": lambda self: None})(), **parts)
+
+
+def test_a_torch_model_learns_with_the_settings_that_a_stream_can_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def learner(plan: Any, model: Any, table: Any, **options: Any) -> Any:
+        given.append((plan, model, table, options))
+        return SimpleNamespace(plan="its plan")
+
+    monkeypatch.setattr("ctrbox.loop.online_click_model.OnlineClickModel", learner)
+    usual = {"negatives": 1.0, "average": None, "calibrate": None, "schedule": None, "epochs": 3}
+    job = a_torch_job(table="table", optimizer="adam", settings={"batch_size": 64, "clip": 1.0, **usual})
+    plan, found = learner_of(job, Path("runs/today"), None, 3)
+    assert (plan, found.plan) == ("its plan", "its plan")
+    options = {"optimizer": "adam", "threads": 3, "start": Path("runs/today"), "clip": 1.0}
+    assert given == [("plan", job.model, "table", {**options, "batch_size": 64})]
+    learner_of(job, Path("runs/today"), 32, 3)
+    assert given[1] == ("plan", job.model, "table", {**options, "batch_size": 32})
+    for name in ("negatives", "average", "calibrate", "schedule"):
+        with pytest.raises(Mistake, match=f"has '{name}', which the online loop cannot use; remove it"):
+            learner_of(a_torch_job(settings={name: 0.5}), None, None, None)
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
+    """A loop that ends at once, and what it was asked for; it learns an engine unless ``job`` is changed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ctrbox", "online", "job.py", "--stream", "nats://me:secret@host/ADS"])
+    monkeypatch.setattr(terminal, "farewells", [])
+    made = SimpleNamespace(
+        engine=SimpleNamespace(progress=SimpleNamespace(show=None)),
+        job=Job(Path("job.py"), "plan", engine="engine", context=("user",)),
+        ended=SimpleNamespace(
+            run=lambda: {**FOUND, "windows": [7]}, nothing_learned="", interrupted=False, asked="asked"
+        ),
+        asked={},
+    )
+
+    def begun(plan: Any, engine: Any, stream: str, out: Path, **options: Any) -> Any:
+        assert (plan, engine, stream, out) == ("plan", made.engine, "events", Path("a model"))
+        made.asked = options
+        return made.ended
+
+    monkeypatch.setattr(online_command, "load_job", lambda path: made.job)
+    monkeypatch.setattr(online_command, "learner_of", lambda job, run, size, threads: (job.plan, made.engine))
+    monkeypatch.setattr("ctrbox.loop.online_loop.OnlineLoop", begun)
+    return made
+
+
+def online(*words: str) -> None:
+    command = ["online", "job.py", "--stream", "events", "--out", "a model", *words]
+    typer.main.get_command(app).main(command, prog_name="ctrbox", standalone_mode=False)
+
+
+def test_the_loop_is_asked_for_what_the_command_says(loop: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    online("--threads", "3", "--warm-up", "past", "--sign-with", "my key")
+    assert capsys.readouterr().err.splitlines()[-1] == "next: ctrbox serve 'a model' --public-key 'my key.pub'"
+    asked = loop.asked
+    assert (asked["threads"], asked["warm_up"], asked["context"]) == (3, ["past"], ("user",))
+    assert loop.engine.progress.show is terminal.tell
+    loop.job = Job(Path("my job.py"), "plan", object())
+    online("--threads", "3", "--json")
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {name: value for name, value in FOUND.items() if name != "windows"}
+    assert said.err.splitlines()[-1] == "next: ctrbox serve 'a model' --job job.py"  # of its own class
+    assert (loop.asked["threads"], loop.asked["warm_up"]) == (None, ())  # the learner has the threads
+
+
+def test_a_loop_that_was_stopped_says_how_to_go_on_and_keeps_the_password(
+    loop: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[Any] = []
+    monkeypatch.setattr("ctrbox.train.interrupt.end_as_asked", ended.append)
+    loop.ended.nothing_learned = "nothing was learned: events has no events"
+    online()
+    assert capsys.readouterr().err.splitlines()[-2:] == [loop.ended.nothing_learned, "next: ctrbox serve 'a model'"]
+    assert (ended, terminal.farewells) == ([], [])
+    loop.ended.interrupted = True
+    online()
+    assert ended == ["asked"]
+    assert terminal.farewells == ["resume: ctrbox online job.py --stream nats://…@host/ADS"]
+
+
+def test_a_stream_of_events_is_told_with_its_speed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now, asked = [10.0], []
+
+    def clock() -> float:
+        now[0] += 2.5
+        return now[0]
+
+    monkeypatch.setattr(online_command, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(data, "adlog_events", lambda *given, **more: asked.append((given, more)) or 1500)
+    out = Path("my events")
+    online_command.datasets_events(Path("data"), out, rate=500.0)
+    told = "wrote 1,500 events in 2.5 s to my events\nnext: ctrbox online JOB.PY --stream 'my events' --out model\n"
+    assert capsys.readouterr() == ("my events\n", told)
+    options = {"rows": None, "chunk_rows": 10_000, "format": "parquet", "events_per_s": 500.0, "seed": 0}
+    assert asked == [((Path("data"), out), options)]
+    online_command.datasets_events(Path("data"), out, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"events": 1500, "out": "my events", "seconds": 2.5}

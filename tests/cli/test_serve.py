@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer
 
 from ctrbox.arguments.sizes import bytes_within
+from ctrbox.cli.job_file import Job
 from ctrbox.cli.main import app
+from ctrbox.cli.serve import encoders_of
 from ctrbox.cli.terminal import Mistake
 from ctrbox.datasets import adlog
 from ctrbox.errors import CtrboxError
@@ -127,3 +132,79 @@ def test_a_token_file_is_a_small_regular_file(tmp_path: Path) -> None:
 )
 def test_sizes_have_units_of_1024_and_0_needs_none(size: str | int, found: int) -> None:
     assert bytes_within("--cache", size, 0, 1 << 50) == found
+
+
+# ---- without a server
+
+
+@pytest.mark.parametrize(
+    ("words", "workers", "url", "told"),
+    [
+        ((), 1, "http://127.0.0.1:8000", "at http://127.0.0.1:8000; press"),
+        ((), 2, "http://127.0.0.1:8000", "at http://127.0.0.1:8000 with 2 workers; press"),
+        (
+            ("--host", "::1", "--port", "9000", "--grpc-port", "9001", "--tls-cert", "cert.pem"),
+            4,
+            "https://[::1]:9000",
+            "at https://[::1]:9000, gRPC at [::1]:9001 with 4 workers; press",
+        ),
+    ],
+)
+def test_a_server_that_is_ready_says_where(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    workers: int,
+    url: str,
+    told: str,
+) -> None:
+    asked: list[Any] = []
+    service = SimpleNamespace(name="ads", served=SimpleNamespace(kind="deep_ffm", version=7))
+    server = SimpleNamespace(service=service, workers=workers, run=lambda ready: ready())
+    monkeypatch.setattr("ctrbox.serve.server.Server.open", lambda model, given: asked.append((model, given)) or server)
+    for as_json in (False, True):
+        ctrbox("serve", "data", *words, *(["--json"] if as_json else []))
+        said = capsys.readouterr()
+        assert said.err.splitlines() == [
+            f"serving data version 7 {told} Ctrl-C to stop",
+            f"next: curl {url}/openapi.json    or open {url}/ in a browser",
+            "stopped; all requests that had been received were answered",
+        ]
+        facts = {"model": "ads", "kind": "deep_ffm", "version": 7, "url": url, "workers": workers}
+        assert said.out == (json.dumps({**facts, "grpc": 9001 if words else None}) + "\n" if as_json else "")
+    model, settings = asked[0]
+    assert (model, settings.grpc_port, settings.workers) == ("data", 9001 if words else 0, None)
+
+
+def test_what_is_asked_for_reaches_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    server = SimpleNamespace(run=lambda ready: None)
+    monkeypatch.setattr("ctrbox.serve.server.Server.open", lambda model, given: asked.append(given) or server)
+    words = "--cache 1KB --max-body 2KB --client-share 25 --view a=b --prerank-view c=d --server e=f --encoder g=h"
+    words += " --table-memory 3KB --allow-views /x --allow-host y --public-key k"
+    ctrbox("serve", "data", *words.split())
+    ctrbox("serve", "data")
+    ctrbox("serve", "data", "--allow-operators", "--cache", "0")
+    first, usual, third = asked
+    assert (first.limits.cache_bytes, first.limits.body_bytes, first.limits.client_share) == (1024, 2048, 0.25)
+    assert (first.views, first.prerank_views, first.servers) == ({"a": "b"}, {"c": "d"}, {"e": "f"})
+    assert (first.encoders, first.table_memory, first.allow_views) == ({"g": "h"}, 3072, ["/x"])
+    assert (first.allow_hosts, first.public_keys, first.allow_operators) == (("y",), (Path("k"),), False)
+    assert (usual.limits.cache_bytes, usual.limits.body_bytes, usual.limits.client_share) == (256 << 20, 1 << 20, 0.5)
+    assert (usual.table_memory, usual.allow_views, usual.allow_hosts, usual.own_model) == (None, (), (), None)
+    assert (third.allow_operators, third.limits.cache_bytes) == (True, 0)
+    for option, most in (("--cache", 1 << 50), ("--table-memory", 1 << 50), ("--max-body", 256 << 20)):
+        ctrbox("serve", "data", option, f"{most}B")
+        with pytest.raises(CtrboxError, match=rf"^{option} must be from [01] to {most:,} bytes, got '{most + 1}B'$"):
+            ctrbox("serve", "data", option, f"{most + 1}B")
+
+
+def test_an_encoder_is_the_jobs_or_of_a_weight_file() -> None:
+    own = Job(Path("job.py"), None, encoders={"image": "mine"})
+    assert encoders_of(None, {"image": "w"}) == {"image": "w"}
+    assert encoders_of(own, {"text": "w"}) == {"image": "mine", "text": "w"}
+    assert own.encoders == {"image": "mine"}
+    with pytest.raises(
+        Mistake, match=r"^--encoder image=w: the job also defines an encoder for field 'image'; remove one of the two$"
+    ):
+        encoders_of(own, {"image": "w"})

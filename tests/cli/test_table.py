@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -173,3 +177,123 @@ def test_an_error_of_the_system_names_its_file() -> None:
     assert terminal.in_words(denied) == "cannot use params/MANIFEST: Permission denied"
     assert terminal.in_words(WriteError("it is full")) == "it is full"
     assert terminal.in_words(WriteError("no \x1b[31mred\x07 file")) == r"no \x1b[31mred\x07 file"
+
+
+# Over a table made by hand: every line, and the command that follows.
+
+STATS = {
+    "keys": 5000,
+    "disk_rows": 5000,
+    "runs": 3,
+    "disk_bytes": 1_234_567,
+    "live_bytes": 234_567,
+    "index_bytes": 89,
+    "compaction_errors": 0,
+}
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
+    """The table that the commands open; ``asked``: how they opened it and what they called."""
+    asked: list[Any] = []
+    table = SimpleNamespace(
+        dim=4,
+        row=SimpleNamespace(linear=True),
+        optimizer="Adagrad",
+        version=7,
+        last_compaction_error=None,
+        facts=dict(STATS),
+        damaged=[],
+        asked=asked,
+    )
+    table.stats = lambda: dict(table.facts)
+    table.verify = lambda: table.damaged
+    table.compact = lambda: asked.append("compact") or table.facts.update(disk_bytes=1000)
+    table.checkpoint = lambda: asked.append("checkpoint")
+
+    @contextlib.contextmanager
+    def opened(folder: Path, ram: str, *, read_only: bool = False) -> Iterator[Any]:
+        asked.append((str(folder), ram, read_only))
+        yield table
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tables, "opened", opened)
+    return table
+
+
+def test_the_facts_of_a_table_line_up(by_hand: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    tables.stat(Path("my params"))
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [
+        "dim                        4",
+        "linear                   yes",
+        "optimizer            Adagrad",
+        "version                    7",
+        "keys                   5,000",
+        "rows on disk           5,000",
+        "of which newest        5,000",
+        "runs                       3",
+        "bytes on disk      1,234,567",
+        "of which in runs     234,567",
+        "index bytes               89",
+        "compaction errors          0",
+    ]
+    assert said.err == "next: ctrbox table verify 'my params'\n"
+    assert by_hand.asked == [("my params", "256MB", True)]
+    by_hand.facts |= {"disk_rows": 6234, "compaction_errors": 1200}
+    by_hand.last_compaction_error = "the disk is full"
+    tables.stat(Path("my params"))
+    assert capsys.readouterr().err.splitlines() == [
+        "1,234 rows on disk are old versions of other rows; `ctrbox table compact` removes them",
+        "the background compaction failed 1,200 times, the last time with: the disk is full; `ctrbox table compact "
+        "'my params'` tries again, and says what is wrong",
+        "next: ctrbox table verify 'my params'",
+    ]
+    tables.stat(Path("my params"), as_json=True)
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert (found["of_which_newest"], found["last_compaction_error"], said.err) == (5000, "the disk is full", "")
+
+
+def test_damage_is_counted_and_told(by_hand: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    tables.verify(Path("params"))
+    whole = "the checksums of all 234,567 bytes match\nnext: ctrbox table compact params\n"
+    assert capsys.readouterr() == ("", whole)
+    advice = "`ctrbox table repair 'my params' --from SAVED` replaces the damaged files with those of a table saved on another"
+    for damaged, places in ((["a"], "1 place"), (["a", "b"], "2 places")):
+        by_hand.damaged = damaged
+        with pytest.raises(Mistake) as told:
+            tables.verify(Path("my params"))
+        assert str(told.value) == f"my params is damaged in {places}; {advice} disk"
+        assert capsys.readouterr() == ("", "".join(f"{line}\n" for line in damaged))
+    with pytest.raises(Mistake):
+        tables.verify(Path("my params"), as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["damaged"], found["bytes"], 0 <= found["seconds"] < 60) == (["a", "b"], 234_567, True)
+
+
+def test_what_compaction_and_repair_did_is_told(
+    by_hand: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables.compact(Path("my params"), "1GB")
+    told = "the table took 1,234,567 bytes on disk and now takes 1,000 bytes\nnext: ctrbox table stat 'my params'\n"
+    assert capsys.readouterr() == ("", told)
+    assert by_hand.asked == [("my params", "1GB", False), "compact", "checkpoint"]
+    tables.compact(Path("my params"), as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"before": 1000, "after": 1000}
+    monkeypatch.setattr("ctrbox.embed.ssd.repair.repair", lambda folder, source: [folder / "a", source / "b"])
+    tables.repair(Path("my params"), Path("saved"), as_json=True)
+    assert capsys.readouterr() == (
+        '{"repaired": ["my params/a", "saved/b"]}\n',
+        "my params/a is repaired\nsaved/b is repaired\nnext: ctrbox table verify 'my params'\n",
+    )
+    with pytest.raises(Mistake, match=r"^export writes Parquet; expected a name such as rows\.parquet, got rows\.csv$"):
+        tables.export(Path("params"), Path("rows.csv"))
+
+
+def test_an_export_tells_its_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = folder.parent / "rows.parquet"
+    tables.export(folder, output)
+    assert capsys.readouterr() == ("", f"wrote 5,000 rows to {output}\nnext: ctrbox table stat {folder}\n")
+    tables.export(folder, output, since=1, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"rows": 3500, "output": str(output)}

@@ -21,6 +21,7 @@ from ctrbox.cli.options import in_words_of_options, pairs_of
 from ctrbox.cli.terminal import Mistake, Stopped, say_json
 from ctrbox.cli.train import Watch, calibration, check_earlier, fit, train, validation
 from ctrbox.errors import DataError, PlanError
+from ctrbox.ranks.torchrun_environment import World
 
 
 @pytest.fixture(autouse=True)
@@ -317,6 +318,31 @@ def test_a_training_that_was_stopped_says_how_to_go_on_where_something_is_kept(
         fit(a_job(), Path("a run"), {})
     assert terminal.farewells == (["resume: ctrbox train job.py --out 'a run'"] if begun else [])
     assert not trained
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_training_that_fails_leaves_the_ranks(
+    trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    done: list[Any] = []
+    world = World(0, 2, 2, "host", 1, True, 0, True)
+    ranks = SimpleNamespace(world=world, exchange="auto", timeout=600.0, leave=lambda: done.append("left"))
+    error = ValueError("odd")
+    monkeypatch.setattr(training_command, "end_of_rank", lambda of, why: done.append((of, why)))
+    monkeypatch.setattr(training_command, "threads_of", lambda of: 3 if of is world else 0)
+    given: dict[str, Any] = {"ranks": None if alone else ranks}
+    fit(a_job(), Path("runs/x"), {}, **given)
+    assert trained["command"][5:] == ([] if alone else ["--ranks", "2"])
+    assert (Trainer.given["threads"], Trainer.given.get("cluster")) == ((None, None) if alone else (3, ranks))
+    assert done == ([] if alone else ["left"])
+    done.clear()
+    monkeypatch.setattr(Trainer, "ends", error)
+    with pytest.raises(ValueError, match="odd"):
+        fit(a_job(), Path("runs/x"), {}, **given)
+    assert done == ([] if alone else [(ranks, error), "left"])
+    if not alone:
+        with pytest.raises(Mistake, match="look-ahead cannot be used when several processes train together"):
+            fit(a_job(settings={"look_ahead": 1}), Path("runs/x"), {}, **given)
 
 
 def test_progress_in_a_log_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,3 +199,108 @@ def test_several_labels_are_tuned_by_the_loss_or_by_a_metric_of_one(tune: Any) -
         told, _ = tune(SEVERAL + space, trials=2, metric=metric, out=Path(metric), as_json=True)
         found = json.loads(told)
         assert found["value"] == best(one["value"] for one in found["trials"])
+
+
+# ---- without Optuna's trials
+
+
+def trial(number: int, value: float | None = None, state: str = "COMPLETE", **attributes: str) -> SimpleNamespace:
+    facts = {"state": SimpleNamespace(name=state), "params": {"lr": number / 10}, "user_attrs": attributes}
+    return SimpleNamespace(number=number, value=value, **facts)
+
+
+@pytest.fixture
+def studied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A study that has the trials ``before`` and then those of ``after``; notes what it was asked for."""
+    found = SimpleNamespace(before=[], after=[], done=[], asked={}, settings={})
+
+    class Made:
+        def __init__(self, folder: Path, metric: str, seed: int) -> None:
+            found.study = (str(folder), metric, seed)
+            self.trials = found.before
+            self.study = SimpleNamespace(get_trials=lambda deepcopy: self.trials)
+
+        @property
+        def done(self) -> Any:
+            return found.done
+
+        def run(self, space: Any, plan: Any, **asked: Any) -> None:
+            found.asked = asked
+            self.trials = [*found.before, *found.after]
+
+        def line(self, number: int) -> str:
+            return f"trial {number}"
+
+    job = lambda path, seed: SimpleNamespace(
+        tune=None, settings=found.settings, plan=None, model=1, table=2, optimizer=3
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tuning_command, "load_seeded", job)
+    monkeypatch.setattr("ctrbox.train.tuning.Study", Made)
+    monkeypatch.setattr("ctrbox.train.tuning.space_of", lambda tune, job: "space")
+    monkeypatch.setattr("ctrbox.train.tuning.check_metric", lambda metric, plan: None)
+    return found
+
+
+ONCE = "a trial of one epoch is evaluated only once, so it cannot be stopped early; add --evaluate-every STEPS to evaluate "
+
+
+def test_a_study_tells_its_trials_the_completed_ones_first(
+    studied: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    best, second = trial(2, 0.25), trial(0, 0.5)
+    studied.after = [second, trial(1, None, "PRUNED"), best, trial(3, 0.125, "RUNNING")]
+    studied.done = [best, second]
+    tuning_command.tune(Path("my job.py"))
+    said = capsys.readouterr()
+    assert said.out.splitlines() == ["trial 2", "trial 0", "trial 1", "trial 3"]
+    told = [
+        "best: trial 2, logloss 0.25000, of 2 completed trials (4 in all)",
+        "  lr = 0.2",
+        "next: ctrbox train 'my job.py' --tuned 'tune/my job'",
+    ]
+    assert said.err.splitlines() == [f"{ONCE}more often", *told]
+    assert studied.study == ("tune/my job", "logloss", 0)
+    assert (studied.asked["settings"], studied.asked["trials"], studied.asked["threads"]) == ({"seed": 0}, 20, None)
+    studied.before = [trial(k, 1.0) for k in range(1200)]
+    tuning_command.tune(Path("my job.py"), trials=1000, epochs=2, limit=7, seed=3, out=Path("my study"), as_json=True)
+    said = capsys.readouterr()
+    assert said.err.splitlines()[0] == "my study holds 1,200 trials; 1,000 are added"
+    assert said.err.splitlines()[-1] == "next: ctrbox train 'my job.py' --tuned 'my study'"
+    assert not any("only once" in line for line in said.err.splitlines())
+    assert studied.asked["settings"] == {"seed": 3, "epochs": 2, "limit": 7}
+    found = json.loads(said.out)
+    assert (found["study"], found["best"], found["value"], len(found["trials"])) == (
+        "my study",
+        {"lr": 0.2},
+        0.25,
+        1204,
+    )
+    assert found["trials"][1201] == {"number": 1, "state": "pruned", "value": None, "params": {"lr": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "told"),
+    [
+        ({}, {}, True),
+        ({"epochs": 2}, {}, False),
+        ({"epochs": 2}, {"epochs": 1}, True),
+        ({"evaluate_every": 10}, {}, False),
+        ({}, {"evaluate_every": 10}, False),
+    ],
+)
+def test_a_study_without_a_complete_trial_says_why(
+    studied: SimpleNamespace,
+    capsys: pytest.CaptureFixture[str],
+    settings: dict[str, Any],
+    options: dict[str, Any],
+    told: bool,
+) -> None:
+    studied.settings = settings
+    studied.after = [trial(0, None, "PRUNED"), trial(1, None, "PRUNED")]
+    with pytest.raises(Mistake, match=r"^none of the 2 trials in tune/job was completed: all were stopped early$"):
+        tuning_command.tune(Path("job.py"), **options)
+    assert ("only once" in capsys.readouterr().err) is told
+    studied.after = [trial(0, None, "PRUNED"), trial(1, None, "FAIL", failed="no memory"), trial(2, failed="other")]
+    with pytest.raises(Mistake, match=r"^none of the 3 trials in tune/job was completed: no memory$"):
+        tuning_command.tune(Path("job.py"), **options)

@@ -5,6 +5,9 @@ tests/gpu/test_gpu_fused.py runs the same on a GPU.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -193,3 +196,73 @@ def test_floats_are_left_to_torch(kernels: fused_layers.DenseKernels) -> None:
     with torch.autocast("cpu", BF16):
         assert fused_layers.tower(model.layers, model.between, [torch.zeros(4, 3), torch.zeros(4, 3)]) is None
         assert fused_layers.tower(model.layers, model.between, [torch.zeros(4, 6)]) is not None
+
+
+# ---- where the kernels are used
+
+
+@pytest.mark.parametrize(
+    ("changed", "used"),
+    [({}, True), *(({name: value}, False) for name, value in {"cuda": False, "ndim": 3, "made": None}.items())],
+)
+def test_layers_are_fused_on_a_gpu_that_has_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], used: bool
+) -> None:
+    facts = {"cuda": True, "ndim": 2, "made": "kernels", **changed}
+    x: Any = SimpleNamespace(is_cuda=facts["cuda"], ndim=facts["ndim"], device="cuda:0")
+    monkeypatch.setattr(fused_layers, "FUSED", True)
+    monkeypatch.setattr(fused_layers, "kernels_of", lambda device: facts["made"] if device == "cuda:0" else None)
+    assert fused_layers.usable(x) is used
+    with torch.no_grad():
+        assert not fused_layers.usable(x)
+    monkeypatch.setattr(fused_layers, "FUSED", False)
+    assert not fused_layers.usable(x)
+
+
+def test_kernels_are_those_of_the_gpu_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = SimpleNamespace(device=torch.device("cuda:1"), threads=64, compile=lambda source, names, name: {"of": name})
+    reasons = ["no GPU", "", ""]
+    monkeypatch.setattr("ctrbox.engines.cuda.runtime.why_not", lambda: reasons.pop(0))
+    monkeypatch.setattr("ctrbox.engines.cuda.runtime.cuda_runtime", lambda: here)
+    find = fused_layers.kernels_of.__wrapped__
+    assert find(torch.device("cuda:1")) is None
+    found = find(torch.device("cuda:1"))
+    assert found is not None
+    assert (found.runtime, found.kernels) == (here, {"of": "dense"})
+    assert find(torch.device("cuda:0")) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "autocast", "between", "fused"),
+    [
+        ([(2, 3)], torch.bfloat16, [nn.ReLU()], True),
+        ([(2, 3), (2, 0)], torch.bfloat16, [nn.ReLU()], True),  # a part without columns is none
+        ([(2, 3), (2, 1)], torch.bfloat16, [nn.ReLU()], False),
+        ([(2, 0)], torch.bfloat16, [nn.ReLU()], False),
+        ([(2, 3)], torch.float16, [nn.ReLU()], False),
+        ([(2, 3)], None, [nn.ReLU()], False),
+        ([(2, 3)], torch.bfloat16, [nn.PReLU()], False),
+        ([(2, 3)], torch.bfloat16, [nn.ReLU(), nn.Dropout(0.5)], False),
+        ([(2, 3)], torch.bfloat16, [], True),
+    ],
+)
+def test_a_tower_is_fused_if_it_is_of_one_input_and_plain_layers(
+    monkeypatch: pytest.MonkeyPatch,
+    shape: list[tuple[int, int]],
+    autocast: torch.dtype | None,
+    between: list[nn.Module],
+    fused: bool,
+) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr(fused_layers, "usable", lambda x: True)
+    monkeypatch.setattr(fused_layers, "Tower", SimpleNamespace(apply=lambda *given: called.append(given) or "fused"))
+    layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 1)] if between else [nn.Linear(3, 1)])
+    steps = nn.ModuleList([nn.Sequential(*between)] if between else [])
+    parts = [torch.ones(*one) for one in shape]
+    with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+        assert fused_layers.tower(layers, steps, parts) == ("fused" if fused else None)
+    if fused:
+        ends, x, *weights = called[0]
+        assert (ends, x is parts[0], len(weights)) == (False, True, 2 * len(layers))
+    monkeypatch.setattr(fused_layers, "usable", lambda x: False)
+    assert fused_layers.tower(layers, steps, parts) is None

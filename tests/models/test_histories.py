@@ -11,6 +11,7 @@ import torch
 from ctrbox.columns.batch import Field
 from ctrbox.errors import PlanError
 from ctrbox.models import BST, HSTU, MODELS, SIM, Inputs, SelfAttention
+from ctrbox.models.bst import TransformerLayer
 from ctrbox.models.hstu import TransducerLayer
 from tests.models.worlds import inputs, labeled, made, schema
 
@@ -53,6 +54,17 @@ def test_self_attention_is_a_softmax_over_the_places_that_are_real() -> None:
                     shares = [math.exp(s - max(scores)) for s in scores]
                     wanted.append(sum(s / sum(shares) * v[j] for j, s in enumerate(shares)))
                 torch.testing.assert_close(found[row, place], torch.cat(wanted), rtol=1e-4, atol=1e-5)
+
+
+def test_a_transformer_layer_adds_attention_and_then_two_maps() -> None:
+    torch.manual_seed(4)
+    layer: Any = jolted(TransformerLayer(4, 2, 0.5))  # nothing is dropped in a prediction
+    x, real = torch.randn(2, 5, 4), torch.arange(5) < torch.tensor([[5], [3]])
+    with torch.no_grad():
+        first = layer.first(x + layer.back(layer.attention(x, real)))
+        wide = torch.nn.functional.leaky_relu(layer.wide(first))
+        torch.testing.assert_close(layer(x, real), layer.second(first + layer.narrow(wide)))
+    assert wide.shape == (2, 5, 16)
 
 
 def test_a_transducer_layer_equals_its_formula_place_by_place() -> None:
@@ -204,6 +216,11 @@ def test_no_history_in_the_whole_batch(name: str) -> None:
         (SIM, {"search": "category"}, "SIM needs both category= and categories= with search="),
         (SIM, {"category": "brand", "categories": "brands"}, "SIM needs both category= and categories= with search="),
         (SIM, {"search": "category", "category": "ad", "categories": "brands"}, "their keys lie in the spaces"),
+        (
+            SIM,
+            {"search": "category", "category": "brand", "categories": "brands", "dims": {"brand": 0, "brands": 0}},
+            "SIM compares the vectors of 'brand' and 'brands', so their dim must be 1 or more",
+        ),
         (SIM, {"keep": 0}, "keep of SIM must be a whole number"),
         (SIM, {"bits": 2000}, "bits of SIM must be a whole number from 1 to 1,024"),
     ],
@@ -214,3 +231,31 @@ def test_what_is_refused(model: Any, more: dict[str, Any], words: str | None) ->
         return
     with pytest.raises(PlanError, match=words):
         model(LISTS, **more)
+
+
+def test_what_is_zero_has_the_sign_of_what_is_positive() -> None:
+    model: Any = SIM(schema(), 4, search="hash", bits=1, keep=1, attention=[2])
+    with torch.no_grad():
+        model.planes.copy_(torch.tensor([[1.0], [0.0], [0.0], [0.0]]))
+    x = inputs(model.reads, 1, longest=2)
+    vectors, _ = x.sequence("history")
+    with torch.no_grad():
+        vectors.copy_(torch.tensor([[[0.0, 1.0, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.0]]]))
+        near = model.nearness(x, model.past(x), torch.tensor([[2.0, 0.0, 0.0, 0.0]]))
+    assert near.tolist() == [[1.0, -1.0]]
+
+
+def test_an_item_is_the_sum_of_its_key_its_place_and_its_age() -> None:
+    torch.manual_seed(2)
+    model: Any = BST(LISTS, 4, age="ages", longest=2, fields=["ad", "history", "ages"])
+    x = inputs(model.reads, 5)
+    lengths = x.sequence("history")[1]
+    x = with_lists(x, {"ages": lengths})
+    past = model.past(x)
+    vectors, ages = x.sequence("history")[0], x.sequence("ages")[0]
+    for row, length in enumerate(lengths.tolist()):
+        for at in range(vectors.shape[1]):
+            place = model.places[min(1, max(0, length - 1 - at))]
+            wanted = vectors[row, at] + place + ages[row, at] if at < length else torch.zeros(4)
+            torch.testing.assert_close(past.items[row, at], wanted)
+        torch.testing.assert_close(past.mean()[row], past.items[row].sum(0) / max(1, length))

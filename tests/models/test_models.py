@@ -290,3 +290,59 @@ def test_build_names_what_it_does_not_know() -> None:
 def test_a_pnn_has_the_products_that_it_is_asked_for(product: str, kinds: list[str]) -> None:
     model: Any = MODELS["PNN"](schema(), product=product, dim=4)
     assert [type(layer).__name__ for layer in model.products] == kinds
+
+
+# ---- the sizes of what a model is made of, and how it begins
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "part"),
+    [
+        ("BST", {}, "of_target"),
+        ("BST", {}, "places"),
+        ("SIM", {}, "places"),
+        ("HSTU", {}, "places"),
+        ("AutoInt", {}, "of_dense"),
+        ("FM", {}, "pairs.weight"),
+        ("TwoTower", {"hidden": [], "vector": 8}, "towers.user.0.weight"),
+    ],
+)
+def test_what_is_added_to_or_multiplied_with_vectors_begins_small(name: str, more: dict[str, Any], part: str) -> None:
+    value = made(name, schema(), dim=16, **more).get_parameter(part)
+    assert 0 < value.abs().max() < 0.1
+
+
+def test_of_two_towers_that_of_the_ad_does_not_begin_small() -> None:
+    model = made("TwoTower", schema(), dim=16, hidden=[], vector=8)
+    assert model.get_parameter("towers.ad.0.weight").abs().max() > 0.3
+
+
+def test_a_model_has_as_many_layers_as_asked_for() -> None:
+    for layers in (1, 3):
+        attention: Any = made("AutoInt", schema(), layers=layers, heads=3, width=5)
+        assert (len(attention.attention), len(attention.residual)) == (layers, layers)
+        assert attention.of_attention.layers[0].weight.shape == ((4 + 3) * 15, 1)  # four fields and three columns
+        for name in ("BST", "HSTU"):
+            assert len(made(name, schema(), layers=layers).layers) == layers  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("reduction", "between"), [(0.01, 1), (0.5, 10), (1.0, 19), (2.0, 38), (16, 304)])
+def test_a_mask_is_as_wide_as_asked_for(reduction: float, between: int) -> None:
+    model: Any = made("MaskNet", schema(), reduction=reduction, blocks=[6, 5])
+    assert [block.squeeze.weight.shape for block in model.blocks] == [(19, between)] * 2  # 4 fields of 4, 3 columns
+    assert [block.map.weight.shape for block in model.blocks] == [(19, 6), (6, 5)]
+    assert model.drop is None
+    assert made("MaskNet", schema(), dropout=0.5).drop.p == 0.5  # type: ignore[union-attr]
+    model = made("MaskNet", schema(), structure="parallel", blocks=[6, 5], hidden=[7], dropout=0.5)
+    assert [block.map.weight.shape for block in model.blocks] == [(19, 6), (19, 5)]
+    assert [layer.weight.shape for layer in model.tower.layers] == [(11, 7), (7, 1)]
+    assert model.drop is None
+
+
+@pytest.mark.parametrize("reduction", [0.009, 16.01, True, "1", float("nan")])
+def test_a_mask_of_no_width_is_refused(reduction: Any) -> None:
+    with pytest.raises(PlanError, match=r"^reduction of MaskNet must be a number from 0\.01 to 16, got "):
+        made("MaskNet", schema(), reduction=reduction)
+    with pytest.raises(PlanError, match=r"so it needs a dim of 2 or more, got 1$"):
+        made("MaskNet", schema(), dim=1)
+    made("MaskNet", schema(), dim=2)

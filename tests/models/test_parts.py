@@ -30,7 +30,9 @@ from ctrbox.models import (
     dense_columns,
 )
 from ctrbox.models import cin as cin_file
+from ctrbox.models.deep_crossing import Residual
 from ctrbox.models.dense_columns import checked_logs, logs_of
+from ctrbox.models.mlp import Dropout, linear
 from ctrbox.models.products import dots
 
 SHAPES = st.tuples(st.integers(0, 5), st.integers(1, 5), st.integers(1, 4))  # rows, fields, dim
@@ -69,6 +71,26 @@ def test_pair_sum_is_the_sum_over_all_pairs_of_features(shape: tuple[int, int, i
                 total += float(features[i] @ features[j])
         expected.append(total)
     close(part(vectors, dense), expected)
+
+
+def test_a_dense_column_counts_in_pairs_as_a_feature_of_any_size() -> None:
+    part, vectors, dense = PairSum(3, 2), drawn(4, 2, 2), drawn(4, 3, seed=1)
+    torch.nn.init.normal_(part.weight)
+    features = torch.cat([vectors, dense.unsqueeze(2) * part.weight.detach()], 1)
+    pairs = [(features[:, i] * features[:, j]).sum(1) for i, j in itertools.combinations(range(5), 2)]
+    close(part(vectors, dense), sum(pairs))
+
+
+@pytest.mark.parametrize("shape", [(40, 6), (8, 5, 6), (240,)])
+def test_dropout_scales_what_it_leaves_of_a_tensor_of_any_shape(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    part, x = Dropout(0.25), drawn(*shape)
+    found = part(x)
+    kept = found != 0
+    assert 0.5 < float(kept.float().mean()) < 0.95
+    torch.testing.assert_close(found, torch.where(kept, x / 0.75, 0.0))
+    assert part.eval()(x) is x
+    assert Dropout(0.0)(x) is x
 
 
 @settings(max_examples=25, deadline=None)
@@ -144,6 +166,14 @@ def test_cin_is_the_formula_of_the_paper(shape: tuple[int, int, int], maps: list
         cin_file.PIECE = before
 
 
+def test_a_residual_unit_adds_its_maps_to_its_input() -> None:
+    part, x = Residual(3, 5, dropout=0.0, batch_norm=False), drawn(4, 3)
+    first, second = part.maps.layers
+    torch.nn.init.normal_(second.weight)
+    inside = torch.relu(x @ first.weight + first.bias)
+    torch.testing.assert_close(part(x), torch.relu(x + inside @ second.weight + second.bias))
+
+
 def test_cross_network_is_the_formula_of_the_paper() -> None:
     part, x0 = CrossNetwork(5, 3), drawn(4, 5)
     x = x0.clone()
@@ -179,6 +209,26 @@ def test_low_rank_cross_in_bfloat16_has_the_gradients_of_its_formula(layers: int
     for exact, rounded in zip(*found, strict=True):
         assert rounded.dtype in (torch.bfloat16, torch.float32)
         torch.testing.assert_close(rounded.float(), exact, rtol=0.05, atol=0.02 * float(exact.detach().abs().max()))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_gradient_that_comes_into_a_low_rank_cross_stays_as_it_is(layers: int) -> None:
+    part, x0 = LowRankCross(6, layers, 2), drawn(5, 6).to(torch.bfloat16).requires_grad_()
+    given = drawn(5, 6, seed=1).to(torch.bfloat16)
+    before = given.clone()
+    with torch.autocast("cpu", torch.bfloat16):
+        part(x0).backward(given)
+    assert torch.equal(given, before)
+
+
+def test_a_map_adds_its_bias_to_each_row_of_any_tensor() -> None:
+    layer = linear(3, 2)
+    torch.nn.init.normal_(layer.bias)  # type: ignore[arg-type]
+    x = drawn(4, 5, 3)
+    expected = (x.unsqueeze(3) * layer.weight).sum(2) + layer.bias
+    torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(layer(x[0]), expected[0])
+    assert linear(3, 2, bias=False)(x).shape == expected.shape
 
 
 @pytest.mark.parametrize("experts", [1, 3])
@@ -370,6 +420,32 @@ def test_a_rare_huge_value_in_a_dense_column_stays_within_reach() -> None:
     got = part(column)
     assert got.abs().max() == 10.0
     assert got[0].abs() < 0.1
+
+
+def test_workers_add_up_their_moments_and_none_of_no_rows() -> None:
+    alone, part, asked = DenseInput(2), DenseInput(2), []
+
+    def sums(values: Any) -> list[float]:
+        asked.append(len(values))
+        return [2 * value for value in values]  # of another worker with the same rows
+
+    part.sums = sums
+    rows = drawn(6, 2) * 100
+    part(rows)
+    alone(torch.cat([rows, rows]))
+    torch.testing.assert_close(part.state_dict(), alone.state_dict(), rtol=1e-5, atol=1e-6)
+    part.learn_none()  # nor has the other one any
+    torch.testing.assert_close(part.state_dict(), alone.state_dict(), rtol=1e-5, atol=1e-6)
+    assert asked == [5, 5]
+    none = DenseInput(0)
+    none.sums = sums
+    none.learn_none()
+    assert asked == [5, 5]
+    part.sums = lambda values: [6.0, *(6 * float(v) for v in alone.mean), *(6 * float(v) ** 2 for v in alone.mean)]
+    spread = part.spread.clone()
+    part.learn_none()  # rows at the mean move nothing
+    torch.testing.assert_close(part.spread, spread, rtol=1e-5, atol=1e-4)
+    assert float(part.seen) == 18
 
 
 def test_evaluation_leaves_the_statistics_alone() -> None:

@@ -282,3 +282,78 @@ def test_an_objective_that_cannot_be_told_of_late_conversions_is_refused() -> No
         PlanError, match="conversions of label 'convert' arrive late, but the objective of Mine is a Linear"
     ):
         objective_of(Mine(), several(LATE))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "told"),
+    [
+        ({"click": torch.zeros(2), "convert": torch.zeros(2)}, ""),
+        (
+            [torch.zeros(2)] * 2,
+            "Mine returned a list, but this plan has several labels; expected a dict with one tensor for each of ['click', "
+            "'convert'], as cb.models.MMoE returns it",
+        ),
+        (
+            {"click": torch.zeros(2), "convert": torch.zeros(2), "more": torch.zeros(2)},
+            "Mine returned the outputs ['click', 'convert', 'more']; expected one for each of the labels ['click', 'convert']",
+        ),
+        (
+            {"click": torch.zeros(2)},
+            "Mine returned the outputs ['click']; expected one for each of the labels ['click', 'convert']",
+        ),
+        (
+            {"click": [0.0, 0.0], "convert": torch.zeros(2)},
+            "output 'click' of Mine is a list; expected a tensor with one float per row, (2,)",
+        ),
+        (
+            {"click": torch.zeros(2, dtype=torch.int64), "convert": torch.zeros(2)},
+            "output 'click' of Mine is (2,) of torch.int64; expected a tensor with one float per row, (2,)",
+        ),
+        (
+            {"click": torch.zeros(2), "convert": torch.zeros(2, 1)},
+            "output 'convert' of Mine is (2, 1) of torch.float32; expected a tensor with one float per row, (2,)",
+        ),
+    ],
+)
+def test_outputs_of_a_model_are_one_float_for_each_row_and_label(outputs: Any, told: str) -> None:
+    if not told:
+        assert stacked(outputs, (CLICK, CONVERT), 2, "Mine").shape == (2, 2)
+        return
+    with pytest.raises(PlanError) as met:
+        stacked(outputs, (CLICK, CONVERT), 2, "Mine")
+    assert str(met.value) == told
+
+
+def test_an_objective_is_the_models_or_weighs_all_labels_alike() -> None:
+    of, mine = several(CLICK, VALUE), nn.Module()
+    assert objective_of(mine, of).weights() == {"click": 1.0, "value": 1.0}  # type: ignore[operator]
+    mine.objective = nn.Linear(1, 1)
+    assert objective_of(mine, of) is mine.objective  # nothing arrives late
+    mine.objective = Objective(several(LATE), {"convert": 2.0})
+    assert objective_of(mine, several(LATE)) is mine.objective
+    for weights in (5, ["click"]):
+        with pytest.raises(PlanError, match=r"^weights must be a dict from tasks to numbers, or 'learned', got "):
+            Objective(of, weights)  # type: ignore[arg-type]
+    assert Objective(of, {"click": 0}).weights() == {"click": 0.0, "value": 1.0}
+    assert Objective(of, "learned").weights() == {"click": 1.0, "value": 1.0}
+    with pytest.raises(PlanError, match=r"^a model needs a schema, such as plan\.schema, got a str$"):
+        Objective("schema")  # type: ignore[arg-type]
+
+
+def test_esmm_finds_its_labels_wherever_they_are() -> None:
+    outputs, labels = [[0.5, 1.0, -0.25]], {"click": 1.0, "convert": 0.0, "value": 2.0}
+    expected = loss_of(EntireSpace(several(CLICK, CONVERT, VALUE)), outputs, [list(labels.values())])
+    for names in (("value", "convert", "click"), ("convert", "click", "value"), ("click", "value", "convert")):
+        tasks = {task.name: task for task in (CLICK, CONVERT, VALUE)}
+        of = several(*(tasks[name] for name in names))
+        moved = [outputs[0][list(labels).index(name)] for name in names]
+        assert loss_of(EntireSpace(of), [moved], [[labels[name] for name in names]]) == pytest.approx(expected)
+
+
+def test_a_late_label_counts_beside_others_wherever_it_is() -> None:
+    y = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    outputs, share = torch.tensor([[0.5, 1.0, -0.25], [0.25, 2.0, 0.5]], dtype=torch.float64), torch.tensor([0.0, 0.5])
+    for order in ((0, 1, 2), (1, 0, 2), (0, 2, 1)):
+        of = several(*((CLICK, LATE, VALUE)[k] for k in order))
+        _, counts = Objective(of).each(outputs[:, order], y[:, order], y[:, order] >= 0, {"convert": share})
+        assert counts[:, [order.index(k) for k in range(3)]].tolist() == [[True, False, True], [True, True, True]]

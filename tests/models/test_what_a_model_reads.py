@@ -84,3 +84,18 @@ def test_a_field_is_read_the_way_its_reads_say(schema: Any) -> None:
         x.sequence("user")
     with pytest.raises(PlanError, match=r"this model reads x\.linear; build its Reads with linear=True"):
         _ = x.linear
+
+
+def test_what_depends_on_the_context_alone_is_computed_once_for_a_context(schema: Any) -> None:
+    made: list[str] = []
+
+    def make() -> int:
+        made.append("made")
+        return len(made)
+
+    reads = Reads(schema, 2, fields=[])
+    once = Inputs(reads, 2, torch.zeros(2, 1), (), {}, kept={})
+    assert [once.once("a", make), once.once("a", make), once.once("b", make), once.once("a", make)] == [1, 1, 2, 1]
+    assert once.kept == {"a": 1, "b": 2}
+    plain = Inputs(reads, 2, torch.zeros(2, 1), (), {})
+    assert [plain.once("a", make), plain.once("a", make)] == [3, 4]

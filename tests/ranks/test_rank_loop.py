@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,7 @@ from ctrbox.embed.embedder import Row
 from ctrbox.embed.shards import Spec
 from ctrbox.errors import CompactionError, DataError, PlanError, TrainError, WriteError
 from ctrbox.ranks import fit as fit_module
+from ctrbox.ranks.finish_training import AllRanks
 from ctrbox.ranks.fit import RankFit
 from ctrbox.ranks.ranks import Ranks, check_supported
 from ctrbox.ranks.table import RankTable
@@ -235,6 +238,61 @@ def test_model_servers_of_ranks_are_on_cpus_and_without_batch_normalization(tmp_
         check_supported(fine)
     with pytest.raises(PlanError, match=r"^BatchNorm1d"):
         check_supported(served(torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 3)))[1])
+
+
+def test_tables_that_ranks_cannot_share_are_named(tmp_path: Path) -> None:
+    def of(table: Any, device: str = "cpu") -> Any:
+        return fitted(sources=[SimpleNamespace(embedder=table)], device=torch.device(device))
+
+    several = "a dict cannot be shared by several ranks; use cb.MemoryTable, cb.SparseTable, cb.tables.GpuTable, "
+    counted = cb.MemoryTable(2, counters=cb.tables.Counters())
+    admitted = cb.MemoryTable(2, admission=cb.tables.Admission(2), counters=cb.tables.Counters())
+    on_cpus = (
+        "several ranks train a MemoryTable with counters= or admission= on CPUs only; set device='cpu' for the plan and"
+    )
+    vectors = {"id": [1, 2], "v": [[1.0, 2.0], [3.0, 4.0]]}
+    cb.tables.write_vectors(tmp_path / "v.ctrvec", pa.table(vectors), key="id", vector="v")
+    server = cb.tables.ModelServer(tmp_path / "v.ctrvec", torch.nn.Linear(2, 3))
+    for fit, told in (
+        (of({}), several),
+        (of({}, "cuda"), several),
+        (of(counted, "cuda"), on_cpus),
+        (of(admitted, "cuda"), on_cpus),
+        (
+            of(server, "cuda"),
+            "several ranks train a cb.tables.ModelServer on CPUs only; set device='cpu' for the plan and the",
+        ),
+    ):
+        with pytest.raises(PlanError) as met:
+            check_supported(fit)
+        assert str(met.value).startswith(told)
+    check_supported(of(cb.MemoryTable(2), "cuda"))
+    check_supported(of(counted))
+
+
+def test_after_the_last_step_tables_are_only_read() -> None:
+    calls: list[tuple[str, int, str]] = []
+
+    @contextlib.contextmanager
+    def call(what: str, table: int = 0, of: str = "") -> Iterator[None]:
+        calls.append((what, table, of))
+        yield
+        calls.append(("end", table, of))
+
+    own = alone()
+    own.pull(np.array([5, 6]))
+    every = AllRanks(SimpleNamespace(call=call), 3, own)  # type: ignore[arg-type]
+    assert every.row == Row(3)
+    with pytest.raises(PlanError, match=r"^the training has ended; its tables can no longer create rows$"):
+        every.pull(np.array([5]))
+    with pytest.raises(PlanError, match=r"^the training has ended; its tables can no longer take gradients$"):
+        every.push(np.array([5]), np.ones((1, 3), np.float32))
+    assert calls == []
+    assert every.pull(np.array([6, 5]), create=False).tobytes() == own.pull(np.array([6, 5]), create=False).tobytes()
+    every.prefetch(np.array([5]))
+    assert calls == [("pull", 3, ""), ("end", 3, "")]
+    assert (len(every), every.nbytes) == (2, own.nbytes)
+    assert calls[2:] == [("sizes", 3, ""), ("end", 3, "")] * 2
 
 
 def test_a_rank_leaves_once_and_tells_its_error_first() -> None:

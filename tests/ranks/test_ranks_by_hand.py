@@ -22,8 +22,10 @@ import ctrbox as cb
 from ctrbox.errors import DeviceError, PlanError, TrainError
 from ctrbox.ranks import group as connections
 from ctrbox.ranks import launch, same_code_data_settings
+from ctrbox.ranks.exchange_costs import step_costs
 from ctrbox.ranks.group import Cost, Group, RankHangs, RankLost, first_line, named
 from ctrbox.ranks.launch import LOST, Rank, culprit, environment_of, noting_signals, watch
+from ctrbox.ranks.same_code_data_settings import check_same
 from ctrbox.ranks.torchrun_environment import LAUNCHED, MOST_RANKS, World
 from tests.ranks.threads import in_ranks
 
@@ -421,3 +423,79 @@ def test_why_a_rank_ended_is_told_in_words(code: int, lines: list[str], why: str
     rank.number, rank.lines, rank.listener = 3, lines, None  # type: ignore[assignment]
     rank.process = SimpleNamespace(wait=lambda timeout=None: code)  # type: ignore[assignment]
     assert rank.why() == why
+
+
+# ---- what the exchanges of a step cost
+
+
+def test_the_costs_of_a_step_are_averages_over_the_kinds_that_were_exchanged() -> None:
+    group, ahead = (SimpleNamespace(costs=defaultdict(Cost)) for _ in range(2))
+    group.costs |= {"rows": Cost(1000, 3.0), "dense": Cost(64, 0.5), "keys": Cost(20, 9.0), "evaluation": Cost(5, 5.0)}
+    ahead.costs |= {"keys": Cost(80, 7.0), "log": Cost(400, 1.0), "rows": Cost(8, 1.0)}
+    given: Any = (group, ahead, 1.0)
+    assert step_costs(*given, 1303, 10) == {
+        "bytes_sent_per_step": 157,
+        "least_bytes_per_step": 130,
+        "sent_per_step": {"keys": 10, "rows": 100, "dense": 6, "log": 40},
+        "waited_per_step": {"keys": 0.1, "rows": 0.3, "dense": 0.05},
+    }
+    assert list(step_costs(*given, 0, 10)["sent_per_step"]) == ["keys", "rows", "dense", "log"]
+    for steps in (0, 1):  # a training that made no step
+        assert step_costs(*given, 1303, steps)["bytes_sent_per_step"] == 1572
+
+
+def test_facts_that_differ_are_named_with_the_first_difference() -> None:
+    mine = {"torch": "2.0", "data": [["a", 1], ["b", 2]], "run folder": "x"}
+    check_same(mine, dict(mine), "rank 1")
+    for theirs, told in (
+        ({"torch": "2.1"}, "a different torch: '2.1', expected '2.0'"),
+        ({"python": "3"}, "a different python: '3', expected None"),
+        ({"data": [["a", 1], ["b", 3]]}, "a different data: ['b', 3], expected ['b', 2]"),
+        ({"data": [["a", 1]]}, "a different data: [['a', 1]], expected [['a', 1], ['b', 2]]"),
+        ({"data": "none"}, "a different data: 'none', expected [['a', 1], ['b', 2]]"),
+    ):
+        with pytest.raises(PlanError) as met:
+            check_same(mine, theirs, "rank 1")
+        assert str(met.value) == f"rank 1 has {told}; give every machine the same code and data"
+    with pytest.raises(
+        PlanError, match=r"^rank 1 cannot see the run folder of this training; choose an out= on a file"
+    ):
+        check_same(mine, {"run folder": "y"}, "rank 1")
+
+
+# ---- ranks on GPUs
+
+
+def test_nccl_is_used_once_it_has_moved_a_number_between_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nccl:
+        Options = SimpleNamespace
+
+        def __init__(self, store: Any, part: int, of: int, options: Any) -> None:
+            if part < 0:
+                raise RuntimeError("no such GPU\nand more")
+            self.given = (store, part, of, options._timeout.total_seconds())
+
+    def moved(tensor: torch.Tensor, *counts: Any) -> torch.Tensor:
+        asked.append((tensor.tolist(), *counts))
+        return torch.tensor(answer)
+
+    asked: list[Any] = []
+    answer = [1, 1, 1]
+    fake = SimpleNamespace(ProcessGroupNCCL=Nccl, PrefixStore=lambda name, store: (name, store))
+    monkeypatch.setattr(connections, "dist", fake)
+    group: Any = Group.__new__(Group)
+    vars(group).update(seconds=5.0, told_store="store", part=1, of=3, nccl=None, exchange_tensor=moved)
+    assert not group.by_nccl
+    group.connect_gpus(torch.device("cpu"))
+    assert group.by_nccl
+    assert group.nccl.given == (("nccl", "store"), 1, 3, 35.0)  # it waits longer than gloo, which names the rank
+    assert asked == [([0, 1, 2], [1] * 3, [1] * 3, "told")]
+    answer[0] = 0
+    for part, why in ((1, "rank 1 got [0, 1, 1] from the other ranks"), (-1, "no such GPU")):
+        group.part = part
+        with pytest.raises(DeviceError) as met:
+            group.connect_gpus(torch.device("cpu"))
+        assert str(met.value) == (
+            f"NCCL cannot connect cpu of rank {part} with the GPUs of the other ranks ({why}); use --exchange gloo, which moves "
+            "tensors through main memory"
+        )

@@ -216,6 +216,69 @@ def test_ranks_extract_equal_shares(groups: list[int], ranks: int, most: int) ->
     assert max(mine) <= most
 
 
+@pytest.mark.parametrize(
+    ("groups", "rows", "ranks", "sizes", "before", "expected"),
+    [
+        # The last of three groups is cut, so that both ranks extract as many rows.
+        ([100] * 3, (0, 300), 2, None, None, "0-100:100@0 100-200:100@1 200-250:100@0 250-300:100@1"),
+        ([300_000], (0, 300_000), 2, None, None, "0-150000:300000@0 150000-300000:300000@1"),
+        (
+            [100_000] * 5,
+            (0, 500_000),
+            2,
+            None,
+            None,
+            "0-100000:100000@0 100000-200000:100000@1 200000-300000:100000@0 300000-400000:100000@1 "
+            "400000-450000:100000@0 450000-500000:100000@1",
+        ),
+        # Parts of groups at both ends; the largest block goes to the rank that was dealt least.
+        (
+            [100_000] * 5,
+            (150_000, 420_000),
+            3,
+            [5, 50, 10, 20, 5],
+            None,
+            "150000-200000:50@0 200000-300000:10@2 300000-400000:20@1 400000-420000:5@2",
+        ),
+        # A group of more than 262,144 rows is cut, even for one rank.
+        ([600_000], (0, 600_000), 1, None, None, "0-200000:600000@0 200000-400000:600000@0 400000-600000:600000@0"),
+        ([262_144], (0, 262_144), 1, None, None, "0-262144:262144@0"),
+        ([262_145], (0, 262_145), 1, None, None, "0-131072:262145@0 131072-262145:262145@0"),
+        (
+            [70_000, 10, 60_000, 200_000],
+            (5, 300_000),
+            4,
+            None,
+            [0, 3, 5, 9],
+            "5-70000:70000@1 70000-70010:10@3 70010-130010:60000@2 130010-300000:200000@0",
+        ),
+        (
+            [40_000] * 12,
+            (0, 480_000),
+            4,
+            list(range(1, 13)),
+            None,
+            "0-80000:3@2 80000-120000:3@3 120000-160000:4@1 160000-200000:5@0 200000-240000:6@0 240000-280000:7@1 "
+            "280000-320000:8@3 320000-360000:9@2 360000-400000:10@3 400000-440000:11@1 440000-480000:12@0",
+        ),
+        ([10], (0, 10), 4, None, None, "0-2:10@0 2-5:10@1 5-7:10@2 7-10:10@3"),
+        ([10], (3, 3), 4, None, None, ""),
+        ([65_536] * 4, (0, 262_144), 2, [0] * 4, None, "0-131072:0@0 131072-262144:0@1"),
+    ],
+)
+def test_blocks_are_cut_and_dealt(
+    groups: list[int],
+    rows: tuple[int, int],
+    ranks: int,
+    sizes: list[int] | None,
+    before: list[int] | None,
+    expected: str,
+) -> None:
+    """Of each block: its rows, the bytes of its row groups, and its reader."""
+    blocks = dealt(groups, *rows, ranks, sizes, before)
+    assert " ".join(f"{b.begin}-{b.end}:{b.size}@{b.reader}" for b in blocks) == expected
+
+
 def test_a_rank_that_was_dealt_less_is_dealt_more() -> None:
     blocks = dealt([100] * 3, 0, 300, 2, [10, 10, 10], [10, 0])
     read = [sum(block.size for block in blocks if block.reader == rank) for rank in range(2)]
