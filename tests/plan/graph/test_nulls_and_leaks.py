@@ -424,6 +424,12 @@ def test_a_null_is_told_with_where_it_begins_and_what_to_add(make: Callable[[], 
         ),
         (
             lambda: leak(label=col("w").json("$.a", to="int").fill(0), sparse={"a": col("w").json("$.a").fill("")}),
+            "feature 'a' reads column 'w'",
+        ),
+        (
+            lambda: leak(
+                label=col("w").split(",").get(0).cast("int").fill(0), sparse={"a": col("w").split("|").get(0).fill("")}
+            ),
             "",
         ),
         (

@@ -7,6 +7,7 @@ are not among these features.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.language.node import Node, reached
@@ -15,13 +16,17 @@ from ctrbox.plan.language.types_of_operators import origin
 PARTS = ("json", "get")  # operators that take one part out of a column that holds several values
 MOST_NAMED = 5  # features that one warning names
 
+# Where a part lies: its operator, what the operator reads, and the path or index. Not its type: a path of JSON can be read
+# with several types.
+Place = tuple[str, tuple[int, ...], Any]
+
 
 @dataclass(frozen=True)
 class Reads:
     """The columns that an output reads: whole columns, and parts of columns together with their columns."""
 
     columns: frozenset[int]
-    parts: frozenset[tuple[int, int]]  # node of the part, node of its column
+    parts: frozenset[tuple[Place, int]]  # place of the part, node of its column
 
     def shared(self, other: Reads) -> frozenset[int]:
         """Return the columns of which two outputs read the same. Two different parts of a column are not the same."""
@@ -62,7 +67,7 @@ def _reads(node: Node, names: dict[int, str], keys: bool) -> Reads:
     The names of the columns are added to ``names``.
     """
     columns: set[int] = set()
-    parts: set[tuple[int, int]] = set()
+    parts: set[tuple[Place, int]] = set()
 
     def part(one: Node) -> bool:
         return one.op in PARTS and origin(one).op == "column"
@@ -78,6 +83,7 @@ def _reads(node: Node, names: dict[int, str], keys: bool) -> Reads:
             columns.add(one.id)
             names[one.id] = one.name
         elif part(one):
-            parts.add((one.id, column.id))
+            place = one.op, tuple(arg.id for arg in one.args), dict(one.params).get("path", one.params)
+            parts.add((place, column.id))
             names[column.id] = column.name
     return Reads(frozenset(columns), frozenset(parts))
