@@ -265,8 +265,8 @@ def test_features_become_outputs(make: Callable[[], list[str]], outputs: list[st
         (
             lambda: built(log().join(side(k=pa.array([1, 2], pa.date32())), on="k"), dense={"a": col("x")}),
             (
-                "join on 'k': the column is int in view 'log', but time in view 'side' ('k'); cast it before the "
-                "join: .cast(k='time')"
+                "join on 'k': the column is int in view 'log', but time in view 'side' ('k'); say before the "
+                "join what the number counts: .with_columns(k=col('k').cast('time', unit='s'))"
             ),
         ),
         (

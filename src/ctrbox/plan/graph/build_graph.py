@@ -136,7 +136,7 @@ class Builder:
             raise PlanError(
                 f"as_of: {name!r} of view {scope.frame.name!r} is {name_of(node.kind)}, expected a time; "
                 + (
-                    f"say what the number counts: .with_columns({name}=col({name!r}).cast('time', unit='s'))"
+                    f"say what the number counts: {_as_time(name)}"
                     if node.kind == "i"
                     else f"cast it first: .cast({name}='time')"
                 )
@@ -336,12 +336,18 @@ class Builder:
             scope.columns[name] = node
 
 
+def _as_time(name: str) -> str:
+    return f".with_columns({name}=col({name!r}).cast('time', unit='s'))"
+
+
 def key_advice(name: str, mine: str, theirs: str, other: str | None, view: View) -> str:
     """Return what to do about a join key that has another type in the joined view.
 
     The advice is to convert numbers to text, never text to numbers: text that is not a number would become null, and a null finds
     no row.
     """
+    if mine == "i" and other == "t":
+        return f"say before the join what the number counts: {_as_time(name)}"
     if mine != "s" or other not in ("i", "b"):
         return f"cast it before the join: .cast({name}='{name_of(other) if other else 'str'}')"
     if getattr(view.source, "text_options", None) is not None:
