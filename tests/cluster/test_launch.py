@@ -152,6 +152,8 @@ def test_more_cores_than_a_cluster_has_are_refused(joined: InProcessRay) -> None
     quiet("auto", workers=5)._check_room(1)
     with pytest.raises(DeviceError, match="3 workers of 2 cores need 6 cores, but this cluster has 5; lower workers="):
         quiet("auto", workers=3)._check_room(2)
+    with pytest.raises(DeviceError, match="1 worker of 6 cores needs 6 cores, but this cluster has 5; lower workers="):
+        quiet("auto", workers=1)._check_room(6)
 
 
 def test_where_everybody_is_and_what_a_server_holds_is_told(joined: InProcessRay) -> None:

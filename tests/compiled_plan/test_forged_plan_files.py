@@ -73,8 +73,8 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     ),
     (lambda h: h["fitted"].update({"1": {}}), "moments need mean, scale, got []"),
     (lambda h: h["fitted"]["1"].update(mean=99), "a blob's place must be a whole number from 0 to 5"),
-    (lambda h: h["blobs"][0].update(length=-1), "a blob's length must be a whole number from 0 to 352"),
-    (lambda h: h["blobs"][0].update(length=10**9), "a blob's length must be a whole number from 0 to 352"),
+    (lambda h: h["blobs"][0].update(length=-1), "a blob's length must be a whole number from 0 to ROOM"),
+    (lambda h: h["blobs"][0].update(length=10**9), "a blob's length must be a whole number from 0 to ROOM"),
     (lambda h: h["blobs"][0].update(sha256="0"), "the checksum of one of its arrays does not match"),
     (lambda h: h["blobs"].pop(), "8 bytes at its end belong to none of its parts"),
     (lambda h: h["dictionaries"].append(5), "a dictionary must be an object"),
@@ -95,6 +95,8 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
 def test_a_header_that_no_plan_has_is_refused_with_the_reason(
     saved: bytes, tmp_path: Path, change: Callable[[dict[str, Any]], Any], told: str
 ) -> None:
+    _, _, length = HEAD.unpack(saved[: HEAD.size])
+    told = told.replace("ROOM", f"{len(saved) - HEAD.size - length - 32:,}")  # what Arrow writes differs by its version
     found = refusal(tmp_path, forged(saved, change))
     assert found == f"the saved plan is malformed: {told}; compile the plan and save it again"
 

@@ -77,6 +77,12 @@ def test_features_that_are_not_sparse_or_need_merged_columns_are_refused(plan: c
         "the features 'user', 'mk' read column 'm', which the plan merges from view 'more'; expected features of the log and "
         "of joined views"
     )
+    by_id = cb.View(pa.table({"id": [1, 2]}), key="id", name="more").with_columns(twice=col("id") * 2).fill(twice=0)
+    log = cb.View(ROWS, key="id", name="log").merge(by_id)
+    job = cb.compile(log, cb.FeatureSet(sparse={"twice": col("twice")}), device="cpu", threads=1)
+    assert told(lambda: SomeFeatures(job, ["twice"])).startswith(
+        "the features 'twice' read column 'id', which the plan"
+    )
 
 
 def test_a_split_names_the_columns_that_rows_must_have(plan: cb.Plan) -> None:

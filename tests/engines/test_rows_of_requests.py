@@ -129,6 +129,17 @@ def test_columns_of_a_merged_view_come_all_with_a_request_or_none_of_them() -> N
     assert job.request_schema().names == ["f", "m", "k"]
 
 
+def test_an_id_that_a_step_of_a_merged_view_reads_comes_with_a_request() -> None:
+    rows = pa.table({"id": [1, 2], "m": [3, 4]})
+    more = cb.View(rows, key="id", name="more").with_columns(twice=col("id") * 2).select("id", "m", "twice")
+    log = cb.View(ROWS.select(["id", "f"]), key="id", name="log").merge(more.fill(m=-1, twice=-1))
+    job = cb.compile(log, cb.FeatureSet(dense={"m": "m", "twice": "twice"}), device="cpu", threads=1)
+    assert job.request_schema().names == ["m", "id"]
+    half = pa.table({"m": [8]})
+    assert job.run(half.append_column("id", pa.array([7]))).dense.tolist() == [[8.0, 14.0]]
+    assert job.run(half).dense.tolist() == [[-1.0, -1.0]]
+
+
 def test_rows_that_pass_the_filters_are_numbered() -> None:
     view = cb.View(ROWS, key="id", name="log").fill(s="none")
     filtered = plan(view.filter(col("f") > 0.7))

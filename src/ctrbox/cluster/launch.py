@@ -161,7 +161,7 @@ class Cluster:
         if self.workers * cores > there:
             raise DeviceError(
                 f"{counted(self.workers, 'worker')} of {counted(cores, 'core')} "
-                f"need {counted(self.workers * cores, 'core')}, but this cluster has "
+                f"need{'s' if self.workers == 1 else ''} {counted(self.workers * cores, 'core')}, but this cluster has "
                 f"{there:g}; lower workers= or cores="
             )
 

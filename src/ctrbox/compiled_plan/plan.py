@@ -424,10 +424,9 @@ class Plan:
         full = Requests(self._request_extractor())
         needed = full if label else self._without_labels(full.extractor)
         found: dict[str, pa.Field] = {}
-        for source, names in zip(needed.extractor.log.sources, needed.extractor.columns, strict=True):
+        for source, names in zip(needed.extractor.log.sources, needed.extractor.loaded, strict=True):
             for name in names:
-                if name not in needed.extractor.only_for_merge and name != source.on:
-                    found.setdefault(name, source.view.source.schema.field(name))
+                found.setdefault(name, source.view.source.schema.field(name))
         return pa.schema(list(found.values()))
 
     def table_of_dicts(self, rows: Any) -> pa.Table:

@@ -45,8 +45,8 @@ class SomeFeatures:
         self.extractor = Extractor(
             bare, plan.fitted, schema=schema, outputs=outputs, dimensions=full.dimensions, **options
         )
-        for source, columns in zip(self.extractor.log.sources[1:], self.extractor.columns[1:], strict=True):
-            if merged := [name for name in columns if name != source.on]:
+        for source, merged in zip(self.extractor.log.sources[1:], self.extractor.loaded[1:], strict=True):
+            if merged:
                 raise PlanError(
                     f"the features {', '.join(map(repr, names))} read column {merged[0]!r}, which the plan merges from view "
                     f"{source.view.name!r}; expected features of the log and of joined views"

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from ctrbox import _native
-from ctrbox.arguments.numbers import whole
+from ctrbox.arguments.numbers import counted, whole
 
 MOST_EXTRACTING, MOST_LEARNING = 1024, 256  # threads
 
@@ -19,9 +19,9 @@ def checked_threads(threads: Any, most: int, *, rows: int | None = None, stackle
     whole("threads", threads, 1, most)
     cores = _native.usable_cores()
     if threads > cores:
-        reason = f"this process may use {_counted(cores, 'core')}"
+        reason = f"this process may use {counted(cores, 'core')}"
     elif rows is not None and threads > max(rows, 1):
-        reason = f"only {_counted(rows, 'row')} can be processed at once"
+        reason = f"only {counted(rows, 'row')} can be processed at once"
     else:
         return int(threads)
     warnings.warn(
@@ -29,7 +29,3 @@ def checked_threads(threads: Any, most: int, *, rows: int | None = None, stackle
         stacklevel=stacklevel,
     )
     return int(threads)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
