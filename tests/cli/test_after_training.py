@@ -63,7 +63,7 @@ def test_an_evaluation_tells_its_speed_and_the_command_that_predicts(
         "next: ctrbox predict runs/a DATA -o predictions.parquet --server image=a.ctrvec",
     ]
     learning.evaluate("runs/a", "data", state=Path("state"), as_json=True)
-    with pytest.raises(Mistake, match=r"^--state can be used only with DATA, the log whose histories begin with that"):
+    with pytest.raises(Mistake, match=r"^--state needs DATA: FILE holds the earlier events from which"):
         learning.evaluate("runs/a", state=Path("state"))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 import typer
 
@@ -125,7 +126,7 @@ def test_a_plan_is_described_and_drawn(plan: Plan, capsys: pytest.CaptureFixture
     assert capsys.readouterr() == ('{"on": "cuda:32GB"}\n', "next: ctrbox show job.py -o plan.svg\n")
     assert plan.asked == [(Path("job.py"), False), (Path("job.py"), True)]
     for words, output, follows in (
-        (("my job.py",), "plan.svg", "ctrbox extract my job.py --count"),
+        (("my job.py",), "plan.svg", "ctrbox extract 'my job.py' --count"),
         (("my run", "-o", "a.SVG"), "a.SVG", "ctrbox explain 'my run'"),
         (("my run", "-o", "a"), "a", "ctrbox explain 'my run'"),
     ):

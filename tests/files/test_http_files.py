@@ -235,7 +235,12 @@ def body(answer: Answer, offset: int = 0, most: int = 10) -> HttpBody:
     [
         (Answer(404), 0, FileNotFoundError, "status 404"),
         (Answer(410), 0, FileNotFoundError, "status 410"),
-        (Answer(416), 1234, NoSuchRange, "the file has no bytes from byte 1,234 on"),
+        (
+            Answer(416),
+            1234,
+            NoSuchRange,
+            "the file ends at byte 1,234 or earlier, so there is nothing to read from there",
+        ),
         (Answer(416, reason="x" * 90), 0, OSError, f"status 416 {'x' * 80!r}"),
         (Answer(204, reason="No"), 0, OSError, "status 204 'No'"),
         (
@@ -275,7 +280,12 @@ def body(answer: Answer, offset: int = 0, most: int = 10) -> HttpBody:
             TooLarge,
             "the answer has 11 bytes; expected at most 10",
         ),
-        (Answer(200, b"1234"), 5, NoSuchRange, "the file has 4 bytes, and those from 5 on were asked for"),
+        (
+            Answer(200, b"1234"),
+            5,
+            NoSuchRange,
+            "the file ends at byte 4, but the request asked for the bytes from 5 on",
+        ),
     ],
 )
 def test_an_answer_without_the_bytes_is_told_by_its_head(

@@ -124,11 +124,11 @@ def test_rows_that_a_filter_dropped_have_no_score() -> None:
         ("(" * 3000, "the score has 3,000 characters; expected at most 2,000"),
         (
             "(" * 1000 + "1" + ")" * 999,
-            f"the score is nested more than {MOST_DEPTH} deep at character {MOST_DEPTH + 2}",
+            f"the score has more than {MOST_DEPTH} levels of nesting at character {MOST_DEPTH + 2}",
         ),
-        ("-" * 1999 + "1", f"the score is nested more than {MOST_DEPTH} deep"),
+        ("-" * 1999 + "1", f"the score has more than {MOST_DEPTH} levels of nesting"),
         ("+".join(["pow(click, 2)"] * 17), "the score has more than 16 powers; write pow(a, 2) as a * a"),
-        ("pow(" * 400 + "1", f"the score is nested more than {MOST_DEPTH} deep"),
+        ("pow(" * 400 + "1", f"the score has more than {MOST_DEPTH} levels of nesting"),
     ],
 )
 def test_what_is_no_expression_is_refused_in_words(text: str, message: str) -> None:

@@ -346,7 +346,9 @@ def test_what_is_asked_wrongly_is_refused(fitted: cb.Classifier) -> None:
         cb.Classifier().predict(X)
     with pytest.raises(AttributeError, match="not fitted yet"):
         cb.Classifier().predict_proba(X)
-    with pytest.raises(InputError, match="X lacks column 'price', which fit was given; nearest: 'prize'"):
+    with pytest.raises(
+        InputError, match=r"X lacks column 'price', which was in the X given to fit\(\); nearest: 'prize'"
+    ):
         fitted.predict(X.rename_columns(["user", "ad", "prize"]))
     with pytest.raises(InputError, match=r"column 'user' was number in fit \(int64\) and is string now"):
         fitted.predict(pa.table({"user": ["5"], "ad": ["x"], "price": [1.0]}))

@@ -227,7 +227,7 @@ def test_other_rows_are_read_by_name_where_both_have_names_else_by_place() -> No
         read({"a": ["p"], "b": ["q"]}, np.array([["1"]]))
     with pytest.raises(InputError, match="X has 3 features, but Classifier is expecting 2 features as input"):
         read(np.array([["p", "q"]]), {"x": ["1"], "y": ["2"], "z": ["3"]})
-    with pytest.raises(InputError, match="X lacks column 'b', which fit was given"):
+    with pytest.raises(InputError, match=r"X lacks column 'b', which was in the X given to fit\(\)"):
         read({"a": ["p"], "b": ["q"]}, {"a": ["1"], "c": ["2"]})
 
 
@@ -390,10 +390,10 @@ def test_weights_are_one_finite_number_for_each_row() -> None:
         (["a", "b"], "sample_weight must be numbers"),
         ([1.0], r"sample_weight has shape \(1,\); expected \(2,\)"),
         ([[1.0, 1.0]], r"sample_weight has shape \(1, 2\)"),
-        ([1.0, -0.5], "finite, 0 or more, and not zero in all rows"),
-        ([1.0, math.inf], "finite, 0 or more"),
-        ([math.nan, 1.0], "finite, 0 or more"),
-        ([0.0, 0.0], "not zero in all rows"),
+        ([1.0, -0.5], "finite and 0 or more, and at least one row must have a weight above 0"),
+        ([1.0, math.inf], "finite and 0 or more"),
+        ([math.nan, 1.0], "finite and 0 or more"),
+        ([0.0, 0.0], "at least one row must have a weight above 0"),
     ],
 )
 def test_weights_that_are_no_weights_are_refused(weight: Any, message: str) -> None:

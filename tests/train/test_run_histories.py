@@ -66,7 +66,7 @@ def test_the_commands_take_a_state_or_say_that_histories_begin_empty(
     assert f'"rows": {2_000 - FIRST}' in capsys.readouterr().out
     with pytest.raises(
         (Mistake, typer.Exit),
-        match="--state can be used only with DATA, the log whose histories "
-        "begin with that state: ctrbox evaluate RUN DATA --state FILE",
+        match=r"--state needs DATA: FILE holds the earlier events from which the histories of the log DATA continue. "
+        r"Use: ctrbox evaluate RUN DATA --state FILE",
     ):
         evaluate(run, None, state=place / "my.past")

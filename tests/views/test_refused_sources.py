@@ -41,7 +41,7 @@ def read(view: cb.View, column: str = "n") -> list[Any]:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"names": []}, "names must name at least one column, got an empty list"),
+        ({"names": []}, "names= must list at least one column, got an empty list"),
         ({"names": ["a", ""]}, "names must be strings that are not empty, got ''"),
         ({"names": ["a", 5]}, "names must be strings that are not empty, got 5"),
         ({"names": ["a", "a"]}, "names contains 'a' twice; rename one of the two columns"),

@@ -44,7 +44,7 @@ def test_options_are_kept_as_they_were_given(given: dict[str, Any]) -> None:
         ({"quote": ":", "delimiter": "::"}, "quote ':' is also part of the delimiter '::'"),
         ({"names": "ab"}, "names must be a list of the names of all columns, got 'ab'"),
         ({"names": 2}, "names must be a list of the names of all columns, got 2"),
-        ({"names": []}, "names must name at least one column, got an empty list"),
+        ({"names": []}, "names= must list at least one column, got an empty list"),
         ({"names": ["a", ""]}, "names must be strings that are not empty, got ''"),
         ({"names": ["a", 1]}, "names must be strings that are not empty, got 1"),
         ({"names": ["a", "b", "a"]}, "names contains 'a' twice"),

@@ -379,8 +379,10 @@ def test_fields_of_structs_come_from_streams_of_several_files(tmp_path: Path) ->
 def test_only_rows_in_memory_that_are_converted_in_parts_get_threads(
     type: pa.DataType, rows: int, threads: bool
 ) -> None:
+    before = set(threading.enumerate())
+
     def readers() -> int:
-        return sum(thread.name.startswith("ctrbox-reader") for thread in threading.enumerate())
+        return sum(t.name.startswith("ctrbox-reader") for t in threading.enumerate() if t not in before)
 
     source = MemorySource(pa.table({"x": pa.array(range(100), type)}))
     scan = source.scan(["x"], rows=rows, threads=2, ahead=0)

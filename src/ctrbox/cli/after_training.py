@@ -82,8 +82,8 @@ def evaluate(
     options: dict[str, Any] = {"allow_views": allow_views, "threads": threads, "ram": ram, "server": server}
     if state is not None and data is None:
         raise Mistake(
-            "--state can be used only with DATA, the log whose histories begin with that state: ctrbox "
-            "evaluate RUN DATA --state FILE"
+            "--state needs DATA: FILE holds the earlier events from which the histories of the log DATA continue. Use: "
+            "ctrbox evaluate RUN DATA --state FILE"
         )
     loaded = load_run(run, job, view=view, **options)
     started = time.perf_counter()

@@ -169,7 +169,8 @@ def extract(
     elif count:
         say(rows)
     tell_stages(plan, rows, seconds, "" if output in (None, "-") else f" to {output}")
-    hint(f"ctrbox explain {job}" if output in (None, "-") else f"ctrbox show {job} -o plan.svg")
+    shown = shlex.quote(str(job))
+    hint(f"ctrbox explain {shown}" if output in (None, "-") else f"ctrbox show {shown} -o plan.svg")
 
 
 @app.command(
@@ -204,7 +205,7 @@ def explain(
         say_json(**plan.explain(device, json=True))
     else:
         say(plan.explain(device))
-    hint(f"ctrbox show {job} -o plan.svg")
+    hint(f"ctrbox show {shlex.quote(str(job))} -o plan.svg")
 
 
 @app.command(
@@ -233,7 +234,8 @@ def show(
     with written_aside(output) as aside:
         plan.show(str(aside))
     tell(f"wrote {output}")
-    hint(f"ctrbox extract {job} --count" if job.suffix == ".py" else f"ctrbox explain {shlex.quote(str(job))}")
+    shown = shlex.quote(str(job))
+    hint(f"ctrbox extract {shown} --count" if job.suffix == ".py" else f"ctrbox explain {shown}")
 
 
 app.command(epilog=train.TRAIN_EXAMPLES)(train.train)

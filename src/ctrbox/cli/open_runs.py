@@ -52,9 +52,9 @@ AllowViews = Annotated[
         metavar="PATH",
         help="Path below which the run may open views, such as /data or s3://bucket/; may be repeated. Without this "
         "option, the run may open only views below the current folder, or below the folder that contains the run folder. "
-        "For a run folder in a folder named runs, this second folder is the one that contains runs. The reason is that a "
-        "run from somebody else could name any path. The environment variable CTRBOX_ALLOW_VIEWS (comma-separated paths) "
-        "has the same effect.",
+        "This restriction protects you from a run made by somebody else, which could name any path. If the run folder is "
+        "in a folder named runs, the folder that contains runs counts instead: for /data/runs/job, this is /data. The "
+        "environment variable CTRBOX_ALLOW_VIEWS (comma-separated paths) has the same effect.",
     ),
 ]
 HistoryState = Annotated[

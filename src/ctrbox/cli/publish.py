@@ -160,7 +160,7 @@ def apply(
     if as_json:
         say_json(**asdict(facts), seconds=time.perf_counter() - began)
     tell(f"wrote {facts.result_bytes:,} bytes to {output}")
-    hint(f"ctrbox publish verify {output}")
+    hint(f"ctrbox publish verify {shlex.quote(str(output))}")
 
 
 @app.command(
@@ -205,7 +205,15 @@ def create(
         ),
     ] = None,
     note: Note = "",
-    sign_with: SignWith = None,
+    sign_with: Annotated[
+        Path | None,
+        typer.Option(
+            "--sign-with",
+            metavar="KEY",
+            help="Private key file, made by `ctrbox publish keygen`, with which the command signs version 1. Default: no "
+            "signature.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create the folder that `ctrbox serve` opens.
@@ -229,8 +237,8 @@ def create(
         if as_json:
             say_json(folder=str(folder), context=list(found.context), model=type(run.model).__name__)
         tell(f"created {folder} with version 1 of the {type(run.model).__name__} model of {model}")
-        own = "" if job is None else f" --job {job}"
-        hint(f"ctrbox serve {folder}{own}{checking(sign_with)}")
+        own = "" if job is None else f" --job {shlex.quote(str(job))}"
+        hint(f"ctrbox serve {shlex.quote(str(folder))}{own}{checking(sign_with)}")
         return
     if view or allow_views or server:
         raise Mistake(
@@ -258,7 +266,7 @@ def create(
     if as_json:
         say_json(folder=str(folder), context=list(found.context), fields=engine.fields, learned=engine.learned)
     tell(f"created {folder} with version 1 of a model that learned from {engine.learned:,} examples")
-    hint(f"ctrbox serve {folder}{checking(sign_with)}")
+    hint(f"ctrbox serve {shlex.quote(str(folder))}{checking(sign_with)}")
 
 
 def checking(key: Path | None) -> str:
@@ -344,7 +352,14 @@ def keygen(
 )
 def sign(
     folder: Folder,
-    sign_with: Annotated[Path, typer.Option("--sign-with", metavar="KEY", help="Private key file to sign with.")],
+    sign_with: Annotated[
+        Path,
+        typer.Option(
+            "--sign-with",
+            metavar="KEY",
+            help="Private key file, made by `ctrbox publish keygen`, with which the command signs the current version.",
+        ),
+    ],
     public_key: PublicKeys = None,
     as_json: AsJson = False,
 ) -> None:
@@ -365,7 +380,7 @@ def sign(
     if as_json:
         say_json(**asdict(version), model=statement.model)
     tell(f"signed version {version.number} of {folder} as the model {statement.model}")
-    hint(f"ctrbox publish log {folder}")
+    hint(f"ctrbox publish log {shlex.quote(str(folder))}")
 
 
 def is_run(model: str) -> bool:
@@ -510,7 +525,7 @@ def log(folder: Folder, as_json: AsJson = False) -> None:
     )
     if signed is not None:
         tell(f"signed as the model {signed['model']} by the key {signed['key']}")
-        hint(f"ctrbox publish verify {folder} --public-key FILE")
+        hint(f"ctrbox publish verify {shlex.quote(str(folder))} --public-key FILE")
 
 
 def served(folder: str) -> str:
@@ -530,4 +545,4 @@ def told(folder: str, version: Any, as_json: bool) -> None:
         say_json(**asdict(version))
     patch = f", a patch of {version.patch_bytes:,}" if version.patch_bytes else ""
     tell(f"version {version.number} of {folder} is current: {version.bytes:,} bytes{patch}")
-    hint(f"ctrbox publish log {folder}")
+    hint(f"ctrbox publish log {shlex.quote(str(folder))}")

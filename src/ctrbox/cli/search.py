@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -104,9 +105,9 @@ def search(
     else:
         say(str(found))
     if save is None:
-        hint(f"ctrbox search {train} … --save best.ffm")
+        hint(f"ctrbox search {shlex.quote(str(train))} … --save best.ffm")
     else:
-        hint(f"ctrbox publish push published {save}")
+        hint(f"ctrbox publish push published {shlex.quote(str(save))}")
 
 
 def parsed(path: Path, to: Path, format: str, fields: list[str] | None) -> ExampleCache:

@@ -61,7 +61,8 @@ def encode(
         str,
         typer.Option(
             metavar="text|int",
-            help="Type of the ids in the job: text or int. The text 17 and the number 17 have different keys.",
+            help="Type of the ids from which the keys are made: text or int. Give the type that the ids have in the job, because "
+            "the text 17 and the number 17 have different keys.",
         ),
     ] = "text",
     key: Annotated[

@@ -144,7 +144,7 @@ class HttpBody:
         if status in (404, 410):
             raise FileNotFoundError(f"status {status}")
         if status == 416 and offset:
-            raise NoSuchRange(f"the file has no bytes from byte {offset:,} on")
+            raise NoSuchRange(f"the file ends at byte {offset:,} or earlier, so there is nothing to read from there")
         if status not in (200, 206):
             raise OSError(f"status {status} {answer.reason[:80]!r}")
         if headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -169,7 +169,9 @@ class HttpBody:
             raise TooLarge(f"the answer has {at + self._left:,} bytes; expected at most {most:,}")
         while at < offset:  # a server without ranges sends the whole file
             if not (skipped := self.read(min(1 << 20, offset - at))):
-                raise NoSuchRange(f"the file has {at:,} bytes, and those from {offset:,} on were asked for")
+                raise NoSuchRange(
+                    f"the file ends at byte {at:,}, but the request asked for the bytes from {offset:,} on"
+                )
             at += len(skipped)
 
     def __enter__(self) -> HttpBody:

@@ -125,8 +125,9 @@ class EntireSpace(Objective):
         if share is not None:
             if bool((known & share.isnan()).any()):
                 raise DataError(
-                    f"elapsed= of label {self.tasks[convert].name!r} is null or negative in a row without a click, but ESMM "
-                    "learns conversions from all impressions and needs the age of each; give the time since the impression"
+                    f"elapsed= of label {self.tasks[convert].name!r} is null or negative in a row without a click. ESMM "
+                    "learns conversions from all impressions, so it also needs elapsed= in rows without a click; there, give the "
+                    "time since the impression"
                 )
             known = known & (share > 0)
             share = torch.where(known, share, 1.0)

@@ -206,7 +206,7 @@ class _Parser:
         self.depth += 1
         if self.depth > MOST_DEPTH:
             raise DataError(
-                f"the score is nested more than {MOST_DEPTH} deep at character {self.at + 1:,}; simplify it"
+                f"the score has more than {MOST_DEPTH} levels of nesting at character {self.at + 1:,}; simplify it"
             )
         part()
         self.depth -= 1

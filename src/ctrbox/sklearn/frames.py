@@ -118,7 +118,9 @@ class Frame:
         where = {n: k for k, n in enumerate(names)}
         for c in self.columns:
             if c.given not in where:
-                raise InputError(f"X lacks column {c.given!r}, which fit was given{nearest(c.given, names)}")
+                raise InputError(
+                    f"X lacks column {c.given!r}, which was in the X given to fit(){nearest(c.given, names)}"
+                )
         return self._table([arrays[where[c.given]] for c in self.columns])
 
     def without_rows(self) -> Frame:
@@ -160,7 +162,7 @@ def _check_family(column: Column, array: pa.Array) -> None:
     if not same and not (column.kind == "number" and column.family == "text" and met == "number"):
         raise InputError(
             f"column {column.given!r} was {column.family} in fit ({column.type}) and is {array.type} now; convert it to the "
-            "type that fit was given"
+            "type that it had in the X given to fit()"
         )
 
 
@@ -387,7 +389,7 @@ def weights_of(weight: Any, rows: int) -> np.ndarray | None:
     if given.shape != (rows,):
         raise InputError(f"sample_weight has shape {given.shape}; expected ({rows},), one for each row of X")
     if not (np.isfinite(given).all() and (given >= 0).all()) or not given.any():
-        raise InputError("sample_weight must be finite, 0 or more, and not zero in all rows")
+        raise InputError("sample_weight must be finite and 0 or more, and at least one row must have a weight above 0")
     return given
 
 

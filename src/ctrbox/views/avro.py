@@ -212,7 +212,7 @@ def arrow_schema(schema: Any) -> tuple[pa.Schema, Any]:
 def _type(schema: Any, types: _Types, space: str, depth: int) -> tuple[pa.DataType, Any, bool, bool]:
     """The Arrow type, the plain schema, whether a value may be null, and whether values may take no bytes."""
     if depth > MOST_DEPTH:
-        raise pa.ArrowInvalid(f"its schema is nested more than {MOST_DEPTH} deep")
+        raise pa.ArrowInvalid(f"the Avro schema has more than {MOST_DEPTH} levels of nesting")
     if isinstance(schema, list):
         return _union(schema, types, space, depth)
     if isinstance(schema, str):

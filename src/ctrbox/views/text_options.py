@@ -98,7 +98,7 @@ def _checked_names(names: Any) -> tuple[str, ...]:
         if found.count(name) > 1:
             raise PlanError(f"names contains {name!r} twice; rename one of the two columns")
     if not found:
-        raise PlanError("names must name at least one column, got an empty list")
+        raise PlanError("names= must list at least one column, got an empty list")
     return found
 
 

@@ -296,7 +296,7 @@ def test_the_columns_of_a_history_are_named_after_it() -> None:
         ),
         (
             lambda: {"n": cb.past(by="user", time="ts").sum(col("ad").bucketize(quantiles=4))},
-            r"^with_history cannot read operators that are fitted on the log",
+            r"^with_history reads columns and expressions, but no operators that are fitted on the log",
         ),
         (
             lambda: {"h": cb.history("user", by="user", time="ts"), "h_age": cb.past(by="user", time="ts").count()},

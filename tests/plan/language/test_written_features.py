@@ -209,20 +209,20 @@ DAYS = MOST_SPAN // 86_400_000_000
         (
             lambda: lit(np.datetime64("291970-01-01")),
             (
-                "the constant np.datetime64('291970-01-01') does not fit into 64-bit microseconds; expected years "
+                f"the constant {np.datetime64('291970-01-01')!r} does not fit into 64-bit microseconds; expected years "
                 "up to 290,000"
             ),
         ),
         (
             lambda: lit(np.datetime64("-288030-01-01")),
             (
-                "the constant np.datetime64('-288030-01-01') does not fit into 64-bit microseconds; expected years "
+                f"the constant {np.datetime64('-288030-01-01')!r} does not fit into 64-bit microseconds; expected years "
                 "up to 290,000"
             ),
         ),
         (
             lambda: lit(np.timedelta64(3, "s")),
-            "a constant must be a number, a string, a bool or a time, got timedelta64 np.timedelta64(3,'s')",
+            f"a constant must be a number, a string, a bool or a time, got timedelta64 {np.timedelta64(3, 's')!r}",
         ),
         (
             lambda: lit(np.array([1, 2])),

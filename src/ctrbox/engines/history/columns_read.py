@@ -124,8 +124,8 @@ class Expressions:
             )
         if self.builder.fits:
             raise PlanError(
-                "with_history cannot read operators that are fitted on the log (bucketize(quantiles=…), standardize, shows, "
-                "clicks, rate)"
+                "with_history reads columns and expressions, but no operators that are fitted on the log "
+                "(bucketize(quantiles=…), standardize, shows, clicks, rate); bucketize([…]) with your own boundaries is allowed"
             )
         if self.builder.typed.units_unsaid:
             raise PlanError(self.builder.typed.units_unsaid[0])

@@ -6,12 +6,12 @@ _WRAP = "Ints wrap around at 64 bits (two's complement). Floats follow IEEE 754.
 _IEEE = "Floats follow IEEE 754."
 _LARGEST = "For the int −2^63, the result is −2^63, because 2^63 does not fit into 64 bits."
 _ASCII = (
-    "Digits must be ASCII digits. A string with any other character before, in or after the value gives a null. This includes "
-    "white space, which `.strip()` removes."
+    "Digits must be ASCII digits. A string that contains any character that is not part of the value gives a null, whether "
+    "before, inside or after the value. This includes white space, which `.strip()` removes."
 )
 _OFFSET = (
-    "The result is right for every 64-bit time. If the offset moves a time out of the range of 64 bits, the moved time wraps "
-    "around."
+    "The result is right for every 64-bit time, with one exception: if the offset moves a time out of the range of 64 bits, "
+    "the moved time wraps around."
 )
 _MINUTES = "`offset_minutes=` is the difference of the local time from UTC in minutes (default: 0)."
 _COMPARED = "Both arguments have the same kind: bool, int, float, time or key."
@@ -83,7 +83,8 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("max", "Returns the larger of two ints, floats or times.", NULL, NO, NO, _TIE),
     (
         "clip",
-        "Returns the first argument for a smaller value, the second argument for a larger value, and otherwise the value itself.",
+        "Returns the first argument if the value is smaller than it, the second argument if the value is larger than that one, "
+        "and otherwise the value itself.",
         NULL,
         NO,
         NO,
@@ -212,8 +213,8 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ),
     (
         "age",
-        'Returns how much time lies between the argument and the time on which `age` is called, as a float in "seconds" (the '
-        'default), "minutes", "hours" or "days". The result is negative if the argument is the later time.',
+        "Returns the time of the column minus the time of the argument (in the example, `ts` − `seen`), as a float in "
+        '"seconds" (the default), "minutes", "hours" or "days". The result is negative if the argument is the later time.',
         NULL,
         NO,
         NO,

@@ -127,8 +127,7 @@ class _Reader:
     def read(self, node: ast.AST, depth: int) -> Any:
         if depth > MOST_DEEP:
             raise PlanError(
-                f"feature {self.feature!r} has expressions inside each other, more than {MOST_DEEP} deep; write it in a job "
-                "file"
+                f"feature {self.feature!r} has more than {MOST_DEEP} levels of nesting; write it in a job file"
             )
         match node:
             case ast.Constant():
