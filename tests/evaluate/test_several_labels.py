@@ -55,7 +55,8 @@ def test_figures_of_counts_by_hand() -> None:
         }
     )
     assert deviance(np.array([0.0, 3.0]), np.array([0.0, 3.0])).tolist() == pytest.approx([0.0, 0.0], abs=1e-11)
-    assert deviance(np.array([1.0]), np.array([0.0])).tolist() == [2 * (math.log(1 / LEAST_COUNT) - (1 - LEAST_COUNT))]
+    least = 2 * (math.log(1 / LEAST_COUNT) - (1 - LEAST_COUNT))
+    assert deviance(np.array([1.0]), np.array([0.0])).tolist() == pytest.approx([least])
 
 
 def test_without_rows_or_spread_of_labels_figures_are_unknown() -> None:

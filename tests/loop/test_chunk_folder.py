@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -293,10 +294,12 @@ def test_a_stream_that_is_closed_ends_the_threads_that_read_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ctrbox.loop.chunk_decoder.ROWS", 1)
+    monkeypatch.setattr(chunks, "AHEAD_BYTES", "4KB")  # one piece: the next ones wait until there is room for them
     put(tmp_path, "a.jsonl", *range(50))
+    before = set(threading.enumerate())
     reader = Reader(tmp_path)
     next(reader.walk)
-    crew = [thread for thread in threading.enumerate() if thread.name.startswith("ctrbox-ahead")]
+    crew = [t for t in threading.enumerate() if t not in before and t.name.startswith("ctrbox-ahead")]
     assert crew
     reader.stream.close()
     for thread in crew:
@@ -307,7 +310,7 @@ def test_a_stream_that_is_closed_ends_the_threads_that_read_ahead(
 
 def test_reading_is_tried_again_after_pauses_that_double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(chunks.time, "sleep", pauses.append)
+    monkeypatch.setattr(chunks, "time", SimpleNamespace(sleep=pauses.append, perf_counter=time.perf_counter))
     monkeypatch.setattr(chunks, "MOST_PAUSE_S", 5.0)
     reader = Reader(tmp_path)
     reader.stream.poll_s = 1.0

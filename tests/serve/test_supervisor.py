@@ -355,7 +355,7 @@ def test_a_worker_gets_a_process_and_one_that_cannot_start_is_tried_again(
             assert (worker.process, worker.due) == (0, clock.now + wait)
     why = "cannot start worker 2: Resource temporarily unavailable; another one starts"
     assert caplog.messages == [f"{why} now", f"{why} in 1 s", f"{why} in 2 s"]
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before  # garbage of other tests may be collected meanwhile
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == blocked
 
 

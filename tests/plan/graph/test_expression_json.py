@@ -163,7 +163,6 @@ def test_each_step_has_its_entry_and_is_read_back() -> None:
             },
         ),
     ],
-    ids=str,
 )
 def test_a_value_is_written_without_losing_a_bit(value: Any, written: Any) -> None:
     writer = Writer()
