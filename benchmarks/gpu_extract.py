@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks import extract_job, gpu, report
-from ctrbox.plan.placement.device import PARQUET_SWITCH
+from ctrbox.plan.placement.device_description import PARQUET_SWITCH
 
 NAME = "gpu_extract"
 DECODED_THERE = "gpu Parquet, decoded there"

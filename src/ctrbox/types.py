@@ -4,7 +4,7 @@ from ctrbox.arguments.names import refuse_unknown
 from ctrbox.columns.batch import Schema
 from ctrbox.engines.batch_stream import Position
 from ctrbox.plan.language.expressions import Expr
-from ctrbox.plan.placement.device import Device
+from ctrbox.plan.placement.device_description import Device
 
 __all__ = ["Device", "Expr", "Position", "Schema"]
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import ctrbox as cb
-from ctrbox.engines import device as devices
-from ctrbox.engines.device import checked_device, device_of_labels, wants_gpu
+from ctrbox.engines import choose_device as devices
+from ctrbox.engines.choose_device import checked_device, device_of_labels, wants_gpu
 from ctrbox.errors import PlanError
-from ctrbox.plan.placement.device import Device
+from ctrbox.plan.placement.device_description import Device
 
 ONE = cb.FeatureSet(dense={"y": "y"})
 SEVERAL = cb.FeatureSet(labels={"a": cb.Label("x")}, dense={"y": "y"})

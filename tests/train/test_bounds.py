@@ -26,7 +26,7 @@ from ctrbox.train.sampling import Labels, thin, uniform
 from ctrbox.train.settings import Settings, described, device_for, no_setting, same_run, with_batch_size
 from ctrbox.train.table_setup import check_tables
 from ctrbox.train.trainer import check_arguments, check_have_effect
-from ctrbox.train.training_state import State, state_of
+from ctrbox.train.training_progress import State, state_of
 from ctrbox.train.warm_up import WarmUp, differences
 from tests.train.test_second_day import log, planned
 

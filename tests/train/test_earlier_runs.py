@@ -26,7 +26,7 @@ from ctrbox.train.seen_in_training import (
 )
 from ctrbox.train.settings import CALIBRATIONS, Settings
 from ctrbox.train.table_setup import check_rows_told, clear_rows, set_rate, warn_of_rows
-from ctrbox.train.training_state import State, state_of
+from ctrbox.train.training_progress import State, state_of
 from ctrbox.train.warm_up import WarmUp, _check_continues, _file
 from tests.train.test_small_fit import planned
 from tests.train.worlds import checkerboard, plan_of

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox.errors import PlanError
-from ctrbox.train.training_state import State, state_of
+from ctrbox.train.training_progress import State, state_of
 from tests.train.test_keys_without_vector import Following, Own
 from tests.train.test_run_folder import Stop, StopAt
 from tests.train.test_run_folder import see_every_step as see_every_step

@@ -15,7 +15,7 @@ from ctrbox.evaluate.compare_two_models import auc_difference
 from ctrbox.evaluate.metrics import Scores
 from ctrbox.report.number_format import duration, few_groups, fixed, remarks, sized, spent
 from ctrbox.train.schedule import Constant, Cosine, Decay, Warmup, factor_at
-from ctrbox.train.training_state import State, state_of
+from ctrbox.train.training_progress import State, state_of
 
 LABEL, A, B = np.array([0, 1, 0, 1]), np.array([0.1, 0.9, 0.2, 0.8]), np.array([0.4, 0.6, 0.5, 0.7])
 

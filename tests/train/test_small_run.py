@@ -36,7 +36,7 @@ from ctrbox.train.pass_times import Passes
 from ctrbox.train.pipeline import Clock
 from ctrbox.train.settings import Settings
 from ctrbox.train.summary import Look, few_valued, summarize, time_column
-from ctrbox.train.training_state import State
+from ctrbox.train.training_progress import State
 
 ROWS, ADS, WIDTH, DIM, BATCH = 200, 20, 3, 2, 20
 DECAY = cb.optim.Decay(0.5, every=2)

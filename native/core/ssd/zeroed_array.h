@@ -1,5 +1,5 @@
-// An array of zeros that costs no memory where nobody writes, once it is larger than what malloc keeps for itself
-// (32 MB): for what a table has for each of its rows, before it has them.
+// An array of zeros for values that a table keeps for each of its rows. An array of more than 32 MB takes memory only
+// where it is written, because calloc then gets untouched pages from the system.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -28,7 +28,7 @@ from ctrbox.train.progress_line import Progress
 from ctrbox.train.run_folder import RunFolder
 from ctrbox.train.settings import Settings
 from ctrbox.train.trainer import Trainer
-from ctrbox.train.training_state import state_of
+from ctrbox.train.training_progress import state_of
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.rows_as_dicts import is_dicts, table_of_dicts
 from ctrbox.engines import batch_order, time_of_operators
 from ctrbox.engines.batch_stream import BatchStream, Position
+from ctrbox.engines.choose_device import device_of_labels, wants_gpu
 from ctrbox.engines.compute import EVALUATE_ROWS, columns_of
 from ctrbox.engines.cpu.assemble_program import Dimension
 from ctrbox.engines.cpu.extract import CHUNK_ROWS, Extractor
-from ctrbox.engines.device import device_of_labels, wants_gpu
 from ctrbox.engines.lost_values import CastCount
 from ctrbox.engines.missed_keys import JoinCount
 from ctrbox.engines.run_on_request import Requests, names_of, single
@@ -37,7 +37,7 @@ from ctrbox.plan.graph.label_leak import label_leak
 from ctrbox.plan.graph.unlabeled import LABELS, without_label_filters
 from ctrbox.plan.language.features import FeatureSet
 from ctrbox.plan.language.user_operators import UserOperator
-from ctrbox.plan.placement.device import Device, device_named, gpu_here, gpu_number
+from ctrbox.plan.placement.device_description import Device, device_named, gpu_here, gpu_number
 from ctrbox.views.columns_as_recorded import opened
 from ctrbox.views.view import Merge, View
 

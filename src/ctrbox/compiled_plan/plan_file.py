@@ -56,7 +56,7 @@ from ctrbox.plan.graph.unfilled_nulls import NullsUnfilled
 from ctrbox.plan.language.encode import EncodeOperator
 from ctrbox.plan.language.tables_of_operators import Dictionary, misfit
 from ctrbox.plan.language.user_operators import UserOperator
-from ctrbox.plan.placement.device import Device
+from ctrbox.plan.placement.device_description import Device
 from ctrbox.views.allowed_paths import Allowed, to_allow
 from ctrbox.views.view import View
 

@@ -33,7 +33,7 @@ from torch import nn
 from ctrbox.arguments.names import named_arguments
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.compiled_plan.plan import Plan
-from ctrbox.engines.device import wants_gpu
+from ctrbox.engines.choose_device import wants_gpu
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.ffm.progressive_validation import Progress
 from ctrbox.loop.join import CLICKED

@@ -41,7 +41,7 @@ from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress_line import watcher
 from ctrbox.train.run_folder import RunFolder
 from ctrbox.train.trainer import Trainer
-from ctrbox.train.training_state import BROKEN, state_of
+from ctrbox.train.training_progress import BROKEN, state_of
 
 
 class RankFit(Fit):

@@ -54,7 +54,7 @@ from ctrbox.train.settings import Settings, described, device_for, identity
 from ctrbox.train.several_labels import TaskLabels, warn_of_young_rows
 from ctrbox.train.summary import Look, judge, summarize
 from ctrbox.train.table_setup import check_rows_told, clear_rows, set_rate, warn_of_rows
-from ctrbox.train.training_state import BROKEN, State, state_of
+from ctrbox.train.training_progress import BROKEN, State, state_of
 from ctrbox.train.warm_up import WarmUp
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Defines learning-rate schedules: one factor for each step, the same for dense weights and tables.
 
 A schedule is a function of the step alone, except `ReduceOnPlateau`, whose factor follows from evaluations and is kept in the
-state of the training (training_state.py), so that a training that resumes continues with it.
+state of the training (training_progress.py), so that a training that resumes continues with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ctrbox.arguments.numbers import is_number, number, shown_value, whole
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.embedder_traits import traits_of
 from ctrbox.errors import PlanError, TrainError
-from ctrbox.train.training_state import State
+from ctrbox.train.training_progress import State
 
 
 class Schedule(Protocol):

@@ -21,8 +21,8 @@ from ctrbox.compiled_plan.plan import Plan
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.embedder_traits import settings_of as table_settings
 from ctrbox.embed.embedder_traits import traits_of
+from ctrbox.engines.choose_device import wants_gpu
 from ctrbox.engines.cuda.runtime import gpu_of_process, use_gpu_of, why_not
-from ctrbox.engines.device import wants_gpu
 from ctrbox.errors import DataError, DeviceError, PlanError
 from ctrbox.evaluate.calibration import MOST_SHIFT
 from ctrbox.evaluate.calibration_maps import KINDS

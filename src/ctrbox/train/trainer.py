@@ -20,7 +20,7 @@ from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.files.urls import stored_url
 from ctrbox.optimizers.of_dense_weights import DenseOptimizer
 from ctrbox.optimizers.of_table_rows import Adam
-from ctrbox.plan.placement.device import gpu_number
+from ctrbox.plan.placement.device_description import gpu_number
 from ctrbox.predict.tables_of_fields import Embedders
 from ctrbox.train.calibrate import with_calibration
 from ctrbox.train.evaluation import Split

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ctrbox as cb
-from ctrbox.plan.placement.device import PARQUET_SWITCH
+from ctrbox.plan.placement.device_description import PARQUET_SWITCH
 from tests.engines.cuda.reading_checks import *  # noqa: F403  # the test bodies
 from tests.engines.cuda.reading_checks import plan, write
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.engines.cuda import compiler
-from ctrbox.engines.cuda.batches import MOST_STRETCHES
 from ctrbox.engines.cuda.compiler import compile_source, expanded
+from ctrbox.engines.cuda.copy_out_batches import MOST_STRETCHES
 from ctrbox.engines.cuda.kernel_source import Source, real, whole
 from ctrbox.engines.cuda.program import Layout, Recorded
 from ctrbox.errors import DeviceError

@@ -15,7 +15,7 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.plan.drawing.explain import explain, explain_json
 from ctrbox.plan.drawing.explain_text import WIDTH
-from ctrbox.plan.placement.device import shown_bytes
+from ctrbox.plan.placement.device_description import shown_bytes
 from tests.plan import world
 
 

@@ -10,7 +10,7 @@ import pytest
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.plan.graph.graph import Graph
-from ctrbox.plan.placement.device import Device
+from ctrbox.plan.placement.device_description import Device
 from ctrbox.plan.placement.expected_speed import Expected, around, expected
 from ctrbox.plan.placement.metakernels import launches, metakernels
 from ctrbox.plan.placement.operator_costs import EMIT, GPU_BYTES_NS, LAUNCH_NS, SHARE_NS

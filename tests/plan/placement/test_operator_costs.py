@@ -15,7 +15,7 @@ import ctrbox as cb
 from ctrbox import _native, col
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.language.node import Node
-from ctrbox.plan.placement.device import Device
+from ctrbox.plan.placement.device_description import Device
 from ctrbox.plan.placement.gpu_memory_sizes import ROW_BYTES, Sizes, index_bytes, records_bytes
 from ctrbox.plan.placement.offload import SINK, _Search, offload, within
 from ctrbox.plan.placement.operator_costs import CPU, SHARE_NS, Costs

@@ -15,7 +15,7 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import PlanError
 from ctrbox.plan.language.node import Node
-from ctrbox.plan.placement import device as devices
+from ctrbox.plan.placement import device_description as devices
 from ctrbox.plan.placement.placement import CHUNK_ROWS, Device, Placed, Placement, device_named, place
 from tests.plan import world
 

@@ -13,8 +13,8 @@ from ctrbox import col
 from ctrbox.errors import PlanError
 from ctrbox.plan.drawing.explain import constant, signed
 from ctrbox.plan.drawing.explain_text import WIDTH, cut, listed, shown_ns, shown_rate
-from ctrbox.plan.placement import device
-from ctrbox.plan.placement.device import Device, device_named, gpu_here, gpu_number, shown_bytes
+from ctrbox.plan.placement import device_description as device
+from ctrbox.plan.placement.device_description import Device, device_named, gpu_here, gpu_number, shown_bytes
 from ctrbox.plan.placement.gpu_memory_sizes import entry_bytes, index_bytes, stored_bytes
 from ctrbox.plan.placement.offload import Compared
 from ctrbox.plan.placement.placement import faster, place, place_operators

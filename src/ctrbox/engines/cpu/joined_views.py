@@ -21,7 +21,7 @@ from ctrbox.errors import BudgetError, DataError
 from ctrbox.plan.graph.graph import FrameSpec, Graph
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.language.types_of_operators import origin
-from ctrbox.plan.placement.device import shown_bytes
+from ctrbox.plan.placement.device_description import shown_bytes
 from ctrbox.views.columns_as_recorded import opened
 from ctrbox.views.source import Morsel
 

@@ -19,7 +19,7 @@ from ctrbox.engines.cpu.view_runs import Run
 from ctrbox.errors import BudgetError, SourceError, WriteError
 from ctrbox.files.atomic import FULL
 from ctrbox.plan.graph.graph import FrameSpec
-from ctrbox.plan.placement.device import shown_bytes
+from ctrbox.plan.placement.device_description import shown_bytes
 
 LEAST_RUN = 16 << 20  # bytes of a sorted run, so that a tiny budget does not make thousands of them
 MERGED_AT_ONCE = 200_000  # rows between two looks at whether to stop: about a tenth of a second

@@ -31,9 +31,9 @@ from ctrbox.engines.cpu.extract import Extractor, end
 from ctrbox.engines.cpu.frames_and_arrow import column_of
 from ctrbox.engines.cpu.merge_by_id import Aligned, in_one_batch, parts_of
 from ctrbox.engines.cpu.morsel_stages import Native, Prepared, Stages, located
-from ctrbox.engines.cuda.batches import Batches
 from ctrbox.engines.cuda.columns_only_gpu_reads import SHARE, Reading
-from ctrbox.engines.cuda.cut_batches import Cutter
+from ctrbox.engines.cuda.copy_out_batches import Batches
+from ctrbox.engines.cuda.cut_batches_and_limit_rows import Cutter
 from ctrbox.engines.cuda.device_memory import Device, Outcome, Slot
 from ctrbox.engines.cuda.kernel_source import Source
 from ctrbox.engines.cuda.parquet_pages import PageDecoder
@@ -48,7 +48,7 @@ from ctrbox.errors import DataError, DeviceError
 from ctrbox.files.interruptible_wait import result_of
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.language.node import Node
-from ctrbox.plan.placement.device import device_named, gpu_decodes_parquet
+from ctrbox.plan.placement.device_description import device_named, gpu_decodes_parquet
 from ctrbox.plan.placement.placement import CHUNK_ROWS, SLOTS, place
 from ctrbox.views.frames_in_memory import MemorySource
 from ctrbox.views.parquet_chunks import readable

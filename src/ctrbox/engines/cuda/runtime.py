@@ -20,7 +20,7 @@ from ctrbox.engines.cuda.compiler import compile_source, expanded, nvrtc
 from ctrbox.engines.cuda.user_row_function import device_code
 from ctrbox.errors import DeviceError
 from ctrbox.plan.language.user_operators import UserOperator
-from ctrbox.plan.placement.device import gpu_here, gpu_number
+from ctrbox.plan.placement.device_description import gpu_here, gpu_number
 
 NONE: Mapping[str, UserOperator] = MappingProxyType({})
 

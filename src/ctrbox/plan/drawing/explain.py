@@ -19,7 +19,7 @@ from ctrbox.plan.graph.graph import FrameSpec, Graph, Output
 from ctrbox.plan.language.expressions import Time
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.language.tables_of_operators import Dictionary, TableSpec
-from ctrbox.plan.placement.device import gpu_decodes_parquet
+from ctrbox.plan.placement.device_description import gpu_decodes_parquet
 from ctrbox.plan.placement.expected_speed import Expected, expected
 from ctrbox.plan.placement.metakernels import MetaKernel, launches, metakernels
 from ctrbox.plan.placement.operator_costs import Measured

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ctrbox.arguments.numbers import counted
-from ctrbox.plan.placement.device import shown_bytes
+from ctrbox.plan.placement.device_description import shown_bytes
 
 WIDTH = 118  # of the page; a list of features is cut there
 CALL_WIDTH = 46  # of an operator's column

@@ -22,7 +22,7 @@ from ctrbox.errors import PlanError
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.language.types_of_operators import kernels
-from ctrbox.plan.placement.device import Device
+from ctrbox.plan.placement.device_description import Device
 from ctrbox.plan.placement.gpu_memory_sizes import BATCH_ROWS, Sizes, entry_bytes
 
 # device → operator ("%12", or "json" for all of a class, or a user's function, or a meta-kernel) → ns per row

@@ -30,7 +30,7 @@ from ctrbox.plan.graph.graph import FrameSpec, Graph
 from ctrbox.plan.graph.layers import depths, layers
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.language.tables_of_operators import TableSpec
-from ctrbox.plan.placement.device import Device, device_named, gpu_decodes_parquet, gpu_here, shown_bytes
+from ctrbox.plan.placement.device_description import Device, device_named, gpu_decodes_parquet, gpu_here, shown_bytes
 from ctrbox.plan.placement.gpu_memory_sizes import (
     BATCH_ROWS,
     LIST_ITEMS,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ctrbox.errors import PlanError
 from ctrbox.plan.language.features import FeatureSet
-from ctrbox.plan.placement.device import Device, device_named, gpu_here
+from ctrbox.plan.placement.device_description import Device, device_named, gpu_here
 
 
 def checked_device(device: Any) -> Any:

@@ -1,6 +1,7 @@
-// Zeroed memory that is reserved now and taken page by page, as it is used: the system does not ask whether the machine
-// has as much. In huge pages, unless it is more than the machine has: a huge page for each of the first keys that come
-// would soon be all of its memory.
+// Zeroed memory that is reserved at once, but of which the system allocates each page only when it is first used. The
+// reserved size may therefore be larger than the memory of the machine. Huge pages are used only for blocks that are
+// smaller than this memory: the first keys of a larger block are spread over all of it, so that allocating a huge page
+// for each of them would soon take the whole memory.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ctrbox.columns.batch import Batch
-from ctrbox.engines.cuda.batches import MOST_STRETCHES, Piece
+from ctrbox.engines.cuda.copy_out_batches import MOST_STRETCHES, Piece
 from ctrbox.engines.cuda.device_memory import Outcome
 
 if TYPE_CHECKING:
