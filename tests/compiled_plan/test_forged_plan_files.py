@@ -126,7 +126,7 @@ def test_a_head_that_no_plan_has_is_refused_with_the_reason(saved: bytes, tmp_pa
 
     _, version, length = HEAD.unpack(saved[: HEAD.size])
     room = len(saved) - HEAD.size - 32
-    begins = f"the plan at FILE is malformed: its head says format version {version} and a header of"
+    begins = f"the plan at FILE is malformed: it begins with format version {version} and a header size of"
     for data, told in (
         (b"", f"FILE is not a saved plan: it does not begin with {MAGIC.decode()}"),
         (MAGIC + bytes(43), "the plan at FILE is cut off after 51 bytes; copy it again from where it was saved"),
@@ -140,11 +140,12 @@ def test_a_head_that_no_plan_has_is_refused_with_the_reason(saved: bytes, tmp_pa
         ),
         (
             sealed(HEAD.pack(MAGIC, 0, 0)),
-            "the plan at FILE is malformed: its head says format version 0 and a header of 0 bytes; save the plan again",
+            "the plan at FILE is malformed: it begins with format version 0 and a header size of 0 bytes, expected version 1 or "
+            "later and at most 0 bytes; save the plan again",
         ),
         (
             sealed(HEAD.pack(MAGIC, version, room + 1) + saved[HEAD.size : -32]),
-            f"{begins} {room + 1:,} bytes; save the plan again",
+            f"{begins} {room + 1:,} bytes, expected version 1 or later and at most {room:,} bytes; save the plan again",
         ),
     ):
         assert refusal(tmp_path, data) == told

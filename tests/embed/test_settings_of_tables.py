@@ -27,8 +27,8 @@ from ctrbox.embed.settings_of_tables import (
 from ctrbox.embed.shards import check_splits, shard_path, shards_in
 from ctrbox.embed.ssd.repair import PAGE, _differ
 from ctrbox.embed.ssd.several_dims import _check_own, _checked_dims, _checked_shares, named_in, saved_in
-from ctrbox.embed.vectors import keys_without_vector as misses_module
-from ctrbox.embed.vectors.keys_without_vector import PLAIN, Misses, plain
+from ctrbox.embed.vectors import count_keys_without_vector as misses_module
+from ctrbox.embed.vectors.count_keys_without_vector import PLAIN, Misses, plain
 from ctrbox.embed.vectors.model_server import _distinct
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
 from ctrbox.optimizers.of_dense_weights import SAFE, finite_step, restore_optimizer

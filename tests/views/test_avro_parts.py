@@ -244,7 +244,7 @@ def test_a_header_has_a_schema_a_codec_and_the_marker_of_its_blocks() -> None:
         (header((b"avro.schema", b"[" * 100_000)), "its schema is not JSON: "),
         (
             avro_blocks.MAGIC + long(1) + long(-1),
-            "its header has an entry of -1 bytes; at most 16,777,216 bytes are read",
+            "its header has an entry of -1 bytes, but all entries together may have at most 16,777,216 bytes",
         ),
         (avro_blocks.MAGIC + long(1) + long(3) + b"ab", "it ends within its header or a block; it was cut short"),
         (header(SCHEMA)[:-1], "it ends within its header or a block; it was cut short"),
@@ -262,7 +262,9 @@ def test_the_entries_of_a_header_have_a_most_size_in_all(monkeypatch: pytest.Mon
     monkeypatch.setattr(avro_blocks, "MOST_METADATA", size)
     assert read_header(io.BytesIO(data)).codec == "null"
     monkeypatch.setattr(avro_blocks, "MOST_METADATA", size - 1)
-    with pytest.raises(pa.ArrowInvalid, match="its header has an entry of 1 bytes; at most "):
+    with pytest.raises(
+        pa.ArrowInvalid, match="its header has an entry of 1 bytes, but all entries together may have at most "
+    ):
         read_header(io.BytesIO(data))
 
 

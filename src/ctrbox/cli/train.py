@@ -131,9 +131,9 @@ def train(
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Share of the training rows without a click from which the model learns (downsampling), above 0 and at "
-            "most 1. Predictions are corrected for the rows that are left out. Default: the job's setting, otherwise "
-            "1.",
+            help="Share of the training rows without a click that is kept (downsampling), 0.000001 to 1. The model does not "
+            "learn from the other rows without a click. Predictions are corrected for the rows that are left out. "
+            "Default: the job's setting, otherwise 1.",
         ),
     ] = None,
     calibrate: Annotated[
@@ -144,8 +144,8 @@ def train(
             "function) map scores to click rates. The map is fitted to the last tenth of the training rows, and the "
             "model does not learn from these rows. 'weights', 'intercept' and NUMBER correct for sample weights by "
             "adding one number to every logit. 'weights' adds log(w0 / w1), where w0 is the total weight of the rows "
-            "without a click, and w1 is the total weight of the rows with a click. 'intercept' adds the number for "
-            "which the predicted clicks of the validation rows add up to the actual clicks. NUMBER adds this number, "
+            "without a click, and w1 is the total weight of the rows with a click. 'intercept' adds the number that "
+            "makes the sum of the predictions on the validation rows equal to their number of clicks. NUMBER adds this number, "
             "which must be above -50 and below 50. Default: the job's setting, otherwise no correction.",
         ),
     ] = None,
@@ -180,7 +180,9 @@ def train(
     resume: Annotated[
         bool,
         typer.Option(
-            help="Continue an unfinished run in the run folder from its last checkpoint. --no-resume starts a new run."
+            help="Continue an unfinished run in the run folder from its last checkpoint. With --no-resume, a new run starts in "
+            "the first free folder of runs/<job>, runs/<job>-2 and so on; if --out names the folder of an unfinished run, "
+            "the command ends with an error."
         ),
     ] = True,
     overwrite: Annotated[
@@ -309,8 +311,8 @@ def train(
         typer.Option(
             metavar="SECONDS",
             min=1.0,
-            help="Time in seconds, at least 1, that the processes of --ranks wait for another of these processes before "
-            "they end with an error that names that process.",
+            help="Seconds, at least 1, that a process of --ranks waits for another one. It then ends with an error that names "
+            "the other process.",
         ),
     ] = RANK_TIMEOUT,
     as_json: AsJson = False,

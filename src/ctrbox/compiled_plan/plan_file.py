@@ -259,10 +259,11 @@ def _read(path: Path) -> tuple[dict[str, Any], list[memoryview]]:
             f"the plan at {path} is damaged or cut off, because its checksum does not match; copy it again, or save the plan "
             "again"
         )
-    if version < 1 or length > min(MOST_HEADER_BYTES, size - HEAD.size - 32):
+    room = min(MOST_HEADER_BYTES, size - HEAD.size - 32)
+    if version < 1 or length > room:
         raise PlanError(
-            f"the plan at {path} is malformed: its head says format version {version} and a header of {length:,} bytes; save "
-            "the plan again"
+            f"the plan at {path} is malformed: it begins with format version {version} and a header size of {length:,} bytes, "
+            f"expected version 1 or later and at most {room:,} bytes; save the plan again"
         )
     begin = HEAD.size + length
     try:

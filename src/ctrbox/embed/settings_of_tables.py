@@ -157,8 +157,8 @@ class Table(Shaped, ABC):
         if bad <= _native.REPEATED_KEY:
             key = int(moved[_native.REPEATED_KEY - bad])
             raise DataError(
-                f"key {key} is given twice in one push; the optimizer {self.optimizer} is dense and takes each key once, with "
-                "the sum of its gradients. No weight was changed"
+                f"key {key} is given twice in one push, but the dense optimizer {self.optimizer} takes each key only once; "
+                "pass the key once, with the sum of its gradients. No weight was changed"
             )
         refuse_gradient(self._row, moved, g, bad)
 

@@ -145,7 +145,9 @@ def _long(file: Any, first: bytes = b"") -> int:
 def _sized(file: Any, most: int) -> bytes:
     size = _long(file)
     if not 0 <= size <= most:
-        raise pa.ArrowInvalid(f"its header has an entry of {size:,} bytes; at most {MOST_METADATA:,} bytes are read")
+        raise pa.ArrowInvalid(
+            f"its header has an entry of {size:,} bytes, but all entries together may have at most {MOST_METADATA:,} bytes"
+        )
     return _exactly(file, size)
 
 

@@ -148,7 +148,7 @@ def test_a_repeated_key_and_a_gradient_that_is_not_finite_change_nothing() -> No
     table.push(KEPT, np.ones((37, 4), np.float32))
     before = [array.copy() for array in table.export()]
     with pytest.raises(
-        DataError, match=rf"key {KEPT[2]} is given twice in one push; the optimizer Adam\(.*\) is dense"
+        DataError, match=rf"key {KEPT[2]} is given twice in one push, but the dense optimizer Adam\(.*\) takes"
     ):
         table.push(KEPT[[0, 2, 40 % 37, 2]], np.ones((4, 4), np.float32))
     with pytest.raises(DataError, match="no weight was changed"):

@@ -81,8 +81,17 @@ def test_the_shortest_file_is_a_head_and_a_checksum(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "length", "says"),
     [
-        (0, 2, "is malformed: its head says format version 0 and a header of 2 bytes; save the plan again"),
-        (1, 3, "is malformed: its head says format version 1 and a header of 3 bytes; save the plan again"),
+        (
+            0,
+            2,
+            "is malformed: it begins with format version 0 and a header size of 2 bytes, expected version 1 or later",
+        ),
+        (
+            1,
+            3,
+            "is malformed: it begins with format version 1 and a header size of 3 bytes, expected version 1 or later and at most "
+            "2 bytes; save the plan again",
+        ),
     ],
 )
 def test_a_head_that_lies_about_its_header(tmp_path: Path, version: int, length: int, says: str) -> None:
@@ -111,7 +120,7 @@ def test_a_description_that_could_not_be_loaded_is_not_saved(tmp_path: Path, mon
     monkeypatch.setattr(saving, "MOST_HEADER_BYTES", length - 1)
     with pytest.raises(PlanError, match=f"needs {length:,} bytes, but a saved plan can have at most {length - 1:,}"):
         plan.save(tmp_path / "p.plan")
-    with pytest.raises(PlanError, match=f"a header of {length:,} bytes"):
+    with pytest.raises(PlanError, match=f"a header size of {length:,} bytes"):
         cb.Plan.load(tmp_path / "p.plan", views={"log": ROWS})
 
 

@@ -169,15 +169,15 @@ DAYS = MOST_SPAN // 86_400_000_000
         (
             lambda: PAST.history("a", "a"),
             (
-                "several values must be columns with different names; give expressions a name first: "
-                ".with_columns(name=…)"
+                "history and distinct take several values only if each is a column and their names differ; give "
+                "expressions a name first: .with_columns(name=…)"
             ),
         ),
         (
             lambda: PAST.history("a", col("b") + 1),
             (
-                "several values must be columns with different names; give expressions a name first: "
-                ".with_columns(name=…)"
+                "history and distinct take several values only if each is a column and their names differ; give "
+                "expressions a name first: .with_columns(name=…)"
             ),
         ),
         (lambda: PAST.distinct(), "distinct takes 1 to 64 columns of values, got 0"),

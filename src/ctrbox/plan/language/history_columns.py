@@ -212,7 +212,8 @@ def _columns(values: Sequence[Any]) -> tuple[Expr, ...]:
         names = [dict(e.params)["name"] if e.op == "column" else None for e in found]
         if None in names or len(set(names)) < len(names):
             raise PlanError(
-                "several values must be columns with different names; give expressions a name first: .with_columns(name=…)"
+                "history and distinct take several values only if each is a column and their names differ; give expressions "
+                "a name first: .with_columns(name=…)"
             )
     return found
 
