@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks import ffm_data, report
 from ctrbox import _native, publish
 from ctrbox.ffm.engine import DeepFFM
-from ctrbox.ffm.examples import ExampleCache
+from ctrbox.ffm.examples_from_text_or_cache import ExampleCache
 
 CONTEXT = 16
 NAMES = list(ffm_data.NAMES)

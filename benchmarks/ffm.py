@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks import ffm_data, report
 from ctrbox.ffm.engine import DeepFFM
-from ctrbox.ffm.examples import ExampleCache
+from ctrbox.ffm.examples_from_text_or_cache import ExampleCache
 from ctrbox.ffm.progressive_validation import auc
 
 ROWS, TEST = 1_000_000, 200_000

@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks import ffm_data, report
 from ctrbox import publish
 from ctrbox.ffm.engine import DeepFFM
-from ctrbox.ffm.examples import ExampleCache
+from ctrbox.ffm.examples_from_text_or_cache import ExampleCache
 from ctrbox.ffm.progressive_validation import auc
 
 ROWS, TEST, BITS = 1_000_000, 200_000, 24

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctrbox.datasets import TextLog, avazu, criteo, libffm, line_blocks, vw
+from ctrbox.datasets import TextLog, avazu, criteo, libffm, public_text_logs, vw
 from ctrbox.errors import DataError, SourceError
 from ctrbox.views.view import View
 
@@ -120,7 +120,7 @@ def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
 def test_lines_are_numbered_through_blocks_and_long_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = [criteo_line(1, str(i), "c" * (i % 90)) for i in range(150)]
     path = write(tmp_path / "day_0", *good, "bad")
-    monkeypatch.setattr(line_blocks.blocks, "__defaults__", (None, 100))
+    monkeypatch.setattr(public_text_logs.blocks, "__defaults__", (None, 100))
     log = criteo(path, on_error="skip")
     assert [r["I1"] for r in rows(log)] == list(range(150))
     with pytest.raises(DataError, match="line 151: found 1 values"):

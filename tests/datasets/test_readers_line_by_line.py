@@ -11,10 +11,10 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
-from ctrbox.datasets import avazu, criteo_attribution, criteo_sample, libffm, line_blocks, movielens, vw
+from ctrbox.datasets import avazu, criteo_attribution, criteo_sample, libffm, movielens, public_text_logs, vw
 from ctrbox.datasets.criteo_avazu import Avazu, Delimited
-from ctrbox.datasets.line_blocks import Block, TextLog, blocks, find, head, shown
 from ctrbox.datasets.movielens import MOVIES, RATINGS, MovieLens, _complaint
+from ctrbox.datasets.public_text_logs import Block, TextLog, blocks, find, head, shown
 from ctrbox.datasets.vw_libffm import VowpalWabbit
 from ctrbox.errors import DataError, SourceError
 
@@ -94,7 +94,7 @@ class Numbers:
         try:
             return pa.record_batch({"x": [int(line) for line in block.split()]}, self.schema)
         except ValueError:
-            raise line_blocks.Unparsed("no number") from None
+            raise public_text_logs.Unparsed("no number") from None
 
     def complaint(self, line: bytes) -> str | None:
         return None if line.strip().isdigit() else "c" * self.length
@@ -133,14 +133,14 @@ def test_paths_and_patterns_are_found_as_files(tmp_path: Path) -> None:
     assert find(f"{tmp_path}/**") == tuple(f"{tmp_path}/{name}" for name in ("a", "b", "d/c"))
     assert find([tmp_path / "b", f"{tmp_path}/[a]"]) == (f"{tmp_path}/b", f"{tmp_path}/a")
     assert find("s3://bucket/log") == ("s3://bucket/log",)
-    version = line_blocks.version_of(f"file://{tmp_path}/a")
+    version = public_text_logs.version_of(f"file://{tmp_path}/a")
     assert (version.shown, version.path, isinstance(version.fs, pafs.LocalFileSystem)) == (
         f"file://{tmp_path}/a",
         f"{tmp_path}/a",
         True,
     )
     with pytest.raises(SourceError, match=rf"^{tmp_path}/none cannot be opened: "):
-        line_blocks.version_of(f"{tmp_path}/none")
+        public_text_logs.version_of(f"{tmp_path}/none")
 
 
 # ---- Criteo and Avazu
@@ -163,7 +163,7 @@ def test_a_line_is_complained_of_by_its_first_fault() -> None:
     assert format.parse(b" \n").num_rows == 0
     assert format.parse(b"1,0x1F,2\n").to_pydict() == {"n": [1], "s": ["0x1F"], "m": [2]}
     for bad in (b"0x1F,a,2\n", b"0X1F,a,2\n", b" 1,a,2\n"):
-        with pytest.raises((line_blocks.Unparsed, pa.ArrowInvalid)):
+        with pytest.raises((public_text_logs.Unparsed, pa.ArrowInvalid)):
             format.parse(bad)
     assert format.parse(b",a b,-2\n").to_pydict() == {"n": [None], "s": ["a b"], "m": [-2]}
 
@@ -181,7 +181,7 @@ def test_an_hour_is_judged_where_it_stands() -> None:
     ):
         assert format.complaint(line) == told
     assert format.parse(b"a,1,,5,x\n").column(5).to_pylist() == [None]
-    with pytest.raises(line_blocks.Unparsed, match="an hour is not YYMMDDHH"):
+    with pytest.raises(public_text_logs.Unparsed, match="an hour is not YYMMDDHH"):
         format.parse(b"a,1,14102124,5,x\n")
 
 

@@ -16,10 +16,10 @@ from ctrbox.datasets import (
     avazu,
     frappe,
     libffm,
-    line_blocks,
     movielens,
     open_bandit,
     public_parquet,
+    public_text_logs,
     write_adlog_events,
 )
 from ctrbox.datasets.public_parquet import ClickSet, _keyed
@@ -93,8 +93,8 @@ def test_a_header_that_is_no_utf8_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_line_has_a_most_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
     path, first = tmp_path / "log", b"1 0:1:1\n"
-    longest = 2 * line_blocks.BLOCK_BYTES - len(first)
-    monkeypatch.setattr(line_blocks, "LINE_BYTES", longest)
+    longest = 2 * public_text_logs.BLOCK_BYTES - len(first)
+    monkeypatch.setattr(public_text_logs, "LINE_BYTES", longest)
     path.write_bytes(first + b"x" * (longest + more))
     says = (
         "line 2: the line is longer than 7 MiB; check that the file is a text log with one row per line"
@@ -125,7 +125,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="log"):
         list(log.batches())
     with pytest.raises(SourceError, match="x cannot be opened: no"):
-        line_blocks._opened("x", lambda: (_ for _ in ()).throw(OSError("no")))
+        public_text_logs._opened("x", lambda: (_ for _ in ()).throw(OSError("no")))
 
 
 def test_a_block_whose_lines_are_fine_alone_is_named_as_a_whole(tmp_path: Path) -> None:
@@ -135,13 +135,13 @@ def test_a_block_whose_lines_are_fine_alone_is_named_as_a_whole(tmp_path: Path) 
         schema, header = pa.schema([("x", pa.int64())]), None
 
         def parse(self, block: bytes) -> pa.RecordBatch:
-            raise line_blocks.Unparsed("its numbers do not add up")
+            raise public_text_logs.Unparsed("its numbers do not add up")
 
         def complaint(self, line: bytes) -> str | None:
             return None
 
     (tmp_path / "log").write_text("a\nb\nc\n")
-    log = line_blocks.TextLog((str(tmp_path / "log"),), Odd(), "raise")  # type: ignore[arg-type]
+    log = public_text_logs.TextLog((str(tmp_path / "log"),), Odd(), "raise")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="log lines 1 to 3: its numbers do not add up"):
         list(log.batches())
 

@@ -17,7 +17,7 @@ import ctrbox as cb
 from ctrbox import _native
 from ctrbox.errors import SourceError
 from ctrbox.ffm.engine import DeepFFM
-from ctrbox.ffm.examples import ExampleCache, ExampleText
+from ctrbox.ffm.examples_from_text_or_cache import ExampleCache, ExampleText
 from tests.twins import example_text as twin
 from tests.twins.deep_ffm import rows_of
 
@@ -166,8 +166,8 @@ def test_text_that_changes_between_epochs_or_within_one_is_refused(
     path = tmp_path / f"t.vw{suffix}"
     written = gzip.compress(GOOD * 500, mtime=0) if suffix else GOOD * 500
     path.write_bytes(written)
-    monkeypatch.setattr("ctrbox.ffm.examples.READ", 1000)
-    monkeypatch.setattr("ctrbox.ffm.examples.BLOCK_ROWS", 10)
+    monkeypatch.setattr("ctrbox.ffm.examples_from_text_or_cache.READ", 1000)
+    monkeypatch.setattr("ctrbox.ffm.examples_from_text_or_cache.BLOCK_ROWS", 10)
     text = ExampleText(path)
     assert sum(block.rows for block in text) == 1500
     begun = iter(text)
@@ -189,8 +189,8 @@ def test_blocks_of_a_cache_come_in_order_on_any_number_of_cores(
     lines = [f"{n % 2} |a x{n} |b y{n % 7}:0.5 z\n" for n in range(3_000)]
     lines[2_000:2_000] = [f"1 |a x |late w{n}\n" for n in range(40)]  # a field that later blocks bring
     (tmp_path / "t.vw").write_text("".join(lines))
-    monkeypatch.setattr("ctrbox.ffm.examples.READ", 1000)
-    monkeypatch.setattr("ctrbox.ffm.examples.BLOCK_ROWS", 10)
+    monkeypatch.setattr("ctrbox.ffm.examples_from_text_or_cache.READ", 1000)
+    monkeypatch.setattr("ctrbox.ffm.examples_from_text_or_cache.BLOCK_ROWS", 10)
     monkeypatch.setattr("ctrbox._native.usable_cores", lambda: cores)
     cache = ExampleCache.parse(tmp_path / "t.vw", tmp_path / "c.ctrx")
     blocks = list(cache.blocks())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox import _native
 from ctrbox.ffm.engine import DeepFFM
-from ctrbox.ffm.examples import ExampleText
+from ctrbox.ffm.examples_from_text_or_cache import ExampleText
 from tests.ffm.test_deep_ffm import lines, parsed
 from tests.twins.deep_ffm import rows_of
 from tests.twins.example_text import finish

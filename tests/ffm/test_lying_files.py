@@ -14,7 +14,7 @@ import pytest
 from ctrbox import _native
 from ctrbox.errors import SourceError
 from ctrbox.ffm.engine import DeepFFM
-from ctrbox.ffm.examples import ExampleCache
+from ctrbox.ffm.examples_from_text_or_cache import ExampleCache
 from tests.twins.checked_file import checksum, sealed, unsealed
 
 native: Any = _native

@@ -17,9 +17,9 @@ import pytest
 
 import ctrbox as cb
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
-from ctrbox.ffm import examples as examples_module
+from ctrbox.ffm import examples_from_text_or_cache as examples_module
 from ctrbox.ffm import model_search
-from ctrbox.ffm.examples import checked_interactions, crossings, names, whole_lines
+from ctrbox.ffm.examples_from_text_or_cache import checked_interactions, crossings, names, whole_lines
 from ctrbox.ffm.model_search import Found, Results, grid, short
 from ctrbox.ffm.progressive_validation import HEAD, Progress, Sums, Window, auc, entropy, total
 from ctrbox.loop import chunk_decoder as chunk_module

@@ -11,7 +11,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox.errors import DataError, PlanError
-from ctrbox.ffm.examples import names
+from ctrbox.ffm.examples_from_text_or_cache import names
 from ctrbox.loop.chunk_decoder import row_of_line
 from ctrbox.loop.decode_events import Layout
 from ctrbox.loop.join import NOWHERE, Join, origin_of

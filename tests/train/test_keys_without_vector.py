@@ -14,7 +14,7 @@ import torch
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.embed.vectors import keys_without_vector
+from ctrbox.embed.vectors import count_keys_without_vector
 from ctrbox.errors import DataError, PlanError, TrainError
 from ctrbox.optimizers.of_dense_weights import dense_optimizer
 from ctrbox.report.write_report import write_report
@@ -41,7 +41,7 @@ def test_a_file_written_with_text_ids_is_refused_by_a_field_of_numbers(plan: cb.
     assert "Field 'image' is col('ad').key(space='image'), keys of int values" in told
     assert "the number 7 and the text '7' have different keys" in told
     assert "cast('str')" in told
-    assert one.misses.batches <= keys_without_vector.BATCHES
+    assert one.misses.batches <= count_keys_without_vector.BATCHES
 
 
 def test_keys_that_were_not_hashed_are_named_as_such(plan: cb.Plan, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_large_share_of_misses_is_warned_of_once_and_recorded(plan: cb.Plan, t
     assert len(told) == 1
     (found,) = run.summary["servers"]
     assert found["fields"] == ["image", "seen"]
-    assert found["missing_share"] == found["missing"] / found["keys"] > keys_without_vector.WARNED_SHARE
+    assert found["missing_share"] == found["missing"] / found["keys"] > count_keys_without_vector.WARNED_SHARE
     assert told[0].startswith(f"{found['missing_share']:.0%} of the keys of 'image', 'seen' have no row in {file.path}")
     write_report(tmp_path / "run")
 
@@ -75,7 +75,7 @@ def test_few_misses_are_counted_and_not_warned_of(plan: cb.Plan, tmp_path: Path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run = trained(plan, server(file))
-    assert 0 < run.summary["servers"][0]["missing_share"] < keys_without_vector.WARNED_SHARE
+    assert 0 < run.summary["servers"][0]["missing_share"] < count_keys_without_vector.WARNED_SHARE
 
 
 class Own:

@@ -21,7 +21,7 @@ from torch import nn
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.callbacks import Callback
-from ctrbox.embed.vectors.keys_without_vector import BATCHES
+from ctrbox.embed.vectors.count_keys_without_vector import BATCHES
 from ctrbox.errors import DataError, PlanError
 from ctrbox.files.sealed_json import read_sealed
 from ctrbox.predict.published_run import click_model_of, weights_of_run

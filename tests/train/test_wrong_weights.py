@@ -17,7 +17,7 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.embed.embedder_traits import traits_of
 from ctrbox.errors import DataError, PlanError, TrainError
-from ctrbox.predict.key_kinds import check_key_kinds
+from ctrbox.predict.check_keys_of_vector_files import check_key_kinds
 from ctrbox.predict.published_run import _finite, _floats, _tensor_parts, _tensors
 from ctrbox.publish.weight_file import Part, Weights
 from ctrbox.train.table_setup import set_rate

@@ -19,10 +19,10 @@ from ctrbox.errors import PlanError, SourceError
 from ctrbox.files import filesystems
 from ctrbox.files.filesystems import Store, _open_s3, _region
 from ctrbox.views import text_in_blocks
+from ctrbox.views.arrow_and_feather import _check
 from ctrbox.views.columns_of_source import cut
 from ctrbox.views.delimited import _SPARE
 from ctrbox.views.files_without_row_index import BlockError
-from ctrbox.views.ipc import _check
 from ctrbox.views.json_lines import _broken_line, _check_lines
 from ctrbox.views.simple_types import castable, choose, leaves
 from ctrbox.views.source import like

@@ -16,9 +16,9 @@ import pytest
 
 from ctrbox.errors import SourceError
 from ctrbox.views import frames_in_memory
+from ctrbox.views.arrow_and_feather import _check, _narrowest
 from ctrbox.views.frames_in_memory import MemorySource, with_named_labels
 from ctrbox.views.hive_partitions import Partitions, _column, _hive
-from ctrbox.views.ipc import _check, _narrowest
 from ctrbox.views.simple_types import conform, leaves, simple_type
 from ctrbox.views.source import open_source
 

@@ -14,7 +14,7 @@ from ctrbox.cli.options import AsJson
 from ctrbox.cli.terminal import Mistake, hint, meter, say, say_json, tell
 
 if TYPE_CHECKING:
-    from ctrbox.ffm.examples import ExampleCache
+    from ctrbox.ffm.examples_from_text_or_cache import ExampleCache
 
 SEARCH_EXAMPLES = """\b
 Examples:
@@ -111,7 +111,7 @@ def search(
 
 
 def parsed(path: Path, to: Path, format: str, fields: list[str] | None) -> ExampleCache:
-    from ctrbox.ffm.examples import ExampleCache
+    from ctrbox.ffm.examples_from_text_or_cache import ExampleCache
 
     if path.suffix == ".ctrx":
         return ExampleCache(path)

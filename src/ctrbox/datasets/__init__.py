@@ -6,9 +6,9 @@ key="row")` needs nothing from here, and a path of an `AdLog` is a folder of Par
 
 from ctrbox.arguments.names import refuse_unknown
 from ctrbox.datasets.criteo_avazu import avazu, criteo
-from ctrbox.datasets.line_blocks import TextLog
 from ctrbox.datasets.movielens import movielens
 from ctrbox.datasets.public_parquet import ClickSet, criteo_attribution, criteo_sample, frappe, open_bandit
+from ctrbox.datasets.public_text_logs import TextLog
 from ctrbox.datasets.vw_libffm import libffm, vw
 from ctrbox.datasets.write_adlog import adlog
 from ctrbox.datasets.write_adlog_events import adlog_events

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from ctrbox.arguments.names import nearest
-from ctrbox.datasets.line_blocks import OnError, Paths, TextLog, Unparsed, find, head, shown
+from ctrbox.datasets.public_text_logs import OnError, Paths, TextLog, Unparsed, find, head, shown
 from ctrbox.errors import DataError
 
 CRITEO_INTS = tuple(f"I{i}" for i in range(1, 14))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ctrbox.datasets.line_blocks import OnError, Paths, TextLog, Unparsed, find, head, shown
+from ctrbox.datasets.public_text_logs import OnError, Paths, TextLog, Unparsed, find, head, shown
 from ctrbox.errors import DataError
 
 DEFAULT = "default"  # the column of VW's namespace without a name

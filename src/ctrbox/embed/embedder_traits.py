@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from ctrbox.embed.vectors.keys_without_vector import Misses
+    from ctrbox.embed.vectors.count_keys_without_vector import Misses
     from ctrbox.embed.vectors.vector_file import VectorFile
 
 

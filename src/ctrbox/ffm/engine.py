@@ -36,7 +36,7 @@ from ctrbox.arguments.numbers import counted, flag, whole
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.key_kinds import joined, mismatch
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError
-from ctrbox.ffm.examples import ExampleCache, ExampleText, names
+from ctrbox.ffm.examples_from_text_or_cache import ExampleCache, ExampleText, names
 from ctrbox.ffm.progressive_validation import Progress
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.interruptible_wait import result_of

@@ -30,7 +30,7 @@ from ctrbox.columns.batch import Batch
 from ctrbox.engines.threads import MOST_LEARNING, checked_threads
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError
 from ctrbox.ffm.engine import DeepFFM, memory_here
-from ctrbox.ffm.examples import ExampleCache, ExampleText
+from ctrbox.ffm.examples_from_text_or_cache import ExampleCache, ExampleText
 from ctrbox.ffm.progressive_validation import auc
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.interruptible_wait import results_of

@@ -39,7 +39,7 @@ from ctrbox.ffm.progressive_validation import Progress
 from ctrbox.loop.join import CLICKED
 from ctrbox.loop.online_model import MODEL
 from ctrbox.optimizers.of_dense_weights import DenseOptimizer, dense_optimizer
-from ctrbox.predict.key_kinds import check_key_kinds
+from ctrbox.predict.check_keys_of_vector_files import check_key_kinds
 from ctrbox.predict.published_run import weights_of_run
 from ctrbox.predict.read_run_folder import fetched_run, other_plan, plan_of_run
 from ctrbox.predict.tables_of_fields import Embedders

@@ -27,7 +27,7 @@ from ctrbox.files.sealed_json import read_sealed
 from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.files.urls import local_path, stored_url
 from ctrbox.plan.language.user_operators import UserOperator
-from ctrbox.predict.key_kinds import check_key_kinds
+from ctrbox.predict.check_keys_of_vector_files import check_key_kinds
 from ctrbox.predict.model_from_file import untrained
 from ctrbox.predict.model_with_tables import ClickModel
 from ctrbox.predict.stored_calibration import restore_calibration

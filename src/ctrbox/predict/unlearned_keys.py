@@ -18,7 +18,7 @@ import torch
 from ctrbox.embed.keys_looked_up import Asked, asked_of_lookup
 from ctrbox.embed.memory.memory_table import MemoryTable
 from ctrbox.embed.unique_keys import Lookup
-from ctrbox.embed.vectors.keys_without_vector import BATCHES
+from ctrbox.embed.vectors.count_keys_without_vector import BATCHES
 from ctrbox.errors import DataError
 from ctrbox.predict.model_with_tables import ClickModel
 from ctrbox.predict.tables_of_fields import Source

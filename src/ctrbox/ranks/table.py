@@ -33,7 +33,7 @@ from ctrbox.embed.embedder_traits import Traits
 from ctrbox.embed.gpu.level_table import LevelTable
 from ctrbox.embed.shards import Spec, places_by_shard, restore_shard, shard_path
 from ctrbox.embed.ssd.sparse_table import SparseTable
-from ctrbox.embed.vectors.keys_without_vector import BATCHES, Misses
+from ctrbox.embed.vectors.count_keys_without_vector import BATCHES, Misses
 from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.errors import CompactionError, CtrboxError, DataError, TrainError, WriteError
 from ctrbox.files.atomic import remove

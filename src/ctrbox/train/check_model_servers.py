@@ -7,7 +7,7 @@ from typing import Any
 
 from ctrbox.columns.kind import name_of
 from ctrbox.compiled_plan.plan import Plan
-from ctrbox.embed.vectors.keys_without_vector import WARNED_SHARE
+from ctrbox.embed.vectors.count_keys_without_vector import WARNED_SHARE
 from ctrbox.errors import PlanError
 from ctrbox.plan.graph.build_graph import build_columns
 from ctrbox.train.learn_batch import Learner

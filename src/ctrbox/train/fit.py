@@ -28,7 +28,7 @@ from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError
 from ctrbox.evaluate.metrics import tracked
 from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.optimizers.of_dense_weights import dense_optimizer
-from ctrbox.predict.key_kinds import check_key_kinds
+from ctrbox.predict.check_keys_of_vector_files import check_key_kinds
 from ctrbox.predict.model_with_tables import Looked
 from ctrbox.predict.row_of_bad_value import naming_rows
 from ctrbox.predict.weights_folder import read_state

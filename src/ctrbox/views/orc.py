@@ -11,8 +11,8 @@ import pyarrow.orc as orc
 
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File
+from ctrbox.views.arrow_and_feather import check_batch, widths
 from ctrbox.views.files_with_row_index import Footer, NoStatistics, Wanted
-from ctrbox.views.ipc import check_batch, widths
 
 MAGIC = b"ORC"
 NO_END = ("postscript", "File size too small")  # words in pyarrow's errors about a file whose end is missing

@@ -11,6 +11,7 @@ import pyarrow.dataset as ds
 from ctrbox.errors import SourceError
 from ctrbox.files.file_version import settle
 from ctrbox.files.filesystems import File, Store, find_files
+from ctrbox.views.arrow_and_feather import IpcFile, IpcStream, is_stream
 from ctrbox.views.avro import Avro
 from ctrbox.views.delimited import Csv
 from ctrbox.views.files_with_row_index import IndexedFiles
@@ -18,7 +19,6 @@ from ctrbox.views.files_without_row_index import StreamedFiles
 from ctrbox.views.formats import format_of
 from ctrbox.views.frames_in_memory import from_capsule, from_dataset
 from ctrbox.views.hive_partitions import Partitions
-from ctrbox.views.ipc import IpcFile, IpcStream, is_stream
 from ctrbox.views.json_lines import Json
 from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin, Source
 from ctrbox.views.orc import Orc

@@ -20,7 +20,7 @@ from torch import nn
 
 import ctrbox as cb
 from ctrbox.embed.embedder import Embedder, Row
-from ctrbox.embed.vectors.keys_without_vector import BATCHES, Misses
+from ctrbox.embed.vectors.count_keys_without_vector import BATCHES, Misses
 from ctrbox.embed.vectors.model_server_file import HEAD, is_server, read_server, write_server
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
 from tests.models.conftest import one_thread  # noqa: F401

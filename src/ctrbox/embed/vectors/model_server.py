@@ -34,7 +34,7 @@ from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, Keys, NextUse, Row, Shaped
 from ctrbox.embed.embedder_traits import Initial, Objects, Traits
 from ctrbox.embed.settings_of_tables import check_factor, checked_keys, checked_nonfinite
-from ctrbox.embed.vectors.keys_without_vector import Misses
+from ctrbox.embed.vectors.count_keys_without_vector import Misses
 from ctrbox.embed.vectors.model_server_file import read_server, write_server
 from ctrbox.embed.vectors.submodels import ImageEmbedding
 from ctrbox.embed.vectors.vector_file import Data, Places, VectorFile

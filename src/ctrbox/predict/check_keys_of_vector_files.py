@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ctrbox.compiled_plan.plan import Plan
-from ctrbox.embed.vectors.keys_without_vector import plain
+from ctrbox.embed.vectors.count_keys_without_vector import plain
 from ctrbox.errors import DataError
 from ctrbox.plan.language.hashed_or_plain_keys import hashed_kind
 from ctrbox.predict.model_with_tables import ClickModel
