@@ -183,6 +183,15 @@ def test_hard_columns_are_learned_from() -> None:
         clf.predict_proba(strange)
 
 
+def test_a_missing_bool_or_time_is_a_value_of_its_own_also_where_fit_met_none() -> None:
+    times = [dt.datetime(2024, 1, 1 + k % 20, k % 24) for k in range(120)]
+    for values, stand_in in (([k % 2 == 0 for k in range(120)], False), (times, dt.datetime(1970, 1, 1))):
+        X = pa.table({"x": values})
+        clf = cb.Classifier(**QUICK).fit(X, [k % 2 for k in range(120)])
+        p = clf.predict_proba(pa.table({"x": pa.array([None, stand_in], X.schema.field("x").type)}))
+        assert p[0, 1] != p[1, 1], stand_in
+
+
 def test_unusual_names_are_only_names() -> None:
     rng = np.random.default_rng(0)
     table = pa.table({"": rng.integers(0, 3, 60), "a#bucket": rng.random(60), "ü.ü": ["x"] * 60, "#label": [1] * 60})

@@ -52,7 +52,11 @@ def not_fitted() -> NotFittedYet:
 
 @dataclass(frozen=True)
 class Column:
-    """``kind``: keys, number, both, list or time. ``missing``: fit met rows without a value. ``mean``: of a number."""
+    """``kind``: keys, number, both, list or time. ``missing``: fit met rows without a value. ``mean``: of a number.
+
+    ``parts``: whether the plan gets the hour and the weekday of a time, -1 for a missing one. Plans of earlier versions get the
+    time itself, 1970-01-01 for a missing one.
+    """
 
     given: str  # as the user calls it
     name: str  # in the table
@@ -62,6 +66,7 @@ class Column:
     mean: float = 0.0
     constant: bool = False
     family: str = "none"  # what fit met: text, number, bool, time, list, or none
+    parts: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,11 @@ class Frame:
                 made[c.name + (MARK + "number" if c.kind == "both" else "")] = pc.fill_null(number, c.mean)
                 if c.missing:
                     made[c.name + MARK + "missing"] = missing
-            if c.kind != "number":
+            if c.parts:
+                time = _filled(c, array)
+                made[c.name + MARK + "hour"] = pc.fill_null(pc.hour(time), -1)
+                made[c.name + MARK + "weekday"] = pc.fill_null(pc.day_of_week(time), -1)
+            elif c.kind != "number":
                 made[c.name] = _filled(c, array)
         return pa.table(made)
 
@@ -173,8 +182,8 @@ def features_of(frame: Frame) -> tuple[dict[str, Expr], dict[str, Expr]]:
     for c in frame.columns:
         name = c.name
         if c.kind == "time":
-            sparse[name + MARK + "hour"] = col(name).hour()
-            sparse[name + MARK + "weekday"] = col(name).weekday()
+            sparse[name + MARK + "hour"] = col(name + MARK + "hour")
+            sparse[name + MARK + "weekday"] = col(name + MARK + "weekday")
         elif c.kind != "number":
             sparse[name] = col(name)
         if c.kind in ("number", "both"):
@@ -249,8 +258,7 @@ def _column(given: str, name: str, array: pa.Array, asked: str | None) -> Column
     if asked == "number":
         return _measured(Column(given, name, "number", pa.float64()), array)
     if pa.types.is_boolean(type_):
-        # Three values where one is missing, hence text.
-        return Column(given, name, "keys", pa.bool_() if not array.null_count else pa.string())
+        return Column(given, name, "keys", pa.string())  # a missing one is a third value, also where fit met none
     if pa.types.is_integer(type_) and (asked == "keys" or category):
         return Column(given, name, "keys", pa.string() if pa.types.is_uint64(type_) else pa.int64())
     if texts or pa.types.is_null(type_) or (numbers and (asked == "keys" or category)):
@@ -264,7 +272,7 @@ def _column(given: str, name: str, array: pa.Array, asked: str | None) -> Column
     if numbers:
         return _measured(Column(given, name, "number", pa.float64()), array)
     if pa.types.is_timestamp(type_) or pa.types.is_date(type_):
-        return Column(given, name, "time", pa.timestamp("us"))
+        return Column(given, name, "time", pa.timestamp("us"), parts=True)
     if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
         inner = type_.value_type
         if pa.types.is_integer(inner):
@@ -320,7 +328,7 @@ def _filled(column: Column, array: pa.Array) -> pa.Array:
             f"column {column.given!r} was {column.type} in fit and is {array.type} now: {error}"
         ) from error
     if column.kind == "time":
-        return pc.fill_null(values, pa.scalar(0, pa.timestamp("us")))
+        return values if column.parts else pc.fill_null(values, pa.scalar(0, pa.timestamp("us")))
     if column.kind != "list":
         return pc.fill_null(values, NONE[str(column.type)])
     if values.null_count:
@@ -389,7 +397,7 @@ def weights_of(weight: Any, rows: int) -> np.ndarray | None:
     if given.shape != (rows,):
         raise InputError(f"sample_weight has shape {given.shape}; expected ({rows},), one for each row of X")
     if not (np.isfinite(given).all() and (given >= 0).all()) or not given.any():
-        raise InputError("sample_weight must be finite and 0 or more, and at least one row must have a weight above 0")
+        raise InputError("sample_weight must be finite and 0 or more, and the weight of at least one row must not be zero")
     return given
 
 
