@@ -393,7 +393,7 @@ def test_weights_are_one_finite_number_for_each_row() -> None:
         ([1.0, -0.5], "finite and 0 or more, and the weight of at least one row must not be zero"),
         ([1.0, math.inf], "finite and 0 or more"),
         ([math.nan, 1.0], "finite and 0 or more"),
-        ([0.0, 0.0], "at least one row must have a weight above 0"),
+        ([0.0, 0.0], "the weight of at least one row must not be zero"),
     ],
 )
 def test_weights_that_are_no_weights_are_refused(weight: Any, message: str) -> None:
