@@ -16,7 +16,7 @@ import pytest
 import ctrbox as cb
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.views import frames_in_memory
-from ctrbox.views.columns_as_recorded import AgreeingSource, Described
+from ctrbox.views.columns_as_recorded import AgreeingSource, Described, RecordedSource
 from ctrbox.views.files_with_row_index import Footer, IndexedFiles
 from ctrbox.views.formats import _by_name, has_extension
 from ctrbox.views.frames_in_memory import MemorySource, StreamSource, from_capsule
@@ -417,3 +417,9 @@ def test_rows_of_a_stream_know_their_places_in_it() -> None:
         assert [(m.start, m.origin.row, m.rows["x"][0].as_py()) for m in found] == [
             (place, place, place) for place in places
         ]
+
+
+def test_a_view_that_is_only_described_may_be_null_where_it_was_recorded() -> None:
+    described = Described("log", {"id": pa.int64(), "word": pa.string()}, frozenset({"word"}))
+    source = RecordedSource(described, lambda: open_source(pa.table({"id": [1], "word": ["a"]})))
+    assert source.schema == pa.schema([pa.field("id", pa.int64(), False), pa.field("word", pa.string(), True)])
