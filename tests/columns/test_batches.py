@@ -91,6 +91,32 @@ def test_batches_in_a_row_are_one_batch() -> None:
     }
 
 
+def test_only_batches_of_the_same_parts_are_joined() -> None:
+    other = Schema(SPARSE, DENSE[::-1], True, True, True)  # as many columns, in another order
+    with pytest.raises(
+        PlanError, match=r"the same dense features, but batch 0 has \(\('price', 1\), .* and batch 2 has"
+    ):
+        Batch.concat([batch(), batch(), batch(other)])
+    with pytest.raises(
+        PlanError, match=r"the same sparse features, but batch 0 has \('ad', 'tags'\) and batch 1 has \('tags',\)"
+    ):
+        Batch.concat([batch(), batch().select(Schema(SPARSE[1:], DENSE, True, True, True))])
+    unweighted = dataclasses.replace(batch(), weight=None)
+    for pair in ([unweighted, batch()], [batch(), unweighted]):
+        with pytest.raises(PlanError, match="the same labels, weights and groups, but batch 0 has"):
+            Batch.concat(pair)
+    with pytest.raises(PlanError, match="needs at least one batch"):
+        Batch.concat([])
+
+
+def test_a_row_of_keys_is_counted_from_the_end() -> None:
+    tags = batch().sparse["tags"]
+    assert [tags[row].tolist() for row in (-3, -2, -1)] == [tags[row].tolist() for row in (0, 1, 2)]
+    assert [keys.tolist() for keys in tags] == [[1, 2], [], [3]]  # type: ignore[attr-defined]
+    with pytest.raises(IndexError, match="row -4 of 3 rows"):
+        tags[-4]
+
+
 def test_a_piece_of_a_longer_array_is_joined_by_what_it_holds() -> None:
     piece = Ragged(np.array([9, 9, 1, 2, 3, 9]), np.array([2, 4, 4, 5]))
     one = batch()
@@ -121,6 +147,28 @@ def test_a_slice_is_those_rows_over_the_same_memory(start: int, stop: int) -> No
     assert part.sparse["tags"].offsets[0] == 0
     assert stop == start or np.shares_memory(part.dense, whole.dense)
     assert plain(part.slice(0, stop - start)) == plain(part)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_rows_are_taken_from_the_end_and_by_a_mask(on_device: bool) -> None:
+    whole = tensors(batch()) if on_device else dataclasses.replace(batch(), index=np.arange(3))
+    expected = plain(whole.take(np.array([2, 0])).cpu())
+    assert expected["tags"] == [[3], [1, 2]]
+    assert expected["index"] == [2, 0]
+    assert plain(whole.take(np.array([-1, -3])).cpu()) == expected
+    assert plain(whole.take(np.array([True, False, True])).cpu()) == plain(whole.take(np.array([0, 2])).cpu())
+    assert whole.take(np.array([])).rows == 0
+    with pytest.raises(IndexError, match="boolean index did not match"):
+        whole.take(np.array([True, False]))
+    with pytest.raises(TypeError, match="Cannot cast"):
+        whole.take(np.array([0.5]))
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-2, 3), (0, -1), (1, 99), (-99, 1), (5, 9), (2, 1), (-1, -1)])
+def test_a_slice_counts_as_that_of_a_list_does(start: int, stop: int) -> None:
+    whole = dataclasses.replace(batch(), index=np.arange(3))
+    rows = list(range(3))[start:stop]
+    assert plain(whole.slice(start, stop)) == plain(whole.take(np.array(rows, np.int64)))
 
 
 @pytest.mark.parametrize("roles", [(True, True, True), (False, False, False), (True, False, True)])
@@ -194,7 +242,9 @@ def tensors(made: Batch) -> Batch:
     found: Any = made.torch()
     sparse: Any = {name: Ragged(values, offsets) for name, (values, offsets) in found["sparse"].items()}
     roles = [found.get(name) for name in ("label", "group", "weight")]
-    return Batch(made.schema, made.rows, roles[0], found["dense"], sparse, roles[1], roles[2], index=np.arange(3))
+    labels = {kind: found.get(kind, {}) for kind in ("labels", "observed", "arrived")}
+    index = np.arange(made.rows)
+    return Batch(made.schema, made.rows, roles[0], found["dense"], sparse, roles[1], roles[2], index=index, **labels)
 
 
 def test_a_batch_of_tensors_is_brought_over_taken_and_chosen_from() -> None:
@@ -203,7 +253,7 @@ def test_a_batch_of_tensors_is_brought_over_taken_and_chosen_from() -> None:
     assert (whole.on_device, there.on_device) == (False, True)
     assert whole.cpu() is whole
     assert plain(there.cpu()) == {**plain(whole), "index": [0, 1, 2]}
-    assert plain(there.take(np.array([2, 0])).cpu()) == plain(whole.take(np.array([2, 0])))
+    assert plain(there.take(np.array([2, 0])).cpu()) == {**plain(whole.take(np.array([2, 0]))), "index": [2, 0]}
     assert there.to_arrow().equals(whole.to_arrow())
     assert plain(Batch.concat([there, whole])) == plain(Batch.concat([whole, whole]))
     narrow = Schema(SPARSE[1:], (("age", 1),), True, False, False)
@@ -218,6 +268,8 @@ def test_weights_that_the_features_do_not_name_stay_with_the_rows() -> None:
     sampled = dataclasses.replace(batch(), schema=unweighted)  # weights that come from downsampled negatives
     assert sampled.select(Schema(SPARSE[:1], DENSE, True, True, False)).weight is sampled.weight
     assert batch().select(unweighted).weight is None
+    assert plain(Batch.from_arrow(unweighted, sampled.to_arrow())) == plain(sampled)
+    assert Batch.from_arrow(unweighted, batch(unweighted).to_arrow()).weight is None
 
 
 def test_a_choice_among_several_labels_keeps_what_belongs_to_them() -> None:
@@ -233,6 +285,23 @@ def test_a_label_is_final_where_its_window_is_over() -> None:
     assert whole.final("click").tolist() == [True, True, True]
     assert whole.final("buy").tolist() == [True, False, False]
     assert whole.slice(1, 3).final("buy").tolist() == [False, False]
+
+
+def test_several_labels_of_a_batch_of_tensors_are_brought_over() -> None:
+    whole = several()
+    there = tensors(whole)
+    rows = np.array([2, 0])
+    for found, expected in (
+        (there.cpu(), whole),
+        (there.take(rows).cpu(), whole.take(rows)),
+        (Batch.concat([there, there.take(rows)]), Batch.concat([whole, whole.take(rows)])),
+    ):
+        for kind in ("labels", "observed", "arrived"):
+            ours, theirs = getattr(expected, kind), getattr(found, kind)
+            assert list(theirs) == list(ours)
+            for name, values in ours.items():
+                np.testing.assert_array_equal(theirs[name], values)
+    assert there.to_arrow().schema == whole.to_arrow().schema
 
 
 def test_several_labels_come_back_from_arrow_and_slices_with_their_masks() -> None:

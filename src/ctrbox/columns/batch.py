@@ -73,17 +73,22 @@ class Ragged:
         return len(self.offsets) - 1
 
     def __getitem__(self, row: int) -> np.ndarray:
+        if row < 0:
+            row += len(self)
+            if row < 0:
+                raise IndexError(f"row {row - len(self)} of {len(self):,} rows")
         return self.values[self.offsets[row] : self.offsets[row + 1]]
 
     def take(self, rows: np.ndarray) -> Ragged:
-        """Return the given rows, in the given order."""
+        """Return the given rows, in the given order. Negative numbers count from the end."""
         offsets_: Any = self.offsets
         if not isinstance(offsets_, np.ndarray):
             return _taken_on_device(self, rows)
+        rows = _numbers(rows, len(self))
         lengths = np.diff(self.offsets)[rows]
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        starts = np.repeat(self.offsets[rows] - offsets[:-1], lengths)
+        starts = np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths)
         return Ragged(self.values[starts + np.arange(offsets[-1])], offsets)
 
     def cpu(self) -> Ragged:
@@ -98,15 +103,25 @@ def as_array(tensor: Any) -> np.ndarray:
     return tensor if isinstance(tensor, np.ndarray) else np.asarray(tensor.cpu().numpy())
 
 
+def _numbers(rows: Any, of: int) -> np.ndarray:
+    """Return the numbers of rows among so many, which may be given as a mask."""
+    given = np.asarray(rows)
+    if given.dtype == bool:
+        return np.arange(of)[given]
+    return given.astype(np.int64, casting="same_kind" if given.size else "unsafe", copy=False)
+
+
 def _taken_on_device(ragged: Any, rows: Any) -> Ragged:
     import torch
 
-    given = rows if isinstance(rows, torch.Tensor) else torch.from_numpy(np.asarray(rows, np.int64))
+    given = (
+        rows if isinstance(rows, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(_numbers(rows, len(ragged))))
+    )
     at = given.to(ragged.offsets.device)
     lengths = torch.diff(ragged.offsets)[at]
     offsets = torch.zeros(len(at) + 1, dtype=torch.int64, device=at.device)
     torch.cumsum(lengths, 0, out=offsets[1:])
-    starts = torch.repeat_interleave(ragged.offsets[at] - offsets[:-1], lengths)
+    starts = torch.repeat_interleave(ragged.offsets[:-1][at] - offsets[:-1], lengths)
     values: Any = ragged.values[starts + torch.arange(len(starts), device=at.device)]
     found: Any = offsets
     return Ragged(values, found)
@@ -201,6 +216,12 @@ class Batch:
         return known & (self.arrived[label] >= 1) if label in self.arrived else known
 
     @property
+    def _parts(self) -> tuple[tuple[Any, ...], ...]:
+        """Return what batches that are joined must have in common: the features, and which other arrays there are."""
+        roles = [name for name in ("label", "weight", "group") if getattr(self, name) is not None]
+        return tuple(sorted(self.sparse)), self.schema.dense, (*roles, *sorted(self.labels), *sorted(self.arrived))
+
+    @property
     def on_device(self) -> bool:
         """Return whether the arrays are tensors on a GPU."""
         return not isinstance(self.dense, np.ndarray)
@@ -215,15 +236,24 @@ class Batch:
 
         sparse = {name: ragged.cpu() for name, ragged in self.sparse.items()}
         label, group, weight = over(self.label), over(self.group), over(self.weight)
-        return Batch(self.schema, self.rows, label, as_array(self.dense), sparse, group, weight, self.index)
+        several: dict[str, Any] = {
+            kind: {name: as_array(array) for name, array in getattr(self, kind).items()}
+            for kind in ("labels", "observed", "arrived")
+        }
+        return Batch(self.schema, self.rows, label, as_array(self.dense), sparse, group, weight, self.index, **several)
 
     def take(self, rows: np.ndarray) -> Batch:
-        """Return a batch with copies of the given rows, in the given order."""
+        """Return a batch with copies of the given rows, in the given order.
+
+        ``rows`` are numbers, where negative ones count from the end, or a mask with one value per row.
+        """
+        rows = _numbers(rows, self.rows)
+        index = None if self.index is None else self.index[rows]
         if self.on_device:
             import torch
 
             dense: Any = self.dense
-            at: Any = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(dense.device)
+            at: Any = torch.from_numpy(np.ascontiguousarray(rows)).to(dense.device)
             rows = at
 
         def pick(array: np.ndarray | None) -> np.ndarray | None:
@@ -237,6 +267,7 @@ class Batch:
             {name: ragged.take(rows) for name, ragged in self.sparse.items()},
             pick(self.group),
             pick(self.weight),
+            index,
             labels={name: values[rows] for name, values in self.labels.items()},
             observed={name: known[rows] for name, known in self.observed.items()},
             arrived={name: shares[rows] for name, shares in self.arrived.items()},
@@ -244,8 +275,10 @@ class Batch:
 
     def slice(self, start: int, stop: int) -> Batch:
         """Return the rows from ``start`` up to ``stop`` as a batch that shares the memory of this batch, which must not be on
-        a GPU.
+        a GPU. Negative numbers count from the end, as in slices of lists.
         """
+        start, stop, _ = slice(start, stop).indices(self.rows)
+        stop = max(start, stop)
 
         def part(array: np.ndarray | None) -> np.ndarray | None:
             return None if array is None else array[start:stop]
@@ -262,6 +295,7 @@ class Batch:
             sparse,
             part(self.group),
             part(self.weight),
+            part(self.index),
             labels={name: values[start:stop] for name, values in self.labels.items()},
             observed={name: known[start:stop] for name, known in self.observed.items()},
             arrived={name: shares[start:stop] for name, shares in self.arrived.items()},
@@ -305,8 +339,18 @@ class Batch:
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
         """Return one batch with the rows of several batches, one after the other. All batches must have the same schema."""
+        if not batches:
+            raise PlanError("Batch.concat needs at least one batch")
         batches = [b.cpu() for b in batches]
         first = batches[0]
+        for k, b in enumerate(batches):
+            for what, ours, theirs in zip(
+                ("sparse features", "dense features", "labels, weights and groups"), first._parts, b._parts, strict=True
+            ):
+                if ours != theirs:
+                    raise PlanError(
+                        f"Batch.concat needs batches with the same {what}, but batch 0 has {ours} and batch {k} has {theirs}"
+                    )
 
         def join(arrays: list[Any]) -> np.ndarray | None:
             return None if arrays[0] is None else np.concatenate(arrays)
@@ -388,7 +432,7 @@ class Batch:
             dense,
             sparse,
             optional("group", schema.group),
-            optional("weight", schema.weight),
+            optional("weight", "weight" in rows.schema.names),  # also of downsampled negatives
             labels={t.name: np.asarray(rows.column(t.name).to_numpy(zero_copy_only=False)) for t in schema.tasks},
             observed={t.name: np.asarray(rows.column(t.name).is_valid()) for t in schema.tasks},
             arrived={
