@@ -164,6 +164,15 @@ def test_rows_that_went_make_room(tmp_path: Path) -> None:
         assert table.expire(unseen=0) == 8_000
 
 
+def test_the_clock_goes_on_when_an_empty_table_is_opened_for_a_model(tmp_path: Path) -> None:
+    counters = cb.tables.Counters(0.5)
+    tables = cb.MemoryTable(4, counters=counters), cb.SparseTable(tmp_path / "t", 4, ram="10MB", counters=counters)
+    for one in tables:
+        one.advance(3)
+        one.open(Row(4, linear=True))
+        assert one.clock == 3
+
+
 def test_prefetched_keys_that_expire_begin_anew(tmp_path: Path) -> None:
     memory = cb.MemoryTable(4, counters=cb.tables.Counters())
     with cb.SparseTable(tmp_path / "t", 4, ram="1MB", counters=cb.tables.Counters()) as sparse:

@@ -137,6 +137,36 @@ def test_rows_of_other_shards_are_written_some_at_a_time(
             assert np.array_equal(found, expected[mine])
 
 
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("kind", ["memory", "sparse"])
+def test_a_table_without_optimizers_of_its_own_takes_those_of_shards_too(tmp_path: Path, kind: str, held: bool) -> None:
+    fast, slow, keys = cb.Adagrad(lr=0.5, initial=1), cb.Adagrad(lr=0.1), np.arange(1, 40)
+
+    def made(name: str, **options: Any) -> Any:
+        if kind == "memory":
+            return cb.MemoryTable(2, **options)
+        return cb.SparseTable(tmp_path / name, 2, ram="1MB", **options)
+
+    for of in (1, 3):
+        saved = tmp_path / f"saved-{of}"
+        for shard, at in enumerate(places_by_shard(keys, of)):
+            part = made(f"part-{of}-{shard}", optimizer=fast)
+            part.pull(keys[at])
+            saved.mkdir(exist_ok=True)
+            part.save(shard_path(saved, shard, of))
+        for name, options, expected in (("own", {"optimizer": slow}, slow), ("none", {}, fast)):
+            table = made(f"{name}-{of}", **options)
+            if held:
+                table.pull(np.array([99]))
+            restore_shard(table, saved)
+            assert (table.optimizer, table.linear) == (expected, expected)
+            assert len(table) == len(keys)
+            # As a rank or a server makes its part of such a table.
+            part = Spec.of(made(f"spec-{name}-{of}", **options), 2).make(0, 2)
+            restore_shard(part, saved, 0, 2)
+            assert part.optimizer == expected
+
+
 def test_saved_tables_are_opened_with_enough_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = np.arange(1, 20_001)
     (tmp_path / "memory").mkdir()

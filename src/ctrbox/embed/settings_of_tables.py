@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -280,6 +280,24 @@ class Table(Shaped, ABC):
     def _check_counts(self) -> None:
         if self.counters is None:
             raise PlanError("this table has no counters; create it with counters=cb.tables.Counters(decay=…)")
+
+
+class WithOptimizers(Protocol):
+    """A table with the optimizers of its vectors and of its first-order weights."""
+
+    optimizer: Optimizer
+    linear: Optimizer
+
+
+@contextlib.contextmanager
+def keeping_optimizers(table: WithOptimizers) -> Iterator[None]:
+    """Give a table its optimizers back if the block raises: a saved table that is refused changes nothing."""
+    linear, optimizer = table.linear, table.optimizer
+    try:
+        yield
+    except BaseException:
+        table.linear, table.optimizer = linear, optimizer
+        raise
 
 
 # ---- checks

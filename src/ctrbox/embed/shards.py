@@ -40,7 +40,7 @@ from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.embed.vectors.vector_file import VectorFile, shard_of
 from ctrbox.errors import DataError, PlanError
 from ctrbox.files.atomic import remove
-from ctrbox.optimizers.of_table_rows import is_dense
+from ctrbox.optimizers.of_table_rows import Optimizer, is_dense, optimizer_of
 
 NAME = re.compile(r"(\d{5})-of-(\d{5})\.ctrtable")
 MOST_SHARDS = 4096
@@ -60,6 +60,7 @@ class Spec:
     budget: int = 0  # of one server
     takes_shows: bool = False
     reads: str = ""  # of a Model Server: how the keys are made that it is asked for
+    told: bool = True  # whether the optimizers were given; else a restored table brings its own
 
     @staticmethod
     def of_rank(embedder: Embedder, ranks: int) -> Spec:
@@ -71,7 +72,7 @@ class Spec:
             options["below"] = Spec.of(embedder.below, ranks)
         else:
             options |= {name: getattr(embedder, name) for name in TABLE_SETTINGS} | {"rows": embedder.rows // ranks}
-        return Spec(type(embedder), embedder.row, None, options)
+        return Spec(type(embedder), embedder.row, None, options, told=embedder._told)
 
     @staticmethod
     def of(embedder: Embedder, servers: int) -> Spec:
@@ -94,9 +95,16 @@ class Spec:
             of_disk = ("policy", "segment_bytes", "compaction_mb_per_s")
             options |= {name: getattr(embedder, name) for name in of_disk}
             return Spec(
-                SparseTable, embedder.row, embedder.path, options, embedder.ram // servers, embedder.takes_shows
+                SparseTable,
+                embedder.row,
+                embedder.path,
+                options,
+                embedder.ram // servers,
+                embedder.takes_shows,
+                told=embedder._told,
             )
-        return Spec(MemoryTable, embedder.row, None, options, embedder.budget // servers, embedder.takes_shows)
+        budget = embedder.budget // servers
+        return Spec(MemoryTable, embedder.row, None, options, budget, embedder.takes_shows, told=embedder._told)
 
     def make(self, shard: int, of: int) -> Any:
         if self.kind is ModelServer:
@@ -111,6 +119,7 @@ class Spec:
             return LevelTable(**{**self.options, "below": self.options["below"].make(shard, of)})
         if self.kind is GpuTable:
             made = GpuTable(self.row.dim, **self.options)
+            made._told = self.told
             made.open(self.row)
             return made
         if self.kind is SparseTable:
@@ -121,6 +130,7 @@ class Spec:
             table: Any = SparseTable(place, self.row.dim, ram=max(1, self.budget), **self.options)
         else:
             table = MemoryTable(self.row.dim, budget=max(1, self.budget), **self.options)
+        table._told = self.told
         table.open(self.row)
         return table
 
@@ -230,10 +240,16 @@ def check_splits(embedder: Embedder) -> None:
 
 
 def _gather(table: MemoryTable, saved: list[Path], shard: int, of: int) -> None:
-    shape = shape_of(table.row, table.linear, table.optimizer, table.init, table.seed, table._life)
+    linear, optimizer = _optimizers(table, describe(saved[0]))
+    shape = shape_of(table.row, linear, optimizer, table.init, table.seed, table._life)
     with gathered(saved, shape, shard, of) as place:
         table.restore(place)
     table.join_life(saved)
+
+
+def _optimizers(table: MemoryTable | SparseTable, saved: tuple[Any, ...]) -> tuple[Optimizer, Optimizer]:
+    """Return the optimizers of first-order weights and vectors that a table has once it is restored, as its ``restore`` does."""
+    return (table.linear, table.optimizer) if table._told else (optimizer_of(saved[2]), optimizer_of(saved[3]))
 
 
 @contextlib.contextmanager
@@ -256,12 +272,16 @@ def gathered(saved: list[Path], shape: tuple[Any, ...], shard: int, of: int) -> 
 
 
 def _rewrite(table: SparseTable, saved: list[Path], shard: int, of: int) -> None:
-    shape = shape_of(table.row, table.linear, table.optimizer, table.init, table.seed, table._life)
+    linear, optimizer = _optimizers(table, described(absolute(saved[0])))
+    shape = shape_of(table.row, linear, optimizer, table.init, table.seed, table._life)
     for path in saved:
         same_shape(path, described(absolute(path)), shape)
     if len(table):
         _replace(table, saved, shard, of)
         return
+    if not table._told:
+        table.set_optimizer(optimizer, linear)
+        table._told = False
     table.join_life(saved)
     for path in saved:
         for keys, rows in _rows_of(path):
@@ -276,8 +296,10 @@ def _replace(table: SparseTable, saved: list[Path], shard: int, of: int) -> None
     beside = table.path.with_name(f".{table.path.name}.shard")
     remove(beside)
     names = (*KEPT_SETTINGS, "policy", "segment_bytes", "ram", "compaction_mb_per_s")
+    linear, optimizer = _optimizers(table, described(absolute(saved[0])))
+    options = {n: getattr(table, n) for n in names} | {"linear": linear, "optimizer": optimizer}
     try:
-        with SparseTable(beside, table.row.dim, **{n: getattr(table, n) for n in names}) as fresh:
+        with SparseTable(beside, table.row.dim, **options) as fresh:
             fresh.open(table.row)
             _rewrite(fresh, saved, shard, of)
             fresh.checkpoint()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import threading
@@ -91,6 +92,20 @@ def test_another_split_of_dims_is_restored(tmp_path: Path) -> None:
             again.restore(tmp_path / "eights")
 
 
+def test_tables_without_an_optimizer_of_their_own_take_that_of_what_they_restore(tmp_path: Path) -> None:
+    adam = cb.optim.Adam(lr=0.3)
+    with cb.tables.SparseTables(tmp_path / "a", (4, 16), ram="4MB", optimizer=adam) as made:
+        pushed(made)
+        made.save(tmp_path / "saved")
+        kept = rows(made)
+    with cb.tables.SparseTables(tmp_path / "b", (4, 16), ram="4MB") as other:
+        other[4].check_source(tmp_path / "saved")
+        assert other[4].optimizer == cb.Adagrad(lr=0.02, initial=1)  # a check changes nothing
+        other.restore(tmp_path / "saved")
+        assert [part.optimizer for part in other] == [adam, adam]
+        assert all((rows(other)[dim] == kept[dim]).all() for dim in kept)
+
+
 def test_a_model_of_two_dims_trains_as_in_memory(tmp_path: Path) -> None:
     from tests.train.worlds import FAST, checkerboard, plan_of
 
@@ -168,6 +183,18 @@ def test_closed_tables_and_forked_ones_change_nothing(tmp_path: Path) -> None:
     with tables(tmp_path / "t") as again:
         for dim, table in rows(again).items():
             assert (table == kept[dim]).all()
+
+
+def test_tables_that_nobody_holds_any_more_let_their_folder_go(tmp_path: Path) -> None:
+    made = tables(tmp_path / "t")
+    pushed(made)
+    made.checkpoint()
+    kept = rows(made)
+    pushed(made)
+    del made
+    gc.collect()
+    with tables(tmp_path / "t") as again:  # as of the last checkpoint, as for a table that is closed without one
+        assert all((rows(again)[dim] == kept[dim]).all() for dim in kept)
 
 
 def test_a_folder_with_anything_else_in_it_is_left_alone(tmp_path: Path) -> None:

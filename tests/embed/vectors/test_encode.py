@@ -400,6 +400,11 @@ def test_weights_are_read_from_local_files_of_tensors_that_fit(tmp_path: Path) -
 def test_crop_gives_tensors_of_one_shape_for_every_form_of_image() -> None:
     for size in ((224, 224), (1, 1), (5000, 3), (3, 5000), (640, 480)):
         assert Crop()(Image.new("RGB", size)).shape == (3, 224, 224)
+    assert Crop(40, 8)(Image.new("RGB", (300, 200))).shape == (
+        3,
+        40,
+        40,
+    )  # larger than four times the resized picture
     gray = Crop(8, 8)(Image.new("RGB", (8, 8), (124, 116, 104)))
     assert gray.abs().max() < 0.01
 

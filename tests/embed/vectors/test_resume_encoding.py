@@ -81,6 +81,25 @@ def test_sound_records_of_whole_batches_are_taken_over(
     made.close(remove=True)
 
 
+def test_another_thread_can_read_each_vector_whose_place_it_sees(tmp_path: Path) -> None:
+    so_far = kept(tmp_path / "f", 2)
+    seen: list[list[list[float]]] = []
+
+    class Places(dict[bytes, int]):
+        def __setitem__(self, key: bytes, place: int) -> None:
+            super().__setitem__(key, place)
+            seen.append(so_far.vectors(np.array([place])).tolist())  # as a thread that was waiting for it
+
+        def update(self, *others: Any, **_: Any) -> None:
+            for key, place in dict(*others).items():
+                self[key] = place
+
+    so_far.places = Places()
+    so_far.add([name(0), name(1)], np.array([[1, 2], [3, 4]], np.float32))
+    assert seen == [[[1, 2]], [[3, 4]]]
+    so_far.close(remove=True)
+
+
 def test_vectors_without_a_state_are_deleted(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     (tmp_path / "w" / "vectors").write_bytes(record(0, [1, 2]))

@@ -107,6 +107,18 @@ def test_an_expression_gives_the_keys_of_a_plan(tmp_path: Path) -> None:
         cb.tables.write_vectors(tmp_path / "w", vectors, key="ad", vector="v")
 
 
+@pytest.mark.parametrize("options", [{}, {"dtype": "float16"}, {"shards": 2}])
+def test_a_key_without_a_row_has_no_vector_to_read(tmp_path: Path, options: dict[str, Any]) -> None:
+    data = {"id": [1, 2, 3], "v": [[1.0], [2.0], [3.0]]}
+    file = cb.tables.write_vectors(tmp_path / "f", data, key="id", vector="v", **options)
+    with pytest.raises(DataError, match=r"has no row at place -1; expected places from 0 to 2\. find\(\) returns -1"):
+        file.read(file.find(np.array([2, 9])))
+    with pytest.raises(DataError, match="has no row at place 3"):
+        file.read(np.array([0, 3]))
+    assert file.read(file.find(np.array([3, 1]))).tolist() == [[3], [1]]
+    assert file.read(np.empty(0, np.int64)).shape == (0, 1)
+
+
 def test_tokens_end_with_zeros(tmp_path: Path) -> None:
     data = {"id": [1, 2, 3], "t": [[5, 6], [], [7, 8, 9, 10]]}
     with pytest.raises(

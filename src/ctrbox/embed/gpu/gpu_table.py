@@ -44,6 +44,7 @@ from ctrbox.embed.settings_of_tables import (
     checked_optimizer,
     chosen_optimizers,
     describe,
+    keeping_optimizers,
     reading,
     refuse_gradient,
     same_dim,
@@ -187,10 +188,15 @@ class GpuTable(ReadsBatches, Shaped):
         """Replace the contents by those that ``save`` wrote. For a short time, both the old and the new rows are in memory."""
         found = describe(path)
         same_dim(path, found[0], self.dim)
-        if not self._told:
-            linear, optimizer = optimizer_of(found[2]), optimizer_of(found[3])
-            check_not_dense(type(self).__name__, optimizer, linear)
-            self.linear, self.optimizer = linear, optimizer
+        with keeping_optimizers(self):
+            if not self._told:
+                linear, optimizer = optimizer_of(found[2]), optimizer_of(found[3])
+                check_not_dense(type(self).__name__, optimizer, linear)
+                self.linear, self.optimizer = linear, optimizer
+            self._restore(path, found)
+
+    def _restore(self, path: str | os.PathLike[str], found: tuple[Any, ...]) -> None:
+        """Replace the contents by those of a file of this shape."""
         row = self._row if self._opened or len(self) else Row(found[0], found[1])
         same_shape(path, found, self._shape(row))
         with reading(path):

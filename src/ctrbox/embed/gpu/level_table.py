@@ -192,12 +192,20 @@ class LevelTable(WithCheckpoint, GpuTable):
 
     @contextlib.contextmanager
     def replaced(self) -> Iterator[None]:
-        """Return a context in which the caller may replace the contents of the Sparse Table. No row stays on the GPU."""
+        """Return a context in which the caller may replace the contents of the Sparse Table. Then no row stays on the GPU."""
         with self._moving:
             try:
                 yield
-            finally:
-                self._forget(self.below.row, always=True)
+            except BaseException:
+                if self.below._native is None:  # else nothing was replaced, and the rows on the GPU may be newer
+                    self._follow()
+                raise
+            self._follow()
+
+    def _follow(self) -> None:
+        """Take over what the Sparse Table now has. One without optimizers of its own has those of what it restored."""
+        self.optimizer, self.linear = self.below.optimizer, self.below.linear
+        self._forget(self.below.row, always=True)
 
     def clear(self) -> None:
         """Remove all rows from the GPU, the memory and the disk. The table keeps its settings and the shape of its rows."""

@@ -32,6 +32,7 @@ from ctrbox.embed.settings_of_tables import (
     check_opens,
     checked_keys,
     describe,
+    keeping_optimizers,
     reading,
     same_dim,
     same_shape,
@@ -85,8 +86,11 @@ class MemoryTable(Table):
     def open(self, row: Row) -> None:
         """Set the shape of the rows that a model reads. A table that holds rows of another shape raises an error."""
         if check_opens(self, row):
+            clock = 0 if self._native is None else self.clock
             self._native = self._empty(row)
             self._row = row
+            if clock:
+                self.advance(clock)
         self._opened = True
 
     @property
@@ -125,10 +129,11 @@ class MemoryTable(Table):
         """
         found = describe(path)
         same_dim(path, found[0], self.dim)
-        self._take_optimizers(found)
-        row = self._row if self._opened or len(self) else Row(found[0], found[1])
-        same_shape(path, found, self._shape(row))
-        self._native = self._read(path)
+        with keeping_optimizers(self):
+            self._take_optimizers(found)
+            row = self._row if self._opened or len(self) else Row(found[0], found[1])
+            same_shape(path, found, self._shape(row))
+            self._native = self._read(path)
         self._row = Row(found[0], found[1])
 
     @classmethod

@@ -231,6 +231,10 @@ class SparseTables(WithCheckpoint):
         if failed is not None:
             raise failed
 
+    def __del__(self) -> None:
+        if getattr(self, "_lock", -1) >= 0:
+            self.close(checkpoint=False)
+
     def __repr__(self) -> str:
         state = "closed" if self._lock < 0 else f"{len(self):,} keys"
         return f"SparseTables({str(self.path)!r}, dims {_listed(self.dims)}, {state}, ram {self.ram:,})"

@@ -31,7 +31,16 @@ from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
 from ctrbox.embed.embedder_traits import Traits
 from ctrbox.embed.row_lifetime import NO_LIFE, Admission, Counters
-from ctrbox.embed.settings_of_tables import Table, as_saved, check_row, checked_keys, same_dim, same_shape, shape_of
+from ctrbox.embed.settings_of_tables import (
+    Table,
+    as_saved,
+    check_row,
+    checked_keys,
+    keeping_optimizers,
+    same_dim,
+    same_shape,
+    shape_of,
+)
 from ctrbox.embed.ssd.close_with_checkpoint import WithCheckpoint
 from ctrbox.embed.ssd.folder import (
     SEGMENTS,
@@ -229,7 +238,16 @@ class SparseTable(WithCheckpoint, Table):
         self._check_usable()
         if self._native is not None:
             _ = self._changing
-        source, row = self._source(path, take=True)
+        with keeping_optimizers(self):
+            row = self._adopt(path)
+        self._native = None
+        remove(self.path / "COMPACTION_ERRORS")  # of files that are no longer the table's
+        self._begin(row)
+        self._row = row
+
+    def _adopt(self, path: str | os.PathLike[str]) -> Row:
+        """Make the folder that of a saved table, to be opened anew, and return the shape of its rows."""
+        source, row = self._source(path)
         where = segments_of(source, _native.SparseTable.generation(os.fspath(source)))
         mine = _native.SparseTable.generation(os.fspath(self.path)) if (self.path / "MANIFEST").exists() else 0
         there = segments_of(self.path, mine + 1)
@@ -241,26 +259,26 @@ class SparseTable(WithCheckpoint, Table):
                 link(file, there / file.name)
             # From here on this is the table, whatever happens; the old segments go when it is opened.
             _native.SparseTable.adopt(os.fspath(self.path), os.fspath(source), mine + 1)
-        self._native = None
-        remove(self.path / "COMPACTION_ERRORS")  # of files that are no longer the table's
-        self._begin(row)
-        self._row = row
+        return row
 
     def check_source(self, path: str | os.PathLike[str]) -> None:
         """Raise the errors that ``restore`` would raise, without changing anything."""
-        source, row = self._source(path)
-        with self._calling():
-            self._check_whole(source, row)
+        linear, optimizer = self.linear, self.optimizer
+        try:
+            source, row = self._source(path)
+            with self._calling():
+                self._check_whole(source, row)
+        finally:
+            self.linear, self.optimizer = linear, optimizer
 
-    def _source(self, path: str | os.PathLike[str], take: bool = False) -> tuple[Path, Row]:
-        """The folder of a saved table of this shape, and its row; ``take``: its optimizers, where none were given."""
+    def _source(self, path: str | os.PathLike[str]) -> tuple[Path, Row]:
+        """Return the folder of a saved table of this shape, and its row. Take its optimizers, where none were given."""
         source = absolute(path)
         if (source / "TABLES").exists():  # several dims
             source = saved_part(source, self.dim)
         found = described(source)
         same_dim(source, found[0], self.dim)
-        if take:
-            self._take_optimizers(found)
+        self._take_optimizers(found)
         row = self._row if self._opened or len(self) else Row(found[0], found[1])
         same_shape(source, found, self._shape(row))
         return source, row

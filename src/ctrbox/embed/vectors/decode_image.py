@@ -52,7 +52,7 @@ def cropped(image: Any, size: int, resize: int) -> Any:
     short = min(wide, high)
     to = tuple(max(size, round(side * resize / short)) for side in (wide, high))
     # A picture that is very long would be resized to very many pixels, so its middle is cut out first.
-    if max(to) > 4 * resize:
+    if max(to) > max(4 * resize, size):
         keep = 2 * short
         left, top = max(0, (wide - keep) // 2), max(0, (high - keep) // 2)
         return cropped(image.crop((left, top, min(wide, left + keep), min(high, top + keep))), size, resize)

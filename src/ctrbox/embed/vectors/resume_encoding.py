@@ -135,9 +135,9 @@ class EncodedSoFar:
             self._file.flush()
         except OSError as error:
             raise WriteError(f"cannot save the vectors of this encoding in {self.folder}: {error.strerror}") from error
-        for key in hashes:
-            self.places[key] = self._rows
-            self._rows += 1
+        first = self._rows
+        self._rows += len(hashes)  # before the places: another thread reads the vectors of the places that it sees
+        self.places.update(zip(hashes, range(first, self._rows), strict=True))
 
     def _write_state(self, width: int) -> None:
         with written_aside(self.folder / "state.json") as aside:

@@ -135,7 +135,16 @@ class VectorFile:
         return places
 
     def read(self, places: Places) -> Data:
-        """Return the rows at ``places`` as float32 (tokens: int32). Each row is checked when it is first read."""
+        """Return the rows at ``places`` as float32 (tokens: int32). Each row is checked when it is first read.
+
+        A place of -1, which ``find`` returns for a key without a row, raises an error.
+        """
+        if len(places) and not 0 <= places.min() <= places.max() < len(self):
+            wrong = places[(places < 0) | (places >= len(self))][0]
+            raise DataError(
+                f"{self.path} has no row at place {wrong}; expected places from 0 to {len(self) - 1:,}. find() returns -1 "
+                "for a key without a row: leave these keys out before read()"
+            )
         out = np.empty((len(places), self.width), np.int32 if self.tokens else np.float32)
         if len(self._shards) == 1:
             return self._shards[0].read(places, out)
