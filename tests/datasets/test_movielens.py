@@ -134,6 +134,7 @@ def test_it_trains_with_vectors_of_movies(tmp_path: Path) -> None:
         ({"ratings": [*RATED, "1::ten::5::9"]}, r"ratings\.dat line 6: movie_id is 'ten'; expected a number"),
         ({"ratings": ["1::10::9::978300760"]}, r"rating 0 is 9\.0; expected 0 to 5"),
         ({"ratings": ["1::10::5::-7"]}, "timestamp of rating 0 is -7"),
+        ({"movies": [*FILMS, "40::Next\x85line::Drama", "50::Lost"]}, r"movies\.dat line 5: found 2 values"),
         ({"users": [*PEOPLE, PEOPLE[0]]}, "user_id 1 occurs twice"),
         ({"movies": [*FILMS, FILMS[2]]}, "movie_id 30 occurs twice"),
     ],

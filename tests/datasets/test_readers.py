@@ -54,6 +54,19 @@ def test_criteo_counts_are_integers_and_gaps_are_null(tmp_path: Path) -> None:
     assert len(log.schema) == 41
 
 
+def test_criteo_keeps_the_largest_integers_also_beside_a_bad_line(tmp_path: Path) -> None:
+    ends = ["9223372036854775807", "-9223372036854775808", "0000000000000000000005"]
+    good = [criteo_line(1, count) for count in ends]
+    wanted = [int(count) for count in ends]
+    assert [row["I1"] for row in rows(criteo(write(tmp_path / "good", *good)))] == wanted
+    beside = write(tmp_path / "beside", *good, criteo_line(1, "x"), criteo_line(1, "9223372036854775808"))
+    log = criteo(beside, on_error="skip")
+    assert [row["I1"] for row in rows(log)] == wanted
+    assert log.skipped == 2
+    with pytest.raises(DataError, match="line 4: I1 is 'x'"):
+        list(criteo(beside).batches())
+
+
 def test_a_log_can_be_read_again_and_again(tmp_path: Path) -> None:
     log = criteo(write(tmp_path / "day_0", criteo_line()))
     assert rows(log) == rows(log)
@@ -299,6 +312,7 @@ def test_libffm_fields_become_list_columns(tmp_path: Path) -> None:
         ("1 x:1:1", "found 'x:1:1'; expected field:index:value"),
         ("1 0:1:", "found '0:1:'; expected field:index:value"),
         ("1 -1:1:1", "found '-1:1:1'; expected field:index:value"),
+        ("1 0x1:1:1", "found '0x1:1:1'; expected field:index:value"),
         ("yes 0:1:1", "label is 'yes'; expected a number"),
         ("1 7:1:1", f"field 7 is {UNKNOWN} (known: f0, f1)"),
     ],

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ctrbox.datasets import adlog, adlog_events
-from ctrbox.errors import DataError
+from ctrbox.errors import DataError, PlanError
 
 
 @pytest.fixture(scope="module")
@@ -50,5 +50,8 @@ def test_the_same_seed_gives_the_same_stream_and_formats_agree(log: Path, tmp_pa
     ]
     with pytest.raises(DataError, match="format must be one of parquet, arrow, jsonl"):
         adlog_events(log, tmp_path / "c", format="csv")
+    for name, given in (("chunk_rows", 0), ("chunk_rows", -5), ("rows", 0)):
+        with pytest.raises(PlanError, match=f"{name}= must be a whole number"):
+            adlog_events(log, tmp_path / "c", **{name: given})
     with pytest.raises(DataError, match="does not contain an ad log"):
         adlog_events(tmp_path / "nothing", tmp_path / "c")

@@ -3,7 +3,7 @@
 out/images/*.parquet       ad_id, image: a list of floats of one width; 0.5 % of the ads have none
 out/behaviors/*.parquet   user_id, ad_id, ts, dwell: clicks of the 28 days before the log, user by user, newest last
 users.behavior            the ads of `behaviors` a user clicked in the last 14 days and dwelled on, "id|id|…", newest last
-users.clicked              the same, of all clicks
+users.all_clicks           the same, of all clicks
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ CRITEO_CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 _AVAZU_INTS = frozenset(
     ["hour", "C1", "banner_pos", "device_type", "device_conn_type", *(f"C{i}" for i in range(14, 22))]
 )
-_INTEGER = re.compile(rb"-?[0-9]{1,18}\Z")
+_INTEGER = re.compile(rb"-?0*[0-9]{1,19}\Z")  # `_fits` compares the value
 
 
 class Delimited:

@@ -14,6 +14,7 @@ Server. Everything is read into memory: the set of a million ratings takes 0.1 G
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,7 +163,8 @@ def _parse(path: Path, schema: pa.Schema) -> pa.Table:
 
 def _complaint(text: str, schema: pa.Schema) -> str | None:
     """What is wrong with the first line that is wrong."""
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not splitlines: titles of the set of a million may contain characters that it takes for the end of a line.
+    for number, line in enumerate(re.split("\r\n|\r|\n", text), 1):
         values = line.split("::")
         if line and len(values) != len(schema):
             return f"line {number}: found {len(values)} values; expected {len(schema)}: {'::'.join(schema.names)}"

@@ -234,7 +234,11 @@ class LibFfm:
         if np.any(np.diff(at) != 3):
             raise Unparsed("a token is not field:index:value")
         start = at[:-1]
-        field = np.asarray(parts.take(pa.array(start)).cast(pa.int64()), np.int64)
+        fields = parts.take(pa.array(start))
+        # Arrow also reads 0x1F as 31.
+        if (b"0x" in block or b"0X" in block) and not pc.all(pc.match_substring_regex(fields, "^[0-9]*$")).as_py():
+            raise Unparsed("a field is not written in decimal digits")
+        field = np.asarray(fields.cast(pa.int64()), np.int64)
         if len(field) and (field.min() < 0 or field.max() >= len(self._fields)):
             raise Unparsed("an unknown field")
         index = parts.take(pa.array(start + 1))

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ctrbox.arguments.numbers import whole
 from ctrbox.errors import DataError, WriteError
 from ctrbox.files.urls import local_path
 
@@ -46,6 +47,9 @@ def adlog_events(
     """
     if format not in FORMATS:
         raise DataError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
+    whole("chunk_rows=", chunk_rows, 1, 1 << 40)
+    if rows is not None:
+        whole("rows=", rows, 1, 1 << 40)
     place, log = local_path(out, "a stream of chunk files"), local_path(data, "the ad log of a stream")
     began, done = time.monotonic(), 0
     try:
