@@ -188,6 +188,20 @@ def test_one_history_for_all_rows_gives_what_the_repeated_one_gives(name: str, l
 
 
 @every_one
+def test_one_history_for_all_rows_may_have_ages_that_differ_by_row(name: str) -> None:
+    torch.manual_seed(10)
+    model = jolted(MODELS[name](LISTS, 4, age="ages", fields=["ad", "history", "ages"]))
+    x = inputs(model.reads, 8)
+    vectors, ages, lengths = torch.randn(1, 5, 4), torch.randn(8, 5, 4), torch.full((8,), 5)
+    found = []
+    for history in (vectors.expand(8, -1, -1), vectors.repeat(8, 1, 1)):
+        lists = {"history": (history, lengths), "ages": (ages, lengths)}
+        with torch.no_grad():
+            found.append(model(Inputs(x.reads, 8, x.dense, x.pooled, lists)))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+@every_one
 def test_no_history_in_the_whole_batch(name: str) -> None:
     model = made(name, schema())
     logits = model(inputs(model.reads, 4, longest=0))

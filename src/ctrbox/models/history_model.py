@@ -84,7 +84,7 @@ class HistoryModel(nn.Module):
     def past(self, x: Inputs) -> History:
         """Return the history of each row; of the first row alone where it stands for all, as in a request."""
         vectors, lengths = self._sequence(x, self.history)
-        shared = not self.training and stands_for_all(x.sequence(self.history)[0])
+        shared = self._shared(x)
         at = torch.arange(vectors.shape[1], device=vectors.device)
         real = at < lengths.unsqueeze(1)
         place = (lengths.unsqueeze(1) - 1 - at).clamp(0, self.longest - 1)
@@ -106,5 +106,9 @@ class HistoryModel(nn.Module):
 
     def _sequence(self, x: Inputs, field: str) -> tuple[torch.Tensor, torch.Tensor]:
         vectors, lengths = x.sequence(field)
-        shared = not self.training and stands_for_all(x.sequence(self.history)[0])
-        return (vectors[:1], lengths[:1]) if shared else (vectors, lengths)
+        return (vectors[:1], lengths[:1]) if self._shared(x) else (vectors, lengths)
+
+    def _shared(self, x: Inputs) -> bool:
+        """Return whether all rows have the same history. A list beside it, such as ages, may still differ by candidate."""
+        fields = (self.history, *self.beside.values())
+        return not self.training and all(stands_for_all(x.sequence(field)[0]) for field in fields)

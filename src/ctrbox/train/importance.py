@@ -5,6 +5,9 @@ model predicts again. If two features contain the same information, each of them
 importance of about 0, which may be negative. The interval is that of DeLong for two AUCs over the same rows. Every row gets the
 value of another row, so the interval covers the chance of the shuffling as well as that of the rows. With a probability of 95 %,
 all intervals together contain the true values.
+
+A model may read lists beside its history, such as the age of each item, which must have the length of the history. If the history
+is shuffled, they go with it. If such a list is shuffled, only rows with histories of the same length exchange their values.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from ctrbox.columns.batch import Batch
+from ctrbox.columns.batch import Batch, Ragged
 from ctrbox.compiled_plan.plan import Plan
 from ctrbox.engines.batch_stream import Position
 from ctrbox.evaluate.compare_two_models import auc_difference
+from ctrbox.models.history_model import HistoryModel
 from ctrbox.train.learn_batch import Learner
 
 SAMPLE = 20_000
@@ -49,7 +53,7 @@ def features(learner: Learner, batch: Batch, seed: int = 0) -> list[dict[str, An
     for field in batch.schema.sparse:
         ragged = batch.sparse[field.name]
         counts = np.diff(ragged.offsets)
-        shuffled = {**batch.sparse, field.name: ragged.take(order)}
+        shuffled = {**batch.sparse, **_shuffled(learner, batch, field.name, order)}
         found.append(
             {
                 "name": field.name,
@@ -77,6 +81,19 @@ def features(learner: Learner, batch: Batch, seed: int = 0) -> list[dict[str, An
             }
         )
     return found
+
+
+def _shuffled(learner: Learner, batch: Batch, name: str, order: np.ndarray) -> dict[str, Ragged]:
+    """Return a field whose values were exchanged among the rows, and the lists that must go with it."""
+    model = getattr(learner, "model", None)
+    beside = set(model.beside.values()) if isinstance(model, HistoryModel) else set()
+    if name in beside:
+        counts = np.diff(batch.sparse[name].offsets)
+        from_row = np.empty_like(order)
+        from_row[np.argsort(counts, kind="stable")] = order[np.argsort(counts[order], kind="stable")]
+        return {name: batch.sparse[name].take(from_row)}
+    moved = {name, *beside} if isinstance(model, HistoryModel) and name == model.history else {name}
+    return {one: batch.sparse[one].take(order) for one in moved}
 
 
 def _predictions(learner: Learner, batch: Batch) -> np.ndarray:
