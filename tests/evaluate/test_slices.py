@@ -155,6 +155,12 @@ def test_columns_of_many_kinds_are_read(values: Any, names: list[str]) -> None:
     assert [s.value for s in slices({"x": values}, [0, 1, 0], [0.5, 0.5, 0.5], min_rows=1)] == names
 
 
+def test_a_row_whose_list_is_null_is_missing_and_one_with_an_empty_list_is_in_no_slice() -> None:
+    for kind in (pa.list_(pa.string()), pa.large_list(pa.string())):
+        found = slices({"x": pa.array([["a", "b"], None, [], None], kind)}, [0, 1, 0, 0], [0.5] * 4, min_rows=1)
+        assert [(s.value, s.rows, s.clicks) for s in found] == [("a", 1, 0), ("b", 1, 0), (MISSING, 2, 1)]
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,19 @@ def test_native_steps_go_on_where_torch_or_a_checkpoint_left_the_state() -> None
     assert float(mine.state[ours[0]]["step"]) == 6
 
 
+def test_native_steps_take_the_rate_of_a_state_that_was_loaded() -> None:
+    (mine,) = weights([4])
+    optimizer = dense_optimizer(cb.optim.Adam(lr=0.1))([mine])
+    native = AdamStep(optimizer)
+    gradients([mine], 0)
+    native.step(1)
+    optimizer.load_state_dict(optimizer.state_dict())  # the same tensors in other groups
+    optimizer.param_groups[0]["lr"] = 0.0
+    before = mine.detach().clone()
+    native.step(1)
+    assert torch.equal(mine.detach(), before)
+
+
 def test_weights_without_a_gradient_stay() -> None:
     mine = weights([4, 5])
     before = mine[1].detach().clone()
@@ -106,7 +120,21 @@ def test_weights_without_a_gradient_stay() -> None:
     assert mine[1] not in optimizer.state
 
 
-@pytest.mark.parametrize("option", [{"amsgrad": True}, {"maximize": True}, {"lr": torch.tensor(0.1), "foreach": False}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"amsgrad": True},
+        {"maximize": True},
+        {"lr": torch.tensor(0.1), "foreach": False},
+        pytest.param(
+            {"decoupled_weight_decay": True, "weight_decay": 0.1},
+            marks=pytest.mark.skipif(
+                "decoupled_weight_decay" not in inspect.signature(torch.optim.Adam).parameters,
+                reason="this version of torch has no decoupled_weight_decay of Adam",
+            ),
+        ),
+    ],
+)
 def test_torch_keeps_what_the_native_step_does_not_know(option: dict[str, Any]) -> None:
     assert not AdamStep(torch.optim.Adam(weights([3]), **option)).usable
 

@@ -586,7 +586,10 @@ def test_without_a_command_the_call_is_shown(command: Any) -> None:
         "command": command,
         "identity": {"settings": {"batch_size": 100, "seed": 7, "limit": None, "monitor": "auc"}},
     }
-    assert reproduce(recorded(config=config)) == "cb.Trainer(model, table).fit(plan, batch_size=100, seed=7, out='run')"
+    assert (
+        reproduce(recorded(config=config))
+        == "cb.Trainer(model, table).fit(plan, batch_size=100, seed=7, monitor='auc', out='run')"
+    )
 
 
 # ---- charts -------------------------------------------------------------------------------------

@@ -169,13 +169,20 @@ def test_nested_settings_are_flat_names() -> None:
     assert report.flat(deep) == [("k.k.k.k.k.k.k", '{"x": 1}')]
 
 
-def test_the_call_that_made_a_run_has_its_numbers() -> None:
-    def call(settings: dict[str, Any]) -> str:
+def test_the_call_that_made_a_run_has_all_settings_that_are_not_the_usual_ones() -> None:
+    def call(settings: dict[str, Any], valid: int = 0) -> str:
         config = fields(identity={"settings": settings})
-        return report.reproduce(Recorded(Path("run"), config, fields(), [], None))
+        return report.reproduce(Recorded(Path("run"), config, fields(rows={"valid": valid}), [], None))
 
-    assert call({"epochs": 2, "shuffle": 0, "clip": 0.5, "monitor": "auc"}) == (
-        "cb.Trainer(model, table).fit(plan, epochs=2, clip=0.5, out='run')"
+    assert call({"epochs": 2, "shuffle": 0, "clip": 0.5, "monitor": "auc", "calibrate": None}) == (
+        "cb.Trainer(model, table).fit(plan, epochs=2, clip=0.5, monitor='auc', out='run')"
+    )
+    assert call({"valid": 0.0, "schedule": "Constant()"}) == "cb.Trainer(model, table).fit(plan, valid=0, out='run')"
+    assert call({"valid": 0.0, "schedule": "Warmup(steps=3)"}, valid=9) == (
+        "cb.Trainer(model, table).fit(plan, valid=valid_plan, schedule=cb.optim.Warmup(steps=3), out='run')"
+    )
+    assert call({"valid": 0.2, "schedule": "slower 0123456789abcdef"}) == (
+        "cb.Trainer(model, table).fit(plan, valid=0.2, schedule=schedule, out='run')"
     )
 
 

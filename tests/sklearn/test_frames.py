@@ -31,6 +31,16 @@ MANY = [*range(51)] * 2  # 51 distinct numbers, each twice: keys and a number
 LOST = "\0missing"
 
 
+class Undecided:
+    """Compares as pandas.NA does."""
+
+    def __ne__(self, other: object) -> Any:
+        return self
+
+    def __bool__(self) -> bool:
+        raise TypeError("boolean value of NA is ambiguous")
+
+
 def only(values: Any, **asked: Any) -> Column:
     return Frame.of(pa.table({"x": values}), **asked).columns[0]
 
@@ -343,6 +353,7 @@ def test_the_two_classes_are_numbered_in_ascending_order(y: Any, classes: list[A
         ([math.inf, 1.0], "y is inf in row 0"),
         (np.array(["a", None], object), "y has rows without a label"),
         (np.array(["a", math.nan], object), "y has rows without a label"),
+        (np.array([True, Undecided()], object), "y has rows without a label"),
         (np.array(["a", 1], object), "y contains labels of different types"),
         ([1, 1], r"y has one class \(1\), expected two classes$"),
         ([1.0, 1.0], r"y has one class \(1.0\), expected two classes$"),

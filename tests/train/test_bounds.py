@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,6 +176,27 @@ def test_functions_are_described_by_their_code_and_objects_without_their_address
     assert described(two) == first
     assert " at 0x" not in described(object())
     assert described(3) == "3"
+
+
+def test_functions_are_described_by_the_values_that_they_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_closure(lr: float) -> Callable[[Any], Any]:
+        return lambda weights: torch.optim.Adam(weights, lr=lr)
+
+    def of_default(lr: float) -> Callable[..., float]:
+        def one(step: int, factor: float = lr, *, floor: float = 2 * lr) -> float:
+            return factor + floor
+
+        return one
+
+    def of_global(lr: float) -> Callable[[int], list[float]]:
+        monkeypatch.setitem(globals(), "RATE", lr)
+        return lambda step: [RATE for _ in range(step)]  # type: ignore[name-defined] # noqa: F821
+
+    def told(make: Callable[[float], Any], lr: float) -> str:
+        return described(make(lr))
+
+    for make in (of_closure, of_default, of_global):
+        assert told(make, 0.1) == told(make, 0.1) != told(make, 0.2), make.__name__
 
 
 # ---- arguments of fit

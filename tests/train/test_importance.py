@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +65,23 @@ def test_a_feature_is_important_where_the_model_loses_without_it(batch: Batch) -
         assert found[name]["importance"] > 0.02
     assert math.isnan(found["noise"]["importance"])  # the model does not read it
     assert (found["list"]["importance"], found["nothing"]["importance"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("name", ["BST", "SIM", "HSTU"])
+def test_lists_beside_a_history_keep_its_length(tmp_path: Path, name: str) -> None:
+    random = np.random.default_rng(3)
+    lists = [random.integers(1, 6, length).tolist() for length in random.integers(0, 4, ROWS)]
+    ages = [[7 if k % 4 == 0 else 8 for _ in items] for k, items in enumerate(lists)]  # which tell the label
+    table = pa.table({"y": CLICKED.astype(np.int64), "ad": np.arange(ROWS) % 5, "items": lists, "ages": ages})
+    ad = {"ad": col("ad").key(space="ad"), "history": col("items").key(space="ad"), "ages": col("ages").key()}
+    plan = cb.compile(cb.View(table).fill(items=[], ages=[]), cb.FeatureSet(label=col("y"), sparse=ad), threads=1)
+    model = cb.models.build(name, plan.schema, {"dim": 4, "age": "ages", "hidden": [8]})
+    fast = cb.Adagrad(lr=0.3, initial=0.1)
+    trainer = cb.Trainer(model, cb.MemoryTable(4, optimizer=fast), optimizer=cb.optim.Adam(lr=0.03), threads=1)
+    run = trainer.fit(plan, batch_size=50, epochs=8, valid=0.5, out=tmp_path / "run")
+    found = {one["name"]: one["importance"] for one in run.summary["features"]}
+    assert found["ages"] > 0.1
+    assert found["history"] > 0.1  # its ages go with it
 
 
 @pytest.mark.parametrize(("piece", "sizes"), [(ROWS, [400]), (ROWS - 1, [399, 1]), (150, [150, 150, 100])])

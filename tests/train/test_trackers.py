@@ -121,6 +121,27 @@ def test_weights_and_biases_makes_a_run_and_ends_it(wandb: Any) -> None:
     assert callback.run.finished
 
 
+def test_one_callback_in_two_trainings_makes_two_runs_and_ends_no_run_of_others(mlflow: FakeMlflow, wandb: Any) -> None:
+    callback = MLflow(params={"dim": 4})
+    told(callback)
+    told(callback)
+    assert [call for call in mlflow.calls if not isinstance(call, tuple) or call[0] == "params"] == [
+        "start",
+        ("params", {"dim": 4}),
+        "end",
+    ] * 2
+    mlflow.active = "theirs"
+    told(callback)
+    assert mlflow.active == "theirs"
+    other = WeightsAndBiases(project="ads")
+    told(other)
+    first = other.run
+    told(other)
+    assert other.run is not first
+    assert len(first.logged) == len(other.run.logged) == 1
+    assert other.run.finished
+
+
 @pytest.mark.parametrize("active", [True, False])
 def test_weights_and_biases_leaves_a_run_that_was_there_open(wandb: Any, active: bool) -> None:
     theirs = FakeRun()

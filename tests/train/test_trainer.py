@@ -148,6 +148,16 @@ def test_schedules_scale_dense_weights_and_tables(plan: cb.Plan) -> None:
     assert cb.optim.Decay(0.5, 10)(25) == 0.25
 
 
+def test_pushes_after_a_training_have_the_rate_of_the_table(plan: cb.Plan) -> None:
+    table = cb.MemoryTable(2, optimizer=cb.optim.SGD(lr=0.5))
+    model = cb.models.FM(plan.schema, 2)
+    cb.Trainer(model, table).fit(plan, batch_size=500, valid=0.0, schedule=lambda step: 0.0)
+    keys = np.array([1, 2])
+    before = table.pull(keys)
+    table.push(keys, np.ones_like(before))
+    np.testing.assert_allclose(before - table.pull(keys), 0.5, rtol=1e-5)
+
+
 def test_clipping_bounds_the_dense_step(plan: cb.Plan) -> None:
     model = Small(plan.schema)
     before = {k: v.detach().clone() for k, v in model.named_parameters()}

@@ -2,8 +2,8 @@
 
 A slice is the rows in which a column has one value. Numbers with a fraction are cut into ten buckets of about equally many
 rows (unless they have few values), moments into days; a row with a list belongs to the slice of each of its values, and to
-none when the list is empty. The ``top`` values with the most rows, of at least ``min_rows`` each, are slices; what is left
-is "(other)", nulls and NaN are "(missing)", and these two are slices where they too have ``min_rows``.
+none when the list is empty; a null is no empty list. The ``top`` values with the most rows, of at least ``min_rows`` each,
+are slices; what is left is "(other)", nulls and NaN are "(missing)", and these two are slices where they too have ``min_rows``.
 
 "Worst" must not mean "hard": clicks on cold ads cannot be predicted well by anyone, and a low AUC within a slice is common
 where the column itself predicts clicks. It means that a constant would repair or beat the model there:
@@ -168,8 +168,10 @@ def _coded(name: str, values: Any, rows: int) -> tuple[Array | None, Array, list
     if len(array) != rows:
         raise DataError(f"column {name!r} has {len(array):,} values; expected one for each of the {rows:,} labels")
     of: Array | None = None
+    absent = np.zeros(0, np.int64)  # rows whose list is null
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
         of = pc.list_parent_indices(array).to_numpy(zero_copy_only=False).astype(np.int64)
+        absent = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
         array = pc.list_flatten(array)
     kind = array.type
     if pa.types.is_dictionary(kind):
@@ -187,6 +189,8 @@ def _coded(name: str, values: Any, rows: int) -> tuple[Array | None, Array, list
         raise DataError(f"column {name!r} has type {kind}; expected strings, numbers, times, or lists of them")
     else:
         codes, names = _categories(array)
+    if of is not None and len(absent):
+        of, codes = np.concatenate([of, absent]), np.concatenate([codes, np.full(len(absent), -1)])
     if of is not None and len(of):
         # A value that a row's list holds twice still means one row.
         of, codes = np.divmod(np.unique(of * (len(names) + 1) + codes + 1), len(names) + 1)

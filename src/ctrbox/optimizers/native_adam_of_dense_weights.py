@@ -6,8 +6,6 @@ The optimizer stays torch's. Its state tensors are read and changed in place, so
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ctrbox import _native
@@ -22,7 +20,7 @@ class AdamStep:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
-        self.built: list[tuple[dict[str, Any], _native.Adam]] = []  # of each group of weights
+        self.built: list[_native.Adam] = []  # of each group of weights
         self.addresses: list[int] = []
 
     @property
@@ -32,7 +30,9 @@ class AdamStep:
         if "step" in vars(optimizer) or any(getattr(optimizer, name) for name in HOOKS):
             return False
         return all(
-            all(group.get(name) == value for name, value in PLAIN.items()) and not isinstance(group["lr"], torch.Tensor)
+            all(group.get(name) == value for name, value in PLAIN.items())
+            and not group.get("decoupled_weight_decay")  # of Adam since torch 2.7; it is then AdamW
+            and not isinstance(group["lr"], torch.Tensor)
             for group in optimizer.param_groups
         )
 
@@ -40,10 +40,11 @@ class AdamStep:
         """Change every weight that has a gradient."""
         tensors = [t for group in self.optimizer.param_groups for p in group["params"] for t in self._tensors(p)]
         addresses = [t.data_ptr() for t in tensors]
-        if addresses != self.addresses:
+        if addresses != self.addresses or len(self.built) != len(self.optimizer.param_groups):
             self._build()
             self.addresses = addresses
-        for group, native in self.built:
+        # The groups are asked for each time: load_state_dict replaces them, and may keep the tensors.
+        for group, native in zip(self.optimizer.param_groups, self.built, strict=True):
             beta1, beta2 = group["betas"]
             native.step(group["lr"], beta1, beta2, group["eps"], group["weight_decay"], threads)
 
@@ -65,4 +66,4 @@ class AdamStep:
             for weight in group["params"]:
                 if tensors := self._tensors(weight):
                     native.add(*(t.detach().view(-1).numpy() for t in tensors))
-            self.built.append((group, native))
+            self.built.append(native)

@@ -29,6 +29,7 @@ from ctrbox.show.charts import Part, short, text
 from ctrbox.show.page import card, named, page, section, table
 
 MOST_SETTINGS = 400
+SCHEDULES = ("Warmup(", "Cosine(", "Decay(", "ReduceOnPlateau(")  # of cb.optim
 HELPS = {
     "read": (
         "reading the log",
@@ -350,8 +351,14 @@ def reproduce(run: Recorded) -> str:
     command = run.config.values.get("command")
     if isinstance(command, list) and command and all(isinstance(word, str) for word in command):
         return shlex.join(command)
-    settings = run.config.fields("identity").fields("settings").values
-    asked = [f"{name}={value!r}" for name, value in settings.items() if isinstance(value, int | float) and value]
+    settings = dict(run.config.fields("identity").fields("settings").values)
+    schedule = settings.pop("schedule", None)
+    asked = [f"{name}={value!r}" for name, value in settings.items() if isinstance(value, int | float | str) and value]
+    if settings.get("valid") == 0:  # another share is the default
+        asked.append(f"valid={'valid_plan' if run.summary.fields('rows').count('valid') else 0}")
+    if isinstance(schedule, str) and schedule != "Constant()":
+        # Of a function, the name and a checksum are recorded.
+        asked.append(f"schedule=cb.optim.{schedule}" if schedule.startswith(SCHEDULES) else "schedule=schedule")
     return f"cb.Trainer(model, table).fit(plan, {', '.join([*asked, f'out={str(run.folder)!r}'])})"
 
 

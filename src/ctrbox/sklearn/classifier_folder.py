@@ -120,7 +120,7 @@ def classes_of(described: Any) -> np.ndarray:
 def of_frame(frame: Frame) -> dict[str, Any]:
     columns = [
         {"given": c.given, "name": c.name, "kind": c.kind, "type": str(c.type)}
-        | {"missing": c.missing, "mean": c.mean, "constant": c.constant, "family": c.family}
+        | {"missing": c.missing, "mean": c.mean, "constant": c.constant, "family": c.family, "parts": c.parts}
         for c in frame.columns
     ]
     return {"named": frame.named, "columns": columns}

@@ -365,7 +365,7 @@ def labels_of(y: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
     if given.dtype.kind == "f" and not np.isfinite(given).all():
         row = int(np.argmax(~np.isfinite(given)))
         raise InputError(f"y is {given[row]} in row {row} (Input y contains NaN or infinity); remove such rows")
-    if given.dtype.kind == "O" and any(v is None or v != v for v in given):
+    if given.dtype.kind == "O" and any(map(_absent, given)):
         raise InputError("y has rows without a label (None or NaN); leave them out")
     try:
         classes, index = np.unique(given, return_inverse=True)
@@ -385,6 +385,14 @@ def labels_of(y: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return classes, index.reshape(-1).astype(np.int8)
 
 
+def _absent(label: Any) -> bool:
+    """Whether a label is None, NaN, or NA of pandas, which does not tell whether it equals itself."""
+    try:
+        return label is None or bool(label != label)
+    except TypeError:
+        return True
+
+
 def weights_of(weight: Any, rows: int) -> np.ndarray | None:
     if weight is None:
         return None
@@ -397,7 +405,9 @@ def weights_of(weight: Any, rows: int) -> np.ndarray | None:
     if given.shape != (rows,):
         raise InputError(f"sample_weight has shape {given.shape}; expected ({rows},), one for each row of X")
     if not (np.isfinite(given).all() and (given >= 0).all()) or not given.any():
-        raise InputError("sample_weight must be finite and 0 or more, and the weight of at least one row must not be zero")
+        raise InputError(
+            "sample_weight must be finite and 0 or more, and the weight of at least one row must not be zero"
+        )
     return given
 
 

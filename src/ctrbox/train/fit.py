@@ -185,6 +185,7 @@ class Fit:
             else:
                 self._train_elsewhere(cluster)
             self.learner.settle()
+            self.learner.end_schedule()
             self.learner.keep_average()
             self._take_best()
             if isinstance(self.settings.calibrate, str):

@@ -330,6 +330,12 @@ class Learner(ClickModel):
                 source.full.wait()
         self._heard()
 
+    def end_schedule(self) -> None:
+        """Give the tables the learning rates that they were created with: later pushes belong to no step of the schedule."""
+        for source in self.sources:
+            if source.traits.scales_lr:
+                source.full.scale_lr(1.0)
+
     def _recorded(self, looked: Looked, source: int) -> Into | None:
         if self.graphed is None or looked.batch.rows != self.usual:
             return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dis
 import hashlib
 import json
 import platform
@@ -290,13 +292,35 @@ def _add_code(digest: Any, code: CodeType) -> None:
 
 
 def described(value: Any) -> str:
-    """Return a text that is the same for the same thing in every process, also for a function."""
+    """Return a text that is the same for the same thing in every process, also for a function with the values that it uses."""
     function = getattr(value, "__func__", value)
     if isinstance(function, FunctionType):
         digest = hashlib.sha256()
         _add_code(digest, function.__code__)
+        if used := _values_used(function):
+            digest.update(repr(used).encode())
         return f"{function.__qualname__} {digest.hexdigest()[:16]}"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _values_used(function: FunctionType) -> list[tuple[str, Any]]:
+    """Return the numbers and texts that a function does not contain but uses: defaults, and variables from outside."""
+    found = [(f"default {k}", value) for k, value in enumerate(function.__defaults__ or ())]
+    found += sorted((function.__kwdefaults__ or {}).items())
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a variable that has no value yet
+            found.append((name, cell.cell_contents))
+    known = function.__globals__
+    found += [
+        (name, known[name]) for name in sorted(_globals_read(function.__code__) & known.keys()) if name[:2] != "__"
+    ]
+    return [(name, value) for name, value in found if isinstance(value, bool | int | float | str)]
+
+
+def _globals_read(code: CodeType) -> set[str]:
+    """Return the names of the global variables that a function reads, or a function within it."""
+    found = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    return found.union(*(_globals_read(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
 def _short(value: Any) -> str:

@@ -76,6 +76,7 @@ class MLflow(Callback):
             self.mlflow.set_tag("ctrbox.stopped", event.stopped)
         if self.mine is not None:
             self.mlflow.end_run()
+        self.begun, self.mine = False, None  # the next training has a run of its own
 
 
 class WeightsAndBiases(Callback):
@@ -94,9 +95,11 @@ class WeightsAndBiases(Callback):
                 "remove run="
             )
         self.every, self.run, self.options = _steps(every), run, options
-        self.mine = False
+        self.mine = self.finished = False
 
     def _begun(self) -> Any:
+        if self.finished:  # the run of an earlier training
+            self.run, self.finished = None, False
         if self.run is None:
             self.run = self.wandb.run
         if self.run is None:
@@ -118,6 +121,7 @@ class WeightsAndBiases(Callback):
             run.summary["stopped"] = event.stopped
         if self.mine:
             run.finish()
+            self.mine, self.finished = False, True
 
 
 class OptunaPruning(Callback):

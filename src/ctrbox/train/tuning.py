@@ -139,6 +139,7 @@ class Study:
         self.optuna = imported("optuna", "tune", "tuning")
         self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
         self.metric, self.folder = metric, folder
+        self.of_trainer: dict[str, Any] = {}  # arguments of ``Trainer`` that the job defines and no trial changes
         refuse_url(folder, "a study")
         folder.mkdir(parents=True, exist_ok=True)
         backend = self.optuna.storages.journal.JournalFileBackend(str(folder / STUDY))
@@ -149,15 +150,18 @@ class Study:
             study_name=metric,
             storage=self.optuna.storages.JournalStorage(backend),
             direction=direction,
-            # Trials that were made before count as numbers drawn, so that a resumed study does not repeat them.
-            sampler=self.optuna.samplers.TPESampler(seed=seed + (1 if known else 0)),
             pruner=self.optuna.pruners.MedianPruner(n_startup_trials=4),
             load_if_exists=True,
         )
-        self._end_broken()
+        # Trials that were made before count as numbers drawn, so that a study does not repeat them each time that it is resumed.
+        trials = len(self.study.get_trials(deepcopy=False))
+        self.study.sampler = self.optuna.samplers.TPESampler(seed=seed + trials)
 
     def _end_broken(self) -> None:
-        """Mark trials that a process left unfinished as failed, because nothing continues them."""
+        """Mark trials that a process left unfinished as failed, because nothing continues them.
+
+        Only who tunes does so: whoever reads the study would end the trial that another process is training.
+        """
         for trial in self.study.get_trials(deepcopy=False):
             if trial.state == self.optuna.trial.TrialState.RUNNING:
                 self.study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
@@ -173,11 +177,15 @@ class Study:
         settings: Mapping[str, Any],
         trials: int,
         threads: int | None = None,
+        bf16: bool = False,
+        common: Sequence[str] = (),
         watch: Callable[[], Watcher] | None = None,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Train ``trials`` more trials. One that fails is recorded with its reason, and the next one begins."""
         check_metric(self.metric, plan)
+        self.of_trainer = {"bf16": bf16, "common": common}
+        self._end_broken()
         states = self.optuna.trial.TrialState
         for _ in range(trials):
             trial = self.study.ask()
@@ -236,7 +244,8 @@ class Study:
                 )
         pruning = OptunaPruning(trial, self.metric)
         progress = False if watch is None else watch()
-        fitted = Trainer(mine, own, optimizer=parts.get("optimizer", optimizer), threads=threads).fit(
+        chosen_optimizer = parts.get("optimizer", optimizer)
+        fitted = Trainer(mine, own, optimizer=chosen_optimizer, threads=threads, **self.of_trainer).fit(
             plan, callbacks=[pruning], progress=progress, **{**settings, **asked}
         )
         if not fitted.metrics:
