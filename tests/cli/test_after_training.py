@@ -7,10 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import ctrbox as cb
+from ctrbox import col
 from ctrbox.cli import after_training as learning
 from ctrbox.cli.demo import demo_job
 from ctrbox.cli.terminal import Mistake
@@ -163,3 +166,22 @@ def test_a_demo_replaces_what_a_demo_wrote(monkeypatch: pytest.MonkeyPatch, caps
         begun.clear()
         (out / "run").mkdir(exist_ok=True)
         (out / "run" / "summary.json").touch()
+
+
+def test_keys_belong_to_their_predictions_where_a_filter_reads_a_history(tmp_path: Path) -> None:
+    def log(name: str, first: int, rows: int) -> str:
+        numbers = np.arange(first, first + rows)
+        columns = {"id": numbers, "ts": pa.array(numbers, pa.timestamp("s")), "user": numbers % 3, "click": numbers % 2}
+        pq.write_table(pa.table(columns), tmp_path / name)
+        return str(tmp_path / name)
+
+    view = cb.View(log("past.parquet", 0, 7), name="log", key="id")
+    view = view.with_history(seen=cb.past(by="user", time="ts").count()).filter(col("seen") < 3)
+    features = cb.FeatureSet(label=col("click"), sparse={"user": col("user").key()})
+    plan = cb.compile(view, features, device="cpu", threads=1)
+    run = cb.Trainer(cb.models.LR(plan.schema), device="cpu", threads=1).fit(plan, batch_size=4)
+    state = plan.histories()
+    state.read_log()
+    state.save(tmp_path / "s.past")
+    parts = learning.predictions(run, log("new.parquet", 9, 6), None, tmp_path / "s.past")
+    assert [row["id"] for part in parts for row in part.to_pylist()] == [10, 11]  # user 0 came three times

@@ -384,6 +384,10 @@ def test_a_trial_takes_the_settings_of_the_job_and_of_the_command(
         (2, 50, False, False),
         (2, 30, False, False),
     ]
+    path = job(PLAN + model + "settings = {'average': 0.9, 'l2': 0.5, 'adaptive_l2': 0.0}")
+    learning.trial(path, ["price=col('price')"])
+    told = "trials do not support l2= and average= of the job, so their models are trained without"
+    assert told in capsys.readouterr().err
 
 
 def test_the_demos_job_finds_its_data_and_counts_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,3 +143,10 @@ def test_a_file_of_models_names_options(
     with pytest.raises(Mistake, match=f"^{re.escape(found)}") as told:
         command.read_models(Path("m.yaml"))
     assert "\n" not in str(told.value)
+
+
+def test_two_models_with_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text("grid: {k: [2, 4]}\nk=4: {bits: 10}\n")
+    with pytest.raises(Mistake, match=r"has two models with the name 'k=4'; rename one that is not of the grid$"):
+        command.read_models(path)

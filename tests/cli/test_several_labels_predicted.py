@@ -66,6 +66,13 @@ def test_a_score_that_cannot_be_written_is_refused_before_anything_is(tmp_path: 
     ("key", "labels", "scored", "told"),
     [
         (["click"], ["click", "convert"], False, "key column 'click' of the log has the same name as a label"),
+        (
+            ["probability"],
+            [],
+            False,
+            r"key column 'probability' of the log has the same name as a column of the probability, and both would be columns of "
+            r"the predictions; rename the key column and train again$",
+        ),
         (["id", "score"], ["click"], True, "key column 'score' of the log has the same name as a column of the score"),
         (["score"], ["score"], True, "key column 'score' of the log has the same name as a label"),
         (

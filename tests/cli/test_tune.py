@@ -232,7 +232,7 @@ def studied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             return f"trial {number}"
 
     job = lambda path, seed: SimpleNamespace(
-        tune=None, settings=found.settings, plan=None, model=1, table=2, optimizer=3
+        tune=None, settings=found.settings, plan=None, model=1, table=2, optimizer=3, bf16=True, common=("h",)
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tuning_command, "load_seeded", job)
@@ -262,6 +262,13 @@ def test_a_study_tells_its_trials_the_completed_ones_first(
     assert said.err.splitlines() == [f"{ONCE}more often", *told]
     assert studied.study == ("tune/my job", "logloss", 0)
     assert (studied.asked["settings"], studied.asked["trials"], studied.asked["threads"]) == ({"seed": 0}, 20, None)
+    assert [studied.asked[name] for name in ("model", "table", "optimizer", "bf16", "common")] == [
+        1,
+        2,
+        3,
+        True,
+        ("h",),
+    ]
     studied.before = [trial(k, 1.0) for k in range(1200)]
     tuning_command.tune(Path("my job.py"), trials=1000, epochs=2, limit=7, seed=3, out=Path("my study"), as_json=True)
     said = capsys.readouterr()

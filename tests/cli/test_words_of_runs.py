@@ -93,7 +93,7 @@ def run_of(chunks: list[int], parts: list[int], key: tuple[str, ...] = ("id",)) 
 
     schema = pa.schema([("id", pa.int64()), ("p", pa.float32())])
     log = SimpleNamespace(key=key, source=SimpleNamespace(schema=schema))
-    over = lambda data, label: SimpleNamespace(columns=columns)
+    over = lambda data, label, histories: SimpleNamespace(columns=columns)
     return SimpleNamespace(
         plan=SimpleNamespace(log=log, over=over, schema=SimpleNamespace(tasks=())),
         predictions=predictions,

@@ -264,3 +264,16 @@ def test_a_file_that_is_not_there_is_named_with_the_reason(tmp_path: Path, kind:
     with pytest.raises(SourceError) as caught:
         list(kind(tmp_path / "none.vw"))
     assert str(caught.value) == f"cannot read {tmp_path / 'none.vw'}: No such file or directory"
+
+
+def test_lines_without_a_prediction_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "t.vw"
+    source.write_bytes(b"1 |a x |b y\n1 |typo x\n0 |a z |b y\n")
+    model = cb.DeepFFM(["b", "a"], bits=8)
+    for fields in (["b", "a"], ["a", "b"], None):  # all but the first are read for the fields of the model
+        rows = ExampleText(source, fields=fields)
+        assert len(model.predict(rows)) == 2
+        assert (rows.lines, rows.bad) == (3, 1)
+        assert [line for line, _ in rows.first_bad] == [2]
+        told = f"{source}: 1 of 3 lines left out: line 2: namespace 'typo' is none of the fields"
+        assert capsys.readouterr().err.startswith(told)

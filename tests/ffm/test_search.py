@@ -170,3 +170,30 @@ def test_what_cannot_be_searched_is_refused(models: dict[str, Any], message: str
         cb.ffm.grid(k=4)
     with pytest.raises(cb.errors.SourceError, match="no such file"):
         cb.ffm.search(tmp_path / "none.ctrx", {"a": {}})
+
+
+def test_test_examples_without_a_label_are_refused(caches: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "some.vw").write_text(text(60, 2) + "|user 1 |ad 2\n")
+    some = cb.ffm.ExampleText(tmp_path / "some.vw", fields=FIELDS)
+    with pytest.raises(
+        cb.errors.DataError, match=r"^1 of 61 test examples have no label; give every test example a label"
+    ):
+        cb.ffm.search(caches[0], {"lr": {"bits": 10, "ffm": None}}, test=some)
+
+
+def test_lines_that_a_search_leaves_out_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.vw").write_text("1 |usr 1\n" + text(60, 2))
+    train, test = (cb.ffm.ExampleText(tmp_path / f"{name}.vw", fields=FIELDS) for name in ("train", "test"))
+    models = {"a": {"bits": 10, "context": ["ad"]}, "b": {"bits": 10}}  # with the fields in two orders
+    assert cb.ffm.search(train, models, test=test).examples == 60
+    why = "1 of 61 lines left out: line 1: namespace 'usr' is none of the fields; nearest: 'user'"
+    assert capsys.readouterr().err.splitlines() == [f"{tmp_path / name}.vw: {why}" for name in ("train", "test")]
+
+
+def test_a_grid_has_a_model_for_each_of_two_rates_that_differ_in_one_part() -> None:
+    rates = [0.1, cb.ffm.Rate(0.1), cb.ffm.Rate(0.1, power_t=0.4)]
+    models = cb.ffm.grid(lr=rates, k=[2, 4], bits=[8])
+    assert [(one["lr"], one["k"]) for one in models.values()] == [(rate, k) for rate in rates for k in (2, 4)]
+    assert list(models)[-1] == "lr=Rate(rate=0.1, power_t=0.4, initial=1.0) k=4"
+    assert list(cb.ffm.grid(lr=[*rates[1:2], 0.2])) == ["lr=0.1", "lr=0.2"]

@@ -160,6 +160,27 @@ def test_kept_chunks_are_removed_where_asked(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.jsonl"]
 
 
+def test_chunks_are_removed_however_many_were_read_between_two_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "REMEMBERED", 2)
+    for n in range(11, 31):
+        put(tmp_path, f"{n}.jsonl", n)
+    (tmp_path / "12.jsonl").write_text("no event\n")
+    reader = Reader(tmp_path, delete=True)
+    reader.ids()
+    again = Reader(tmp_path, reader.stream.position(), delete=True)
+    assert again.ids() == []
+    again.stream.kept(again.stream.position())
+    assert [p.name for p in tmp_path.iterdir()] == ["12.jsonl"]
+    for n in range(31, 37):
+        put(tmp_path, f"{n}.jsonl", n)
+    assert again.ids() == list(range(31, 37))
+    assert again.stream.position()["done"] == [f"{n}.jsonl" for n in range(31, 37)]
+    again.stream.kept(again.stream.position())
+    assert [p.name for p in tmp_path.iterdir()] == ["12.jsonl"]
+
+
 def test_what_gave_no_event_is_never_removed(tmp_path: Path) -> None:
     put(tmp_path, "a.jsonl", 1)
     (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")

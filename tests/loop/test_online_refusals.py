@@ -19,6 +19,7 @@ from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.ffm.progressive_validation import Progress
 from ctrbox.files.sealed_json import sealed
 from ctrbox.loop.checkpoint import Checkpoints, _facts
+from ctrbox.loop.intervals import seconds
 from ctrbox.loop.learn_events import Learner, _labeled
 from ctrbox.loop.online_loop import OnlineLoop
 from ctrbox.loop.online_model import OnlineFfm
@@ -62,6 +63,22 @@ def test_checkpoints_of_others_are_refused(world: Path, unbroken: tuple[Path, di
         match="contains no published version; restore the folder from a copy, or choose another output folder",
     ):
         fresh._know_version()
+
+
+@pytest.mark.parametrize(("span", "microseconds"), [("8.2s", 8_200_000), ("1.001s", 1_001_000), (0.29, 290_000)])
+def test_spans_of_decimal_numbers_lose_no_microsecond(span: str | float, microseconds: int, tmp_path: Path) -> None:
+    log = pa.table({"id": [1], "ts": pa.array([0], pa.timestamp("us")), "ad": [2], "clicked": [0]})
+    features = cb.FeatureSet(label=col("clicked"), sparse={"ad": col("ad").key()})
+    plan = cb.compile(cb.View(log, key="id"), features, device="cpu", threads=1)
+    made = OnlineLoop(plan, cb.DeepFFM(plan.schema, bits=8), tmp_path, tmp_path / "m", window=span, lateness=span)
+    assert (made.window_us, made.lateness_us) == (microseconds, microseconds)
+    long = OnlineLoop(plan, cb.DeepFFM(plan.schema, bits=8), tmp_path, tmp_path / "m", window="30d", lateness=span)
+    state = {"plan": plan.fingerprint, "settings": long._decisive}
+    assert (state["settings"]["window"], seconds(state["settings"]["lateness"])) == ("2592000s", microseconds / 1e6)
+    for window in ("2592000s", "2.592e+06s"):  # the second one is of an earlier version
+        long._check({**state, "settings": {**long._decisive, "window": window}})
+    with pytest.raises(PlanError, match=r"trained with window 2592004s, but window 2592000s was requested"):
+        long._check({**state, "settings": {**long._decisive, "window": "2592004s"}})
 
 
 def test_a_folder_of_the_old_defaults_names_the_settings_that_continue_it(world: Path, tmp_path: Path) -> None:

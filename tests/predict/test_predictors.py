@@ -75,6 +75,7 @@ def test_a_run_is_opened_to_predict_without_what_trains_it(run: cb.Run) -> None:
     assert not isinstance(opened, cb.Run)
     assert np.array_equal(opened.predict(rows), run.predict(rows))
     assert opened.check_schema(run.plan.schema) is None
+    assert opened.predict([]).tolist() == []
 
 
 SERVED = """

@@ -199,3 +199,8 @@ def test_random_bytes_are_an_expression_or_refused_in_words() -> None:
         except DataError:
             continue
         assert math.isfinite(found[0])
+
+
+def test_an_error_names_a_label_although_a_number_equals_its_place() -> None:
+    with pytest.raises(DataError, match=r"is inf for row 0, where convert=0; expected a finite number"):
+        ScoreExpression.of("1 / convert", ["click", "convert"]).of_predictions(np.array([[0.5, 0.0]]))

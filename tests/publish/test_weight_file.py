@@ -241,3 +241,14 @@ def test_settings_that_the_weights_do_not_fill_are_refused_before_a_model_is_mad
     publish.pack(Weights(honest.kind, {**honest.about, **lie}, honest.parts), tmp_path / "lies.fbw")
     with pytest.raises(SourceError, match="contradict themselves"):
         cb.DeepFFM.load(tmp_path / "lies.fbw")
+
+
+def test_only_the_keys_of_tables_are_put_in_order(tmp_path: Path) -> None:
+    keys = np.array([5, 3, 9])
+    names = ("dense.country_key", "dense.key", "table.0.model.key", "table.10.key")
+    parts = [publish.Part(name, "I64", keys.shape, keys.view(np.uint8)) for name in names]
+    parts += [publish.Part.floats("table.10.vector", keys.astype(np.float32).reshape(3, 1))]
+    publish.pack(publish.Weights("click_model", {}, parts), tmp_path / "w.fbw", quantize=False)
+    found = publish.read_weights(tmp_path / "w.fbw")
+    assert [found.part(name).data.view(np.int64).tolist() for name in names] == [[5, 3, 9]] * 3 + [[3, 5, 9]]
+    assert found.part("table.10.vector").data.tolist() == [3, 5, 9]

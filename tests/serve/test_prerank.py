@@ -324,3 +324,31 @@ def test_a_forged_table_of_ads_is_refused(place: Path, tmp_path: Path) -> None:
     (tmp_path / "ads.prerank" / "prerank.json").write_text(sealed(facts))
     with pytest.raises(DataError, match=r"ads\.arrow is damaged"):
         opened(place, prerank=tmp_path / "ads.prerank")
+
+
+def test_the_user_of_the_served_run_is_read_from_a_view_as_it_is_now(tmp_path: Path) -> None:
+    def users(*segments: str) -> None:
+        pq.write_table(pa.table({"user": range(4), "segment": segments}), tmp_path / "users.parquet")
+
+    users("a", "b", "c", "d")
+    rows = {"user": np.arange(64) % 4, "ad": np.arange(64) % 5, "clicked": np.arange(64) % 2}
+    view = cb.View(str(tmp_path / "users.parquet"), key="user", name="users").fill(segment="none")
+    log = cb.View(pa.table(rows), name="log").join(view, on="user")
+    sparse = {name: col(name) for name in ("user", "segment", "ad")}
+    plan = cb.compile(log, cb.FeatureSet(label=col("clicked"), sparse=sparse), device="cpu", threads=1)
+    torch.manual_seed(0)
+    towers = cb.models.TwoTower(plan.schema, 4, user=["segment"], ad=["ad"], vector=4, hidden=())
+    run = cb.Trainer(towers, cb.MemoryTable(4, init=0.3)).fit(plan, out=tmp_path / "run", **FAST)
+    cb.tables.export_prerank(run, cb.View(pa.table({"ad": range(5)}), name="ads"), tmp_path / "ads")
+    options: dict[str, Any] = {"allow_views": [str(tmp_path)], "views": {"log": pa.table(rows)}}
+    service = Server.open(tmp_path / "run", Settings(prerank=tmp_path / "ads", **options)).service
+    before, other = (asked(service, "prerank", {"context": {"user": user}})["scores"] for user in (0, 1))
+    users("b", "a", "c", "d")
+    service.served.take_views(service.served.views.refreshed(["users"]))
+    assert asked(service, "prerank", {"context": {"user": 0}})["scores"] == other != before
+    assert service.prerank is not None
+    assert [(join.view, join.keys, join.missed) for join in service.prerank.joins()] == [("users", 3, 0)]
+    asked(service, "score", {"context": {"user": 0}, "candidates": [{"ad": 1}]})
+    lines = [line.split(" ")[0] for line in service.prometheus().splitlines() if not line.startswith("#")]
+    assert len(lines) == len(set(lines))
+    assert 'ctrbox_join_keys_total{view="users",on="user",found="yes"} 4\n' in service.prometheus()

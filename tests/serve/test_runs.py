@@ -94,6 +94,8 @@ def test_tensors_of_one_row_are_the_context(served: ServedRun) -> None:
         for k in range(n)
     ]
     assert np.array_equal(scores, served.run.predict(rows))
+    few = [{name: t[:k] if len(t) == n else t for name, t in tensors.items()} for k in (1, 0)]
+    assert [served.score(served.reader.from_tensors(given))[0].tolist() for given in few] == [[scores[0]], []]
 
 
 @pytest.mark.parametrize(

@@ -153,3 +153,20 @@ def test_keys_are_counted_as_one_by_one(rows: list[list[int]], known: set[int]) 
     places = np.flatnonzero([k not in known for k in both.tolist()])
     assert asked_of_rows(("one", "again"), both, places) == [expected[1], ("again", *expected[1][1:])]
     assert asked_of_rows(("one",), both[: len(ones)], places[places < len(ones)]) == [expected[1]]
+
+
+def test_a_version_that_reads_other_fields_is_served(tmp_path: Path) -> None:
+    features = cb.FeatureSet(label=col("clicked"), sparse={"user": col("user"), "ad": col("ad")})
+    plan = cb.compile(cb.View(log_of(), name="log"), features, device="cpu", threads=1)
+    runs = [
+        cb.Trainer(cb.models.LR(plan.schema, fields=fields), threads=1).fit(plan, batch_size=100)
+        for fields in (["user"], ["user", "ad"])
+    ]
+    folder = create(tmp_path / "m", plan, runs[0], context=CONTEXT)
+    served = open_served(folder)
+    request = served.reader.from_json(orjson.dumps({"context": {"user": "3"}, "candidates": [{"ad": 2}, {"ad": 99}]}))
+    served.score(request)
+    version = folder.published.publish(runs[1])
+    served.take(folder.published.file(), version.number)  # type: ignore[union-attr]
+    assert served.score(request)[1] == 2
+    assert served.known.counted() == {"user": {"known": 2, "unknown": 0}, "ad": {"known": 1, "unknown": 1}}

@@ -202,7 +202,8 @@ def predictions(
         for p in run.predictions(data, histories=state):
             yield columns.of(None, p)
         return
-    keys = run.plan.over(data, label=False).columns({name: col(name) for name in names})
+    # With the state: a filter may read a history.
+    keys = run.plan.over(data, label=False, histories=state).columns({name: col(name) for name in names})
     waiting: pa.Table | None = None
     try:
         for p in run.predictions(data, histories=state):
@@ -231,12 +232,14 @@ class Columns:
     def __init__(self, run: Any, score: ScoreExpression | None = None) -> None:
         self.run, self.score = run, score
         self.labels = [task.name for task in run.plan.schema.tasks]
-        for name in [*self.labels, *(["score"] if score is not None else [])]:
+        for name in [*(self.labels or ["probability"]), *(["score"] if score is not None else [])]:
             if name in run.plan.log.key:
-                what = "column of the score" if name not in self.labels else "label"
+                what, other = (
+                    ("label", ", or the label in the job,") if name in self.labels else (f"column of the {name}", "")
+                )
                 raise Mistake(
                     f"key column {name!r} of the log has the same name as a {what}, and both would be columns of the "
-                    "predictions; rename the key column, or the label in the job, and train again"
+                    f"predictions; rename the key column{other} and train again"
                 )
         if score is not None and "score" in self.labels:
             raise Mistake(
@@ -316,6 +319,7 @@ Examples:
 
 
 TRIAL_SETTINGS = ("valid", "batch_size", "epochs", "limit", "shuffle", "negatives", "clip", "seed", "schedule")
+NOT_IN_TRIALS = ("l2", "adaptive_l2", "average")  # settings that decide the weights, but that a trial does not have
 
 
 def trial(
@@ -367,6 +371,8 @@ def trial(
     # A trial trains all sides equally long and keeps no run folder.
     usual = {k: v for k, v in loaded.settings.items() if k in TRIAL_SETTINGS}
     settings = {**usual, **{name: value for name, value in asked.items() if value is not None}}
+    if lost := [f"{name}=" for name in NOT_IN_TRIALS if loaded.settings.get(name)]:
+        tell(f"trials do not support {' and '.join(lost)} of the job, so their models are trained without")
     watch = Watch()
     try:
         with blaming(job):

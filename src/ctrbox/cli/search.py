@@ -139,5 +139,8 @@ def read_models(path: Path | None) -> dict[str, dict[str, Any]]:
     for name, options in given.items():
         if not isinstance(options, Mapping) or not all(isinstance(option, str) for option in options):
             raise Mistake(f"{path}: {name!r} must hold options of DeepFFM, got {options!r}")
-        made |= grid(**options) if name == "grid" else {str(name): dict(options)}
+        more = grid(**options) if name == "grid" else {str(name): dict(options)}
+        if twice := [name for name in more if name in made]:
+            raise Mistake(f"{path} has two models with the name {twice[0]!r}; rename one that is not of the grid")
+        made |= more
     return made

@@ -90,6 +90,8 @@ def tune(
                 settings=settings,
                 trials=trials,
                 threads=threads,
+                bf16=loaded.bf16,
+                common=loaded.common,
                 watch=lambda: watch,
                 tell=tell,
             )

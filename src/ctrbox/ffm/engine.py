@@ -194,19 +194,21 @@ class DeepFFM:
                 counted = aside.submit(self.progress.add, examples.labels, predictions, examples.weights)
             if counted:
                 result_of(counted)
-        if isinstance(source, ExampleText) and source.bad:
-            print(source.complaint(), file=sys.stderr)
+        if isinstance(source, ExampleText):
+            source.complain()
         return self.progress
 
     def predict(self, source: Any, *, threads: int | None = 1) -> npt.NDArray[np.float32]:
-        """Return click probabilities, in the order of the examples. The examples need no labels.
+        """Return click probabilities, in the order of the examples. The examples need no labels. A malformed line of an
+        `ExampleText` has no probability; such lines are reported on stderr.
 
         ``threads``: number of threads, 1 to 256; None: all cores that this process may use. It does not change the result.
         """
         threads = _threads(threads, 256)
         found: list[npt.NDArray[np.float32]] = []
         before = 0
-        for predictions, broken in self._predicted(self._examples(self._read_for(source)), threads):
+        source = self._read_for(source)
+        for predictions, broken in self._predicted(self._examples(source), threads):
             if broken >= 0:
                 raise DataError(
                     f"the model's output for example {before + broken:,} is not finite; check that no value of a feature is "
@@ -214,6 +216,8 @@ class DeepFFM:
                 )
             before += len(predictions)
             found.append(predictions)
+        if isinstance(source, ExampleText):
+            source.complain()
         if len(found) == 1:
             return found[0]
         return np.concatenate(found) if found else np.zeros(0, np.float32)

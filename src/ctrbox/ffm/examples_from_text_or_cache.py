@@ -78,7 +78,8 @@ class ExampleText:
             raise PlanError(f"{both[0]!r} is both in fields= and in ignore=; remove it from one of them")
         self.interactions = checked_interactions(interactions)
         self._crossed = crossings(self.given, self.interactions)
-        self._parser = self._fresh()
+        self._parser = self._told = self._fresh()  # ``_told``: the parser of the last reading, also of ``over``
+        self._origin: ExampleText | None = None
         self._version = version_of(source)
 
     @property
@@ -96,19 +97,19 @@ class ExampleText:
 
     @property
     def lines(self) -> int:
-        return self._parser.lines
+        return self._told.lines
 
     @property
     def bad(self) -> int:
-        return self._parser.bad
+        return self._told.bad
 
     @property
     def first_bad(self) -> list[tuple[int, str]]:
         """Line number and error of each of the first ten bad lines."""
-        return [(line, self._with_nearest(why)) for line, why in self._parser.first_bad]
+        return [(line, self._with_nearest(why)) for line, why in self._told.first_bad]
 
     def over(self, fields: Sequence[str]) -> ExampleText:
-        """Return the same text, to be read for these fields, without interactions of its own."""
+        """Return the same text, to be read for these fields. This text then tells of the lines that were read and left out."""
         crossed = list(map(crossed_name, self.interactions))
         text = ExampleText(
             self.source,
@@ -118,11 +119,13 @@ class ExampleText:
             interactions=self.interactions,
             strict=self.strict,
         )
-        text._version = self._version
+        text._version, text._origin = self._version, self
         return text
 
     def __iter__(self) -> Iterator[_native.Examples]:
-        self._parser = parser = self._fresh()
+        self._parser = self._told = parser = self._fresh()
+        if self._origin is not None:
+            self._origin._told = parser
         with opened(self.source, self._version) as stream:
             for text in whole_lines(stream, self.name):
                 if parser.feed(text) and self.strict:
@@ -140,6 +143,11 @@ class ExampleText:
             return examples.crossed(self._crossed)
         except ValueError as error:
             raise DataError(f"{self.name}: in a part of {examples.rows:,} lines, {error}") from error
+
+    def complain(self) -> None:
+        """Print the message about the lines that were left out to stderr, if there were any."""
+        if self.bad:
+            print(self.complaint(), file=sys.stderr)
 
     def complaint(self) -> str:
         """Return a message about the lines that were left out; "" if there were none."""
@@ -195,8 +203,7 @@ class ExampleCache:
             if not rows:
                 raise DataError(text.complaint() or f"{text.name} holds no examples")
             writer.close(text.lines, text.bad)
-        if text.bad:
-            print(text.complaint(), file=sys.stderr)
+        text.complain()
         return ExampleCache(path)
 
     @property

@@ -178,11 +178,11 @@ def grid(**options: Sequence[Any]) -> dict[str, dict[str, Any]]:
             raise PlanError(f"DeepFFM has no option {name!r}{nearest(name, OPTIONS)}")
         if isinstance(values, str | bytes) or not isinstance(values, Sequence) or not values:
             raise PlanError(f"grid({name}=…) needs a list of values, got {values!r}")
-    varied = [name for name, values in options.items() if len(values) > 1]
+    varied = {name: how_to_show(values) for name, values in options.items() if len(values) > 1}
     made = {}
     for chosen in itertools.product(*options.values()):
         one = dict(zip(options, chosen, strict=True))
-        made[" ".join(f"{name}={short(one[name])}" for name in varied) or "the model"] = one
+        made[" ".join(f"{name}={shown(one[name])}" for name, shown in varied.items()) or "the model"] = one
     return made
 
 
@@ -227,8 +227,11 @@ def search(
             if not f.failed:
                 try:
                     f.test = test_auc(f.model, test)
-                except DataError as error:  # one model's output is not finite; the others are still compared
+                except TrainError as error:  # one model's output is not finite; the others are still compared
                     f.failed = f"test: {error}"
+    for given in (source, test):
+        if isinstance(given, ExampleText):
+            given.complain()
     return Results(found, window, examples, test is not None)
 
 
@@ -257,10 +260,18 @@ def learn_all(found: list[Found], source: Any, threads: int, tick: Callable[[int
 
 
 def test_auc(model: DeepFFM, test: Any) -> float:
+    """Return the AUC on the test examples. TrainError if an output of the model is not finite."""
     labels, predictions = [], []
     for block in model._examples(model._read_for(test)):
+        if block.unlabeled:
+            raise DataError(
+                f"{block.unlabeled:,} of {block.rows:,} test examples have no label; give every test example a label of 0 or 1"
+            )
         labels.append(block.labels)
-        predictions.append(model.predict(block))
+        try:
+            predictions.append(model.predict(block))
+        except DataError as error:
+            raise TrainError(str(error)) from error
     if not labels:
         return math.nan
     return auc(np.concatenate(labels), np.concatenate(predictions))
@@ -305,6 +316,11 @@ def check_memory(models: Mapping[str, Mapping[str, Any]]) -> None:
             f"{len(models):,} models need {needed:,} bytes at the same time, but this machine has {memory:,} bytes; try "
             "fewer models, or smaller values of bits"
         )
+
+
+def how_to_show(values: Sequence[Any]) -> Callable[[Any], str]:
+    """Return `short` if it tells these values apart, else ``str``, as for two rates that differ in another part."""
+    return short if len({*map(short, values)}) == len({*map(str, values)}) else str
 
 
 def short(value: Any) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -180,6 +180,9 @@ def ahead(
     given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
     files = find_files([os.fspath(path) for path in given], filesystem, storage_options)
     names = [file.shown for file in files]
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        # A start that goes on could not tell in which of the two it stopped.
+        raise PlanError(f"{twice[0]} is among the files to read twice; name each file once, so that it is read once")
     first, skip = start
     if first:
         if first not in names:

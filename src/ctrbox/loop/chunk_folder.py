@@ -6,9 +6,9 @@ damaged file: the read is tried again, and a damaged file is refused by name. Ch
 `.tmp` or `.partial`.
 
 The position consists of the current chunk, the number of its rows that were taken, and the chunks that are done. The last 1,000
-chunks that are done (REMEMBERED) are known by name; all names up to ``floor`` are done as well. If a chunk arrives late, with a
-name before chunks that were already read, it is read when it arrives. If more than a thousand later chunks were read before, it
-is reported and left out.
+chunks that are done (REMEMBERED), and those that are still to be removed, are known by name; all names up to ``floor`` are done
+as well. If a chunk arrives late, with a name before chunks that were already read, it is read when it arrives. If more than a
+thousand later chunks were read before, it is reported and left out.
 
 A chunk must not change once it is in the folder. If it changes while it is read, it is read again from its beginning. The
 position contains a checksum of the current chunk. If the chunk was changed while the loop was stopped, its remaining rows are
@@ -71,6 +71,7 @@ class ChunkFolder:
         self._checksums: dict[str, str] = {}  # of chunks that are read ahead, by name
         self._read_as: dict[str, tuple[int, int]] = {}  # size and time of chunks when they were read
         self._fruitful = self.rows > 0
+        self._to_remove = 0  # of `done`, names before the last REMEMBERED
         self.failing = ""
         self.waited_s = 0.0
         self._seen: set[str] | None = None
@@ -114,10 +115,14 @@ class ChunkFolder:
                 self.spared[piece.chunk] = None
             self.chunk, self.rows, self._fruitful, self.checksum = "", 0, False, ""
             self._checksums.pop(piece.chunk, None)
-            if len(self.done) > 2 * REMEMBERED:
+            if len(self.done) > self._to_remove + 2 * REMEMBERED:
                 names = sorted(self.done, key=natural)
                 self.floor = max(self.floor, names[-REMEMBERED - 1], key=natural)
-                self.done = dict.fromkeys(names[-REMEMBERED:])
+                # A chunk that is still to be removed is known by its name.
+                there = (self._seen or set()) if self.delete else set()
+                left = [name for name in names[:-REMEMBERED] if name in there and name not in self.spared]
+                self._to_remove = len(left)
+                self.done = dict.fromkeys([*left, *names[-REMEMBERED:]])
                 for name in names[:-REMEMBERED]:  # not those that are read ahead and not done yet
                     self._read_as.pop(name, None)
                 self.spared = {name: None for name in self.spared if name in self.done}

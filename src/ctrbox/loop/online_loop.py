@@ -113,8 +113,8 @@ class OnlineLoop:
         self.key = sign_with if sign_with is None or isinstance(sign_with, PrivateKey) else PrivateKey.read(sign_with)
         self.where = os.fspath(stream)
         self.every = Cadence.of(every)
-        self.window_us = int(1e6 * seconds(window, "window", zero=False))
-        self.lateness_us = int(1e6 * seconds(lateness, "lateness"))
+        self.window_us = round(1e6 * seconds(window, "window", zero=False))
+        self.lateness_us = round(1e6 * seconds(lateness, "lateness"))
         self.held_bytes, self.ahead_s = bytes_within("held", held, 1, 1 << 50), seconds(ahead, "ahead")
         self.checkpoint_s = seconds(checkpoint, "checkpoint")
         if not 0 < checkpoint_share <= 1:
@@ -407,8 +407,8 @@ class OnlineLoop:
     def _decisive(self) -> dict[str, Any]:
         """Return the settings that decide which examples there are and which labels they have. A folder keeps them forever."""
         return {
-            "window": f"{self.window_us / 1e6:g}s",
-            "lateness": f"{self.lateness_us / 1e6:g}s",
+            "window": span(self.window_us),
+            "lateness": span(self.lateness_us),
             "id": self.layout.id,
             "time": self.layout.time,
             "event": self.layout.event,
@@ -424,7 +424,10 @@ class OnlineLoop:
                 f"plan of this job has "
                 f"{self.plan.fingerprint[:16]}…); choose another folder"
             )
-        settings = state.get("settings", {})  # older checkpoints have none
+        settings = dict(state.get("settings", {}))  # older checkpoints have none
+        for name, us in (("window", self.window_us), ("lateness", self.lateness_us)):
+            if "e" in settings.get(name, "") and settings[name] == f"{us / 1e6:g}s":
+                settings[name] = span(us)  # earlier versions rounded long spans: 2.592e+06s
         for name, mine in self._decisive.items():
             if settings.get(name, mine) != mine:
                 raise PlanError(
@@ -547,6 +550,11 @@ class OnlineLoop:
     def _write_status(self) -> None:
         self._next_status = time.monotonic() + STATUS_S
         write_status(self.folder.online, self._status(), self.tell)
+
+
+def span(microseconds: int) -> str:
+    """Return a span of time as an option takes it, without rounding."""
+    return f"{microseconds / 1e6:.6f}".rstrip("0").rstrip(".") + "s"
 
 
 def _note(learned: int) -> str:

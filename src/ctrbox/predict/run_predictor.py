@@ -79,6 +79,8 @@ class RunPredictor:
 
     def predictions_of_rows(self, rows: Any, *, warn: bool = True) -> np.ndarray:
         """Return the predictions (rows,) or, for several labels, (rows, labels) in float64; NaN as `predict` says."""
+        if isinstance(rows, list | tuple) and not rows:
+            return np.zeros((0, len(self.click_model.tasks)) if self.click_model.tasks else 0)
         table = self._table(rows)
         merged = self.plan.extractor()
         for source, columns in zip(merged.log.sources[1:], merged.loaded[1:], strict=True):

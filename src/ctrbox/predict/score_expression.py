@@ -94,7 +94,7 @@ class ScoreExpression:
         bad = np.flatnonzero(~fits & np.isfinite(columns).all(0))
         if len(bad):
             row = int(bad[0])
-            read = [k for k in dict.fromkeys(self.steps) if isinstance(k, int)]
+            read = dict.fromkeys(k for k in self.steps if isinstance(k, int))  # a number 1.0 equals the place 1
             met = ", ".join(f"{self.names[k]}={columns[k][row]:g}" for k in read)
             raise DataError(
                 f"the score {self.text[:200]!r} is {found[row]} for {what} {row:,}, where {met or 'no label is read'}; "

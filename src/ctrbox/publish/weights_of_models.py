@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +34,9 @@ FFM_MAGIC = b"CTRFFM\0\0"
 SETTINGS = ("fields", "context", "k", "bits", "lr", "ffm", "hidden", "norm", "residual", "ffm_init", "seed")
 RATES = ("lr_rates", "ffm_rates", "nn_rates")
 NO_KEYS = np.zeros(0, np.int64)
+KEYS = re.compile(
+    r"(table\.\d+\.)?key"
+)  # the part with the keys of a table; a buffer of a model may be called key, too
 
 
 class Publishable(Protocol):
@@ -252,7 +256,7 @@ def table_parts(prefix: str, keys: np.ndarray, weight: np.ndarray | None, vector
 
 def _in_order(weights: Weights, base: str | os.PathLike[str] | None) -> Weights:
     """Rows of every table in the order of the base's keys, then of new keys."""
-    tables = [p.name.removesuffix("key") for p in weights.parts if p.dtype == "I64" and p.name.endswith("key")]
+    tables = [p.name.removesuffix("key") for p in weights.parts if p.dtype == "I64" and KEYS.fullmatch(p.name)]
     known = _known_keys(base, tables)
     moved: dict[str, np.ndarray] = {}
     for prefix in tables:

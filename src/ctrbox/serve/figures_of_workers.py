@@ -21,6 +21,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ctrbox.serve.view_versions import joins_together
+
 if TYPE_CHECKING:
     from ctrbox.serve.service import Service
 
@@ -53,7 +55,7 @@ def figures_of(service: Service) -> Figures:
     joins = served.joins()
     if service.prerank is not None:
         counters |= {"prerank_candidates": service.prerank.candidates, "prerank_missing": service.prerank.missing}
-        joins = [*joins, *service.prerank.joins()]
+        joins = joins_together(joins, service.prerank.joins())  # both may join one view
     return {
         "counters": counters,
         "gauges": gauges,

@@ -32,6 +32,7 @@ from ctrbox.serve.fields_of_requests import RowReader
 from ctrbox.serve.json_body import check_members, read_json
 from ctrbox.serve.refused_request import Refused
 from ctrbox.serve.request import RequestReader, count
+from ctrbox.serve.view_versions import joins_together
 
 MOST, BEST = 100_000, 400  # most candidates of a request; default of k
 ASKED = ("context", "candidates", "k", "exact")
@@ -62,6 +63,7 @@ class Prerank:
 
     def __init__(self, run: RunPredictor, folder: PrerankFolder, *, most: int = MOST, threads: int = 1) -> None:
         self.folder, self.most, self.threads = folder, most, threads
+        self._joined: list[JoinCount] = []  # in views that were replaced
         self.users, self.ads = TowerVectors(run, "user"), TowerVectors(run, "ad", folder.key)
         self.log_columns = list(run.plan.log.source.schema.names)
         self.named_by = self.ads.key_alone.columns
@@ -92,7 +94,12 @@ class Prerank:
         return self._columns[name]
 
     def joins(self) -> list[JoinCount]:
-        return [*self.users.features.joins(), *self.ads.key_alone.joins()]
+        return joins_together(self._joined, self.users.features.joins(), self.ads.key_alone.joins())
+
+    def take_views(self, run: RunPredictor) -> None:
+        """Compute users from the joined views of ``run``, the same run with other views, from the next request on."""
+        users, ads, joined = TowerVectors(run, "user"), TowerVectors(run, "ad", self.folder.key), self.joins()
+        self.users, self.ads, self._joined = users, ads, joined
 
     def told(self) -> dict[str, Any]:
         """Return the figures about the vectors for the status page."""

@@ -188,7 +188,9 @@ class RequestReader:
         rows = max((len(v) for v in plain.values() if v.ndim), default=0)
         once = self.context
         if once is None:
-            once = frozenset() if rows == 1 else frozenset(n for n, v in plain.items() if v.shape[:1] == (1,))
+            once = frozenset(n for n, v in plain.items() if v.shape[:1] == (1,))
+            if len(once) == len(plain):  # one candidate; else there are several, or none
+                once = frozenset()
         each = [n for n in plain if n not in once]
         rows = len(plain[each[0]]) if each and plain[each[0]].ndim else rows
         self.check_count(rows)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ctrbox.embed.vectors.encoders import Encoder
     from ctrbox.predict.run_predictor import RunPredictor
     from ctrbox.serve.own_copy_of_weights import OwnCopy
+    from ctrbox.serve.prerank import Prerank
     from ctrbox.serve.served_click_model import ServedModel
 
 Scores = npt.NDArray[Any]  # float32 (rows,) of one label, float64 (rows, labels) of several
@@ -313,6 +314,7 @@ class ServedRun:
 
     kind = RUN
     version = 1
+    prerank: Prerank | None = None  # that computes users with this run, from the same joined views
 
     def __init__(self, run: RunPredictor, *, most_candidates: int, past: ServedPast | None = None) -> None:
         from ctrbox.predict.unlearned_keys import tell_of_keys  # brings torch, which a Deep FFM is served without
@@ -357,6 +359,8 @@ class ServedRun:
         before = self.live.run
         run = RunPredictor(views.plan, before.click_model, before.folder, before.stored)
         run.plan.extractor()  # made now, not by the first request
+        if self.prerank is not None:
+            self.prerank.take_views(run)
         joined = self.joins()
         self.live, self._joined = LiveRun(run, views, told_of(views)), joined
 

@@ -399,7 +399,10 @@ def prerank_of(folder: ModelFolder, served: Served, settings: Settings) -> Prera
             "run folder "
             "of the TwoTower model: --prerank-run RUN"
         )
-    return Prerank(run, PrerankFolder.open(settings.prerank, run), most=settings.prerank_candidates)
+    made = Prerank(run, PrerankFolder.open(settings.prerank, run), most=settings.prerank_candidates)
+    if settings.prerank_run is None and isinstance(served, ServedRun):
+        served.prerank = made
+    return made
 
 
 def bracketed(host: str) -> str:

@@ -43,7 +43,7 @@ class KnownKeys:
             for name, keys, unknown in asked:
                 if not keys:
                     continue
-                counts = self.fields[name]
+                counts = self.fields.setdefault(name, FieldKeys())  # another version may read other fields
                 counts.known += keys - unknown
                 counts.unknown += unknown
                 counts.all_unknown = counts.all_unknown + 1 if unknown == keys else 0
