@@ -137,3 +137,16 @@ def test_a_view_that_was_empty_may_stay_so(tmp_path: Path) -> None:
     assert (after.rows("users"), after.loaded["users"].number) == (0, 2)
     write(tmp_path, "users", TABLES["users"])
     assert after.refreshed(["users"]).rows("users") == 1
+
+
+def test_files_that_changed_after_a_plan_was_used_are_read_again(views: JoinedViews, tmp_path: Path) -> None:
+    for again in (JoinedViews(views.plan), JoinedViews(views.plan.using(device="cpu"))):
+        assert all(again.loaded[name].digest == views.loaded[name].digest for name in views.names)
+    write(tmp_path, "brands", pa.table({"brand": [1, 2], "country": [7, 8]}))
+    late = JoinedViews(views.plan)
+    assert answers(late)[0][0] == 5.0
+    assert late.loaded["ads"].digest == late.found("ads").digest
+    assert late.loaded["brands"].digest != late.found("brands").digest
+    fresh = late.refreshed(["brands"])
+    assert answers(fresh)[0][0] == 7.0
+    assert fresh.loaded["brands"].digest == fresh.found("brands").digest

@@ -265,3 +265,22 @@ def test_every_path_that_must_be_allowed_is_named_at_once(tmp_path: Path) -> Non
         "'/other/b.parquet', is refused too; if you trust them: load(…, allow_views=['/elsewhere/a.parquet', "
         "'/other/b.parquet']), or pass other data: load(…, views={'log': …}) and load(…, views={'ads': …})"
     )
+
+
+def test_other_data_for_views_of_one_name_are_joined_by_the_key_of_each(tmp_path: Path) -> None:
+    items = pa.table({"item": [1, 2], "sku": [2, 1], "price": [10.0, 20.0]})
+    pq.write_table(items, tmp_path / "items.parquet")
+    log = cb.View(pa.table({"i": [1, 2], "y": [0, 1]}), name="log")
+    for key in ("item", "sku"):
+        log = log.join(cb.View(tmp_path / "items.parquet", key=key), on="i", prefix=f"{key}_")
+    features = {key: col(f"{key}_price").fill(0.0) for key in ("item", "sku")}
+    plan = cb.compile(log, cb.FeatureSet(label="y", dense=features), device="cpu")
+    plan.save(tmp_path / "job.plan")
+    other = items.set_column(2, "price", pa.array([1.0, 2.0]))
+    pq.write_table(other, tmp_path / "other.parquet")
+    rows = pa.table({"i": [1, 2], "y": [0, 1]})
+    for data in (tmp_path / "other.parquet", other, cb.View(other), cb.View(other, key="item")):
+        found = cb.Plan.load(tmp_path / "job.plan", views={"log": rows, "items": data})
+        assert [batch.dense.tolist() for batch in found.batches(2)] == [[[1.0, 2.0], [2.0, 1.0]]]
+    with pytest.raises(PlanError, match="key 'sku' is not a column of memory"):
+        cb.Plan.load(tmp_path / "job.plan", views={"items": cb.View(other.drop_columns("sku"))})

@@ -198,3 +198,19 @@ def test_positions_of_a_shuffled_stream_name_window_and_row(seen: int) -> None:
         PlanError, match=r"to a stream with shuffle=8, seed=5; continue with these values, not with shuffle=8, seed=6"
     ):
         compiled().batches(4, shuffle=8, seed=6, start=places[0]).positioned()
+
+
+def test_a_position_inside_a_window_belongs_to_a_batch_size() -> None:
+    plan = cb.compile(cb.View(pa.table({"n": list(range(40))})), cb.FeatureSet(dense={"n": col("n")}), device="cpu")
+    stream = plan.batches(6, shuffle=20, seed=1)
+    seen = [row for _ in range(2) for row in next(stream).dense[:, 0].tolist()]
+    with pytest.raises(
+        PlanError, match="inside a shuffle window of 18 rows, but with batch_size=10 a window has 20 rows"
+    ):
+        plan.batches(10, shuffle=20, seed=1, start=stream.position)
+    # Batches of 3 have windows of 18 rows, too.
+    for batch in plan.batches(3, shuffle=20, seed=1, start=stream.position):
+        seen += batch.dense[:, 0].tolist()
+    assert sorted(seen) == list(range(40))
+    old = Position(0, 12, 0, 20, 1)  # of a checkpoint without the rows of a window
+    assert sum(batch.rows for batch in plan.batches(6, shuffle=20, seed=1, start=old)) == 28

@@ -13,7 +13,7 @@ import ctrbox as cb
 from ctrbox import _native, col
 from ctrbox.engines.preview import head
 from ctrbox.engines.run_on_request import Requests, names_of, single, whole
-from ctrbox.errors import CtrboxError, PlanError
+from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.views.source import open_source
 
 VECTORS = pa.list_(pa.float64(), 2)
@@ -236,3 +236,80 @@ def test_a_plan_counts_the_rows_of_a_log_that_does_not_say_how_many_it_has(tmp_p
     shared = fitted.using(threads=1)
     assert shared.fitted is fitted.fitted
     assert shared.run(ROWS).dense.tolist() == fitted.run(ROWS).dense.tolist() == [[-1.0], [1.0]]
+
+
+@pytest.mark.parametrize(
+    "wide", [pa.float64(), pa.list_(pa.float64()), pa.large_list(pa.float64()), pa.list_(pa.float64(), 1)]
+)
+def test_float64_is_rounded_to_float32_where_the_plan_was_built_on_it(wide: pa.DataType) -> None:
+    listed = not pa.types.is_floating(wide)
+    values: list[Any] = [[0.7], [0.1]] if listed else [0.7, 0.1]
+    narrow = (
+        pa.float32()
+        if not listed
+        else pa.list_(pa.float32(), 1)
+        if pa.types.is_fixed_size_list(wide)
+        else pa.list_(pa.float32())
+    )
+    number = col("x").max().fill(0.0) if listed else col("x")
+    built = pa.table({"x": pa.array(values, narrow), "y": [0, 1]})
+    features = cb.FeatureSet(label="y", sparse={"bucket": number.bucketize([0.1, 0.7]).key()})
+    plan = cb.compile(cb.View(built), features, device="cpu")
+    ((expected,),) = [[batch.sparse["bucket"].values.tolist()] for batch in plan.batches(2)]
+    other = pa.table({"x": pa.array(values, wide), "y": [0, 1]})
+    assert plan.run(other).sparse["bucket"].values.tolist() == expected
+    ((found,),) = [[batch.sparse["bucket"].values.tolist()] for batch in plan.over(other).batches(2)]
+    assert found == expected
+    large = pa.table({"x": pa.array([[1e300]] if listed else [1e300], wide), "y": [0]})
+    with pytest.raises(DataError, match="a value is outside the range of float, the type that the plan was built with"):
+        plan.run(large)
+    with pytest.raises(DataError, match="column 'x' of memory row 0 to 0: a value is outside the range of float"):
+        list(plan.over(large).batches(2))
+
+
+def test_a_request_uses_the_schema_that_it_was_compared_with() -> None:
+    first = pa.record_batch({"x": pa.array([1.0]), "z": pa.array([2.0]), "y": pa.array([0])})
+    other = first.select(["z", "x", "y"])
+    made = cb.compile(cb.View(pa.table(first)), cb.FeatureSet(dense={"x": "x", "z": "z"}), device="cpu")
+    requests = Requests(made._request_extractor())
+    known = []
+    for rows in (first, other):
+        requests.run(rows)
+        known.append(requests.known)
+
+    class Replaced(tuple[Any, ...]):
+        """What another thread replaces by the schema of its own request as soon as this one has been compared."""
+
+        def __getitem__(self, at: Any) -> Any:
+            requests.known = known[1]
+            return super().__getitem__(at)
+
+    requests.known = Replaced(known[0] or ())  # type: ignore[assignment]
+    assert requests.run(first).dense.tolist() == [[1.0, 2.0]]
+
+
+def test_columns_of_a_merged_view_in_a_request_are_checked_and_rounded_like_those_of_the_log() -> None:
+    log = pa.table({"id": [1, 2], "x": [1.0, 2.0]})
+    basic = pa.table({"id": [1, 2], "f": pa.array([0.1, 0.7], pa.float32()), "n": [10, 20], "s": ["a", "b"]})
+    merged = cb.View(basic, key="id", name="basic").fill(f=-1.0, n=-1, s="none")
+    view = cb.View(log, key="id", name="log").merge(merged, ordered=True)
+    sparse = {"bucket": col("f").bucketize([0.1, 0.7]), "s": col("s").key()}
+    made = cb.compile(view, cb.FeatureSet(dense={"x": "x", "n": "n"}, sparse=sparse), device="cpu")
+    whole = next(made.batches(2))
+
+    def answer(**columns: Any) -> tuple[list[float], int, int]:
+        batch = made.run(pa.table({"x": [2.0], **columns}))
+        return batch.dense[0].tolist(), int(batch.sparse["bucket"].values[0]), int(batch.sparse["s"].values[0])
+
+    bucket, word = (int(whole.sparse[name].values[1]) for name in ("bucket", "s"))
+    _, low, none = answer()
+    assert answer(f=[0.7], n=[20], s=["b"]) == ([2.0, 20.0], bucket, word)
+    assert answer(f=[0.1], n=[20], s=pa.nulls(1)) == ([2.0, 20.0], int(whole.sparse["bucket"].values[0]), none)
+    assert answer() == answer(f=["0.7"]) == ([2.0, -1.0], low, none)
+    for columns, told in (
+        ({"f": ["0.7"]}, "column 'f' of the request is str, but the plan was built on float"),
+        ({"f": [7]}, "column 'f' of the request is int, but the plan was built on float"),
+        ({"n": [20.5]}, "column 'n' of the request is float, but the plan was built on int"),
+    ):
+        with pytest.raises(DataError, match=told):
+            answer(**{"f": [0.7], "n": [20], "s": ["b"], **columns})

@@ -659,3 +659,25 @@ def test_dictionaries_are_checked_when_made() -> None:
             cb.Dictionary(words, entries)
     with pytest.raises(cb.errors.PlanError, match=r"lookup needs a cb\.Dictionary, got dict"):
         values(col("word").lookup({"red": 1}))
+
+
+def test_whole_numbers_that_numpy_would_round_beside_nulls_are_refused() -> None:
+    large = 2**53 + 1
+
+    def seen(values: list[int | None], arrays: str) -> list[Any]:
+        def same(numbers: Any) -> Any:
+            return pa.array([None if n is None or n != n else int(n) for n in numbers.tolist()], pa.int64())
+
+        arrow = cb.operator(args=["int"], result="int", nullable=True)(lambda numbers: numbers)
+        numpy = cb.operator(args=["int"], result="int", nullable=True, arrays="numpy")(same)
+        view = cb.View(pa.table({"n": pa.array(values, pa.int64())}))
+        return cb.compute({"n": (numpy if arrays == "numpy" else arrow)(col("n"))}, view).column("n").to_pylist()
+
+    for values in ([large, 5], [2**53, None, -(2**53)]):
+        assert seen(values, "numpy") == values
+    assert seen([large, None], "arrow") == [large, None]
+    for value in (large, -large):
+        with pytest.raises(
+            cb.errors.DataError, match=f"{value} cannot be represented exactly as a float64; fill the nulls"
+        ):
+            seen([None, value], "numpy")

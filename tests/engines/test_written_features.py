@@ -196,3 +196,19 @@ def test_places_that_are_something_else_are_named(tmp_path: Path) -> None:
         PlanError, match=r"ends with \.parquet, but on S3 and HDFS materialize writes a folder of part files"
     ):
         plan().materialize("s3://bucket/basic.parquet")
+
+
+def test_a_plan_does_not_write_over_data_behind_a_history_or_a_saved_plan(tmp_path: Path) -> None:
+    rows = pa.table({"id": [1, 2], "user": ["a", "a"], "ts": pa.array([1, 2], pa.timestamp("us"))})
+    log, clicks = tmp_path / "log.parquet", tmp_path / "clicks.parquet"
+    pq.write_table(rows, log)
+    pq.write_table(rows, clicks)
+    past = {"own": cb.past(by="user", time="ts"), "other": cb.View(clicks, name="clicks").past(by="user", time="ts")}
+    view = cb.View(log, key="id").with_history(**{name: one.count() for name, one in past.items()})
+    job = cb.compile(view, cb.FeatureSet(dense={name: col(name) for name in past}), device="cpu", threads=1)
+    job.save(tmp_path / "job.plan")
+    for made in (job, job.over(log), cb.Plan.load(tmp_path / "job.plan")):
+        for place in (log, clicks):
+            told = refused(lambda made=made, place=place: made.materialize(place))
+            assert told == f"cannot write {place}, because the plan reads {place.name} from there; choose another path"
+    assert pq.read_table(log) == pq.read_table(clicks) == rows

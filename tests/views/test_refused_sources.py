@@ -364,3 +364,25 @@ def test_a_read_from_a_remote_store_is_tried_again(monkeypatch: pytest.MonkeyPat
     with pytest.raises(SourceError, match=r"x cannot be read \(1 tries in"):
         remote.attempt("x", failing(1))
     assert slept == [0.5, 1.0, 0.5, 1.0]
+
+
+def test_fields_of_structs_in_streams_keep_their_values(tmp_path: Path) -> None:
+    def rows(number: pa.DataType, word: pa.DataType, values: list[Any]) -> pa.Table:
+        return pa.table({"a": pa.array(values, pa.struct([("number", number), ("word", word)]))})
+
+    first = stream(tmp_path / "a.arrows", rows(pa.float32(), pa.string(), [{"number": 0.5, "word": "007"}]))
+    for number, word, told in (
+        (
+            pa.float64(),
+            pa.string(),
+            r"column 'a\.number' of .*b\.arrows is double, expected float as in the first file",
+        ),
+        (pa.float32(), pa.int64(), r"column 'a\.word' of .*b\.arrows is int64, expected string as in the first file"),
+    ):
+        value = {"number": 0.1, "word": "8" if pa.types.is_string(word) else 8}
+        stream(tmp_path / "b.arrows", rows(number, word, [value]))
+        with pytest.raises(SourceError, match=told):
+            cb.View([str(first), str(tmp_path / "b.arrows")]).head()
+    small = stream(tmp_path / "c.arrows", pa.table({"a": pa.array([{"n": 1}], pa.struct([("n", pa.int64())]))}))
+    stream(tmp_path / "d.arrows", pa.table({"a": pa.array([{"n": 2}], pa.struct([("n", pa.int32())]))}))
+    assert cb.View([str(small), str(tmp_path / "d.arrows")]).head().column("a.n").to_pylist() == [1, 2]

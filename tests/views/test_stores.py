@@ -105,6 +105,8 @@ def test_paths_that_name_no_file_are_refused(places: Path, path: str, says: str)
         ("a/b", pafs.LocalFileSystem(), "", False, "a/b"),
         ("mine://a/b", pafs.LocalFileSystem(), "mine://", False, "a/b"),
         ("mine://a/b", pafs.SubTreeFileSystem("/", pafs.LocalFileSystem()), "mine://", True, "a/b"),
+        ("hdfs://nn:9000/a/b", pafs.LocalFileSystem(), "hdfs://nn:9000", False, "/a/b"),
+        ("viewfs://all/a/b", pafs.LocalFileSystem(), "viewfs://all", False, "/a/b"),
     ],
 )
 def test_a_path_lies_on_a_store(path: str, filesystem: Any, prefix: str, remote: bool, inside: str) -> None:

@@ -176,11 +176,30 @@ def finite(values: pa.Array) -> pa.Array:
     return values
 
 
+def narrower(mine: pa.DataType, planned: pa.DataType) -> pa.DataType | None:
+    """Return the type to which fractions are rounded before a plan reads them: float32 where the plan was built on float32 and
+    they are float64, because keys and buckets of 0.1 differ between the two. None: they are read as they are."""
+    if pa.types.is_float64(mine) and pa.types.is_float32(planned):
+        return pa.float32()
+    if not (_is_list(mine) and _is_list(planned)) or narrower(mine.value_type, planned.value_type) is None:
+        return None
+    element = mine.value_field.with_type(pa.float32())
+    if pa.types.is_fixed_size_list(mine):
+        return pa.list_(element, mine.list_size)
+    return pa.large_list(element) if pa.types.is_large_list(mine) else pa.list_(element)
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
+
+
 def narrowed(values: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Round fractions to the nearest of another width. Raises OverflowError where a finite one would become infinite."""
+    """Round fractions, or lists of them, to the nearest of another width. Raises OverflowError where a finite one would become
+    infinite."""
     made = values.cast(wanted)
-    if pc.any(pc.and_(pc.is_inf(made), pc.is_finite(values)), min_count=0).as_py():
-        raise OverflowError(f"a value is outside the range of {wanted}")
+    one, other = (made.flatten(), values.flatten()) if _is_list(wanted) else (made, values)
+    if pc.any(pc.and_(pc.is_inf(one), pc.is_finite(other)), min_count=0).as_py():
+        raise OverflowError(f"a value is outside the range of {one.type}")
     return made
 
 

@@ -15,8 +15,10 @@ from ctrbox.compiled_plan.plan import Plan
 from ctrbox.engines.history.history_columns_of_log import base_of, events_read
 from ctrbox.engines.history.state_of_histories import continued_log
 from ctrbox.plan.graph.build_graph import build
+from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.graph.unfilled_nulls import NullsUnfilled
 from ctrbox.plan.graph.unlabeled import unlabeled
+from ctrbox.plan.language.node import closure
 from ctrbox.views.columns_as_recorded import AgreeingSource, Described
 from ctrbox.views.view import View, views_of, with_views
 
@@ -30,11 +32,12 @@ def plan_over(plan: Plan, data: Any, label: bool, views: Mapping[str, Any] | Non
         then = unlabeled(plan.log, plan.features)
         graph = build(then, features)
     read = columns_read(graph) | events_read(then)
+    spare = frozenset() if label else only_fitted(graph)
     log = then.over(data, views)
     options: dict[str, Any] = {"device": plan.device, "threads": plan.threads, "chunk_rows": plan.chunk_rows}
 
     def over(strict: bool) -> Plan:
-        agreeing = _agreeing(log, then, read, strict=strict)
+        agreeing = _agreeing(log, then, read, strict=strict, spare=spare)
         if histories is not None:
             agreeing = continued_log(agreeing, lambda: histories_fingerprint(agreeing), histories)
         return Plan(agreeing, features, **options)
@@ -48,8 +51,22 @@ def plan_over(plan: Plan, data: Any, label: bool, views: Mapping[str, Any] | Non
         return over(strict=True)
 
 
-def _agreeing(view: View, then: View, read: dict[int, set[str]], strict: bool) -> View:
-    """Return ``view`` held to the columns that are read of ``then``, which has the same steps."""
+def only_fitted(graph: Graph) -> frozenset[str]:
+    """Return the columns of the log that are read only to learn values, such as the label of a click rate: nothing reads them in
+    a plan that has these values."""
+    log = graph.frames[0]
+    needed = closure([*(output.node for output in graph.outputs), *log.filters])
+    past = set(getattr(log.view.source, "read_for_histories", ()))
+    return frozenset(set(graph.columns(log, 0)) - set(graph.columns(log, 0, needed)) - set(log.key) - past)
+
+
+def _agreeing(
+    view: View, then: View, read: dict[int, set[str]], strict: bool, spare: frozenset[str] = frozenset()
+) -> View:
+    """Return ``view`` held to the columns that are read of ``then``, which has the same steps.
+
+    ``spare``: columns that the other data may lack.
+    """
     if view is then:
         return view
     before: dict[int, View] = {}
@@ -66,6 +83,7 @@ def _agreeing(view: View, then: View, read: dict[int, set[str]], strict: bool) -
         then.name,
         {name: known.schema.field(name).type for name in columns},
         frozenset(name for name in columns if nullable(name)),
+        spare=spare & set(columns),
     )
     source = AgreeingSource(data, described, strict=strict)
     source.check(columns)

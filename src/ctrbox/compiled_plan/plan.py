@@ -529,6 +529,7 @@ def compile(
         checked_threads(threads, MOST_EXTRACTING)
     plan = Plan(log, features, device=device, threads=threads, chunk_rows=chunk_rows)
     plan.graph.check_units()
+    plan.graph.check_names()
     if leak := label_leak(plan.graph):
         warnings.warn(leak, stacklevel=2)  # where compile is called
     return plan

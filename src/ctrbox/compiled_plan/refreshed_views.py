@@ -26,9 +26,10 @@ from ctrbox.engines.cpu.joined_views import load_dimension
 from ctrbox.errors import CtrboxError, DataError, SourceError
 from ctrbox.files.filesystems import File, find_files
 from ctrbox.plan.graph.graph import FrameSpec, SourceSpec
-from ctrbox.views.columns_as_recorded import AgreeingSource, Described
+from ctrbox.views.columns_as_recorded import AgreeingSource, Described, files_behind
 from ctrbox.views.source import Source
 
+CHANGED = "changed"  # in place of a digest: the files were read before, and others are there now
 CURE = "fill such rows in this data, or train again with .fill({column}=…) on the view"
 
 
@@ -45,7 +46,7 @@ class LoadedView:
     """A joined view as it is loaded. ``number``: 1 for what was read first, and one more each time that it is read again."""
 
     number: int
-    digest: str  # of the listing of its files, made before they were read; "" for a view without files
+    digest: str  # of the listing of its files, made before they were read; "" for a view without files; or CHANGED
     rows: int
     read_at: float  # seconds since 1970
     seconds: float = 0.0  # that reading took
@@ -57,15 +58,18 @@ class JoinedViews:
     def __init__(self, plan: Plan) -> None:
         frames = [frame for frame in plan.graph.frames[1:] if frame.role != "log"]
         found = {frame.name: files_if_there(frames, frame.name) for frame in frames}
+        loaded_before = plan._dimensions is not None
         at = time.time()
         dimensions = plan._request_extractor().dimensions
         self.plan = plan
         self.dimensions: Mapping[int, Dimension] = dimensions
         self.frames = [frame for frame in frames if frame.id in dimensions]
-        self.loaded = {
-            name: LoadedView(1, "" if (files := found[name]) is None else files.digest, self.rows(name), at)
-            for name in self.names
-        }
+        self.loaded = {}
+        for name in self.names:
+            files = found[name]
+            changed = loaded_before and files is not None and changed_since_read(frames, name, files)
+            digest = "" if files is None else CHANGED if changed else files.digest
+            self.loaded[name] = LoadedView(1, digest, self.rows(name), at)
 
     @property
     def names(self) -> list[str]:
@@ -160,6 +164,17 @@ class JoinedViews:
         except CtrboxError as error:
             raise type(error)(f"view {view.name!r}: {error}") from error
         return replace(frame, sources=[SourceSpec(view._changed(source=source)), *frame.sources[1:]])
+
+
+def changed_since_read(frames: list[FrameSpec], name: str, found: FoundFiles) -> bool:
+    """Return whether other files than those of ``found`` were read for a view, when its plan was used before."""
+    read = {file.shown: file for f in frames if f.name == name for file in files_behind(f.view.source)}
+    try:
+        for file in read.values():
+            file.version.check()
+    except (CtrboxError, OSError):
+        return True
+    return len(read) != found.files
 
 
 def files_if_there(frames: list[FrameSpec], name: str) -> FoundFiles | None:

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import pyarrow as pa
 
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.kind import arrow_type, kind_of_arrow
 from ctrbox.columns.times import checked_units
 from ctrbox.compiled_plan.fingerprint import columns_of
@@ -191,7 +192,9 @@ def read_view(
     before: tuple[Any, ...] = ()
     known: Any = {}
     if name in given:
-        data, place = given[name], f"given {name}"
+        data, place = given[name], canonical(["given", name])
+        if not isinstance(data, View):  # the same rows may be joined by several keys
+            place = canonical(["given", name, key, keep])
         if place not in made:
             # Other files of the same text format are read as those that the plan was saved with.
             text, form = described.text_options, described.format_name
@@ -201,7 +204,13 @@ def read_view(
         agreeing = AgreeingSource(_data(view.source), described, strict=strict)
         agreeing.check(list(described.types))
         source: Source = agreeing
-        key, keep, before, known = view.key, view.keep, view.steps, view.time_units
+        for column in key:
+            if column not in source.schema.names:
+                raise PlanError(
+                    f"key {column!r} is not a column of {source.name}{nearest(column, source.schema.names)}"
+                )
+        # The steps of the plan look rows up by its own key.
+        key, keep, before, known = key or view.key, view.keep or keep, view.steps, view.time_units
     else:
         for column in key:
             if column not in described.types:

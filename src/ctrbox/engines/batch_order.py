@@ -12,7 +12,7 @@ import numpy as np
 
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Batch
-from ctrbox.engines.batch_stream import Position, check_start, shuffled
+from ctrbox.engines.batch_stream import Position, check_start, shuffled, window_rows
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.errors import PlanError
 
@@ -35,7 +35,7 @@ def walk(
     seed = whole("seed", seed, 0, 2**64 - 1)
     limit = None if limit is None else whole("limit", limit, 0, 2**62)
     stop = None if stop is None else whole("stop", stop, 0, 2**62)
-    check_start(start, shuffle, seed)
+    check_start(start, shuffle, seed, batch_size)
     if shuffle and shuffle < batch_size:
         raise PlanError(
             f"shuffle={shuffle} is a window smaller than a batch; it must have at least batch_size={batch_size} rows"
@@ -95,7 +95,7 @@ def _ordered(engine: Engine, batch_size: int, start: Position, limit: int | None
 def _shuffled(
     engine: Engine, batch_size: int, window: int, seed: int, start: Position, limit: int | None, stop: int | None
 ) -> Walk:
-    rows = window // batch_size * batch_size
+    rows = window_rows(window, batch_size)
     stream = engine(start.row).batches(rows, start.row, None, stop)
     try:
         yield from shuffled(stream, batch_size, window, seed, start, limit)

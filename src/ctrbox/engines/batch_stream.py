@@ -19,7 +19,8 @@ class Position:
 
     ``row``: row of the log at which the current shuffle window (or the next batch) begins. ``skip``: number of rows of that
     window that were already returned. ``window``: number of that window. ``shuffle`` and ``seed``: settings of the stream, which
-    must be the same when it continues.
+    must be the same when it continues. ``rows``: number of rows of a window, which follows from ``shuffle`` and the batch
+    size; 0 if it is not known.
     """
 
     row: int = 0
@@ -27,6 +28,7 @@ class Position:
     window: int = 0
     shuffle: int = 0
     seed: int = 0
+    rows: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -56,7 +58,7 @@ class BatchStream(Iterator[Batch]):
         self._walk.close()
 
 
-def check_start(start: Any, shuffle: int, seed: int) -> None:
+def check_start(start: Any, shuffle: int, seed: int, batch_size: int) -> None:
     """Refuse a position from which a stream with these settings cannot continue; None is the beginning."""
     if start is None:
         return
@@ -69,6 +71,17 @@ def check_start(start: Any, shuffle: int, seed: int) -> None:
             f"this position belongs to a stream with shuffle={start.shuffle}, seed={start.seed}; continue with these "
             f"values, not with shuffle={shuffle}, seed={seed}"
         )
+    if start.skip and shuffle >= batch_size and start.rows not in (0, rows := window_rows(shuffle, batch_size)):
+        raise PlanError(
+            f"the position lies inside a shuffle window of {start.rows:,} rows, but with batch_size={batch_size} a window has "
+            f"{rows:,} rows, so rows would be repeated or left out; continue with the batch_size= of the stream from which the "
+            "position comes"
+        )
+
+
+def window_rows(shuffle: int, batch_size: int) -> int:
+    """Return the number of rows of a shuffle window: whole batches."""
+    return shuffle // batch_size * batch_size
 
 
 def shuffled(
@@ -92,7 +105,7 @@ def shuffled(
                     return
             part = batch.take(order[begin:end])
             here = (after, 0, number + 1) if end == batch.rows else (row, end, number)
-            yield part, Position(*here, window, seed)
+            yield part, Position(*here, window, seed, window_rows(window, batch_size))
             begin = end
         row, number, begin = after, number + 1, 0
 

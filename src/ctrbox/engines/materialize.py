@@ -34,6 +34,7 @@ from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.files.urls import local_path, stored_url
 from ctrbox.plan.graph.graph import Output
 from ctrbox.plan.language.node import Node
+from ctrbox.views.columns_as_recorded import files_behind
 
 PART_ROWS = 1 << 22  # of a file in a folder
 COMPRESSIONS = ("zstd", "lz4", "snappy", "gzip", "brotli", "none")
@@ -87,19 +88,18 @@ def materialize(
 
 
 def refuse_own_input(plan: Any, place: Path, stored: StoredFolder | None = None) -> None:
-    """A plan must not replace what it reads: its log, a joined view, the basic features it merges."""
-    for frame in plan.graph.frames:
-        for source in frame.sources:
-            for file in getattr(source.view.source, "_files", ()):
-                if stored is not None and file.shown.startswith(f"{stored.url}/"):
-                    raise PlanError(
-                        f"cannot write {stored}, because the plan reads {file.shown} from there; choose another place"
-                    )
-                read = Path(file.path).resolve()
-                if not file.store.remote and (place.resolve() == read or place.resolve() in read.parents):
-                    raise PlanError(
-                        f"cannot write {place}, because the plan reads {read.name} from there; choose another path"
-                    )
+    """A plan must not replace what it reads: its log, a joined view, the events of a history, the basic features it merges."""
+    for view in (plan.log, *plan.log.brought()):
+        for file in files_behind(view.source):
+            if stored is not None and file.shown.startswith(f"{stored.url}/"):
+                raise PlanError(
+                    f"cannot write {stored}, because the plan reads {file.shown} from there; choose another place"
+                )
+            read = Path(file.path).resolve()
+            if not file.store.remote and (place.resolve() == read or place.resolve() in read.parents):
+                raise PlanError(
+                    f"cannot write {place}, because the plan reads {read.name} from there; choose another path"
+                )
 
 
 # ---- what is written ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pyarrow as pa
 from ctrbox.arguments.names import lacking
 from ctrbox.columns.batch import Batch
 from ctrbox.columns.kind import kind_of_arrow, name_of
-from ctrbox.columns.raw_values import narrowed
+from ctrbox.columns.raw_values import narrowed, narrower
 from ctrbox.columns.times import as_time_advice
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cpu.frames_and_arrow import frame_of
@@ -40,13 +40,28 @@ class Requests:
     def __init__(self, extractor: Extractor) -> None:
         self.extractor = extractor
         self.needed = [n for n in extractor.columns[0] if n not in extractor.only_for_merge]
+        log, *others = [source.view.source.schema for source in extractor.log.sources]
+        self.types: dict[str, pa.DataType] = {n: log.field(n).type for n in extractor.columns[0]}
+        for schema, names in zip(others, extractor.loaded[1:], strict=True):
+            self.types = {n: schema.field(n).type for n in names} | self.types
         self.known: tuple[pa.Schema, list[list[int]]] | None = None
 
     def knows(self, rows: Any) -> bool:
-        return self.known is not None and isinstance(rows, pa.RecordBatch) and rows.schema.equals(self.known[0])
+        return self._places(rows) is not None
+
+    def _places(self, rows: Any) -> list[list[int]] | None:
+        """Return the places of the columns in rows of the known schema; None for other rows."""
+        known = self.known  # read once: another thread may set that of another schema meanwhile
+        if known is None or not isinstance(rows, pa.RecordBatch) or not rows.schema.equals(known[0]):
+            return None
+        return known[1]
 
     def lacks(self, names: list[str]) -> list[str]:
         return [n for n in self.needed if n not in names]
+
+    def merged(self, names: list[str]) -> list[list[str]]:
+        """Return the columns that are read of each merged view: all of them, or none where the request lacks one."""
+        return [part if set(part) <= set(names) else [] for part in self.extractor.loaded[1:]]
 
     def run(self, rows: Any) -> Batch:
         """The batch of a request. ``index`` says which of its rows passed the filters, where there are filters."""
@@ -58,14 +73,14 @@ class Requests:
         return batch if prepared.selected is None else replace(batch, index=prepared.selected)
 
     def sources(self, rows: Any) -> tuple[list[Rows], int]:
-        if self.knows(rows) and self.known is not None:
-            frames = [frame_of(rows.select(places)) if places else None for places in self.known[1]]
+        places_of_parts = self._places(rows)
+        if places_of_parts is not None:
+            frames = [frame_of(rows.select(places)) if places else None for places in places_of_parts]
             return [(frame, None, 0) for frame in frames], rows.num_rows
         source = self.typed(open_source(rows))
         names = source.schema.names
         self.check(source)
-        log, merged = self.extractor.columns[0], self.extractor.loaded[1:]
-        wanted = [[n for n in log if n in names], *(m if set(m) <= set(names) else [] for m in merged)]
+        wanted = [[n for n in self.extractor.columns[0] if n in names], *self.merged(names)]
         every = list(dict.fromkeys(n for part in wanted for n in part))
         batch = self.planned(whole(source, every))
         if isinstance(rows, pa.RecordBatch) and batch.schema.equals(rows.schema.empty_table().select(every).schema):
@@ -77,32 +92,28 @@ class Requests:
         null = {f.name for f in source.schema if pa.types.is_null(f.type)}
         if not null:
             return source
-        types = {f.name: f.type for f in self.extractor.log.view.source.schema if f.name in null}
+        types = {name: type_ for name, type_ in self.types.items() if name in null}
         return AgreeingSource(source, Described(self.extractor.log.view.name, types, frozenset(types)), strict=False)
 
     def planned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Round float64 to the nearest float32 where the plan was built on that, as a request of JSON is: keys and buckets of
-        0.1 differ between the two."""
-        schema = self.extractor.log.view.source.schema
+        """Round float64, also in lists, to the nearest float32 where the plan was built on that, as a request of JSON is."""
         for place, field in enumerate(batch.schema):
-            known = schema.field(field.name).type if field.name in schema.names else field.type
-            if pa.types.is_float64(field.type) and pa.types.is_float32(known):
+            if (wanted := narrower(field.type, self.types.get(field.name, field.type))) is not None:
                 try:
-                    rounded = narrowed(batch.column(place), known)
+                    rounded = narrowed(batch.column(place), wanted)
                 except OverflowError as error:
                     raise DataError(
                         f"column {field.name!r} of the request: {error}, the type that the plan was built with"
                     ) from None
-                batch = batch.set_column(place, field.with_type(known), rounded)
+                batch = batch.set_column(place, field.with_type(wanted), rounded)
         return batch
 
     def check(self, source: Source) -> None:
         """DataError unless the request has every column, of the kind the plan was built on."""
-        schema = self.extractor.log.view.source.schema
         if missing := self.lacks(source.schema.names):
             raise DataError(f"the request lacks {lacking(missing, source.schema.names)}")
-        for name in self.needed:
-            mine, planned = source.schema.field(name).type, schema.field(name).type
+        for name in dict.fromkeys(n for part in (self.needed, *self.merged(source.schema.names)) for n in part):
+            mine, planned = source.schema.field(name).type, self.types[name]
             kind, wanted = kind_of_arrow(mine), kind_of_arrow(planned)
             if kind != wanted:
                 raise DataError(

@@ -41,6 +41,7 @@ _HDFS_DEFAULTS = {
     "dfs.client.socket-timeout": "10000",
 }
 
+HDFS = ("hdfs", "viewfs")  # schemes
 _DIGITS_ALIKE = str.maketrans("123456789", "000000000")
 _WILD = re.compile(r"[*?\[]")
 _S3_OPTIONS = {
@@ -133,13 +134,17 @@ def open_store(path: str, filesystem: Any = None, options: Mapping[str, Any] | N
     options = dict(options or {})
     if filesystem is not None:
         fs = filesystem if isinstance(filesystem, pafs.FileSystem) else _from_fsspec(filesystem)
-        scheme, _, rest = path.rpartition("://")
+        scheme, _, inside = path.rpartition("://")
+        prefix = f"{scheme}://" if scheme else ""
+        if scheme in HDFS:  # the host is not a part of the path
+            host, slash, below = inside.partition("/")
+            prefix, inside = prefix + host, slash + below
         remote = not isinstance(fs, (pafs.LocalFileSystem, pafs._MockFileSystem))
-        return Store(fs, f"{scheme}://" if scheme else "", remote), rest if scheme else path
+        return Store(fs, prefix, remote), inside if scheme else path
     scheme = path.partition("://")[0] if "://" in path else ""
     if scheme in ("s3", "s3a", "s3n"):
         return _open_s3(path, options)
-    if scheme in ("hdfs", "viewfs"):
+    if scheme in HDFS:
         return _open_hdfs(path, options)
     if options:
         raise SourceError(

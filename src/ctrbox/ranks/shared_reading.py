@@ -33,7 +33,7 @@ import numpy.typing as npt
 from ctrbox.columns.batch import Batch, Ragged, Schema
 from ctrbox.columns.label_task import late
 from ctrbox.compiled_plan.plan import Plan
-from ctrbox.engines.batch_stream import Position, window_order
+from ctrbox.engines.batch_stream import Position, window_order, window_rows
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cuda.extract import CudaExtractor
 from ctrbox.ranks.blocks_dealt_to_ranks import BLOCK_ROWS, dealt
@@ -71,7 +71,7 @@ class Batching:
 
     def __init__(self, start: Position, batch_size: int, shuffle: int, seed: int) -> None:
         self.batch_size, self.seed = batch_size, seed
-        self.whole = shuffle // batch_size * batch_size  # rows of a window
+        self.whole = window_rows(shuffle, batch_size)
         self.base = 0  # stream rows before this one were planned
         self.skip, self.window = start.skip, start.window
 
@@ -204,7 +204,9 @@ def shared_parts(
                 size = n * (rank + 1) // of - n * rank // of
                 if p.last >= 0:
                     began = after[p.last]
-                position = Position(began, p.skip, p.window, shuffle, seed) if shuffle else Position(began)
+                position = (
+                    Position(began, p.skip, p.window, shuffle, seed, batching.whole) if shuffle else Position(began)
+                )
                 parts.append((rows.take(np.arange(at, at + size)), position, n))
                 at += size
             held.drop(batching.base)

@@ -15,7 +15,8 @@ from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File
 from ctrbox.views.files_with_row_index import Footer, NoStatistics, Wanted
 from ctrbox.views.files_without_row_index import Parse, open_stream
-from ctrbox.views.simple_types import Leaf
+from ctrbox.views.simple_types import Leaf, castable
+from ctrbox.views.simple_types import leaves as leaves_of
 
 MAGIC = b"ARROW1"
 
@@ -66,14 +67,15 @@ class IpcStream:
 
     def blocks(self, file: File, leaves: Sequence[Leaf]) -> Iterator[Parse]:
         with _open(file) as reader:
+            mine = leaves_of(reader.schema, file.shown)
             for leaf in leaves:
-                place = reader.schema.get_field_index(leaf.path[0])
-                if place < 0:
+                found = mine.get(leaf.name)
+                if found is None:
                     raise SourceError(f"{file.shown} has no column {leaf.name!r}, expected {leaf.stored}")
-                found = reader.schema.field(place).type
-                if len(leaf.path) == 1 and found != leaf.stored:
+                nested = len(leaf.path) > 1 and leaf.type is not None and castable(found.type, leaf.type, found.stored)
+                if found.stored != leaf.stored and not nested:
                     raise SourceError(
-                        f"column {leaf.name!r} of {file.shown} is {found}, expected {leaf.stored} as in the first file"
+                        f"column {leaf.name!r} of {file.shown} is {found.stored}, expected {leaf.stored} as in the first file"
                     )
             for batch in reader:
                 yield partial(check_batch, batch)

@@ -2,8 +2,8 @@
 
 `RecordedSource` stands for data that nobody has opened yet. It answers every question of the planner from what was recorded, and
 opens its data at the first scan. `AgreeingSource` holds opened data to a description: columns must be of the recorded kinds,
-whole numbers become floats where floats were recorded (exactly, or it is an error), and a null in a column that had none is an
-error that names its row.
+whole numbers become floats where floats were recorded (exactly, or it is an error), float64 is rounded to float32 where float32
+was recorded, and a null in a column that had none is an error that names its row.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import pyarrow.compute as pc
 
 from ctrbox.arguments.names import lacking
 from ctrbox.columns.kind import kind_of_arrow, name_of
+from ctrbox.columns.raw_values import narrowed, narrower
 from ctrbox.columns.times import as_time_advice
 from ctrbox.errors import DataError, PlanError
+from ctrbox.files.filesystems import File
 from ctrbox.views.morsel import Morsel, Source, SourceOver
 from ctrbox.views.text_options import TextOptions
 
@@ -41,6 +43,7 @@ class Described:
     reference: Mapping[str, Any] | None = None  # where a saved plan finds the data; None for rows in memory
     text_options: TextOptions | None = None  # how text files are read
     format_name: str | None = None
+    spare: frozenset[str] = frozenset()  # columns of ``types`` that nothing reads any more, so that data may lack them
 
 
 class AgreeingSource(SourceOver):
@@ -54,14 +57,19 @@ class AgreeingSource(SourceOver):
         self.inner = inner
         self.described = described
         self.strict = strict
-        self.schema: pa.Schema = pa.schema([self._field(f) for f in inner.schema])
-        both = zip(inner.schema, self.schema, strict=True)
+        agreeing = [self._field(f) for f in inner.schema]
+        both = zip(inner.schema, agreeing, strict=True)
         self._valueless = {mine.name for mine, f in both if mine.type != f.type and pa.types.is_null(mine.type)}
+        self._lacking = sorted(described.spare - set(inner.schema.names))
+        lacking = [pa.field(name, described.types[name], name in described.maybe_null) for name in self._lacking]
+        self.schema: pa.Schema = pa.schema([*agreeing, *lacking])
 
     def _field(self, mine: pa.Field) -> pa.Field:
         then = self.described.types.get(mine.name)
         if then is not None and kind_of_arrow(mine.type) == "i" and kind_of_arrow(then) == "f":
-            return pa.field(mine.name, pa.float64(), mine.nullable)
+            return pa.field(mine.name, narrower(pa.float64(), then) or pa.float64(), mine.nullable)
+        if then is not None and (rounded := narrower(mine.type, then)) is not None:
+            return pa.field(mine.name, rounded, mine.nullable)
         if then is not None and pa.types.is_null(mine.type):  # a column without any value may have every type
             return pa.field(mine.name, then)
         return mine
@@ -93,7 +101,7 @@ class AgreeingSource(SourceOver):
         return (not self.strict or column not in self.described.types) and self._nullable_now(column)
 
     def _nullable_now(self, column: str) -> bool:
-        return column in self._valueless or self.inner.nullable(column)
+        return column not in self._lacking and (column in self._valueless or self.inner.nullable(column))
 
     def nullable_then(self, column: str) -> bool:
         """Return whether the column could be null in the data that the plan was made on."""
@@ -102,15 +110,15 @@ class AgreeingSource(SourceOver):
         return self._nullable_now(column)
 
     def ordered(self, column: str) -> bool:
-        return column not in self._valueless and self.inner.ordered(column)
+        return column not in self._valueless and column not in self._lacking and self.inner.ordered(column)
 
     def fingerprint(self) -> str:
         return self.inner.fingerprint()
 
     def scan(self, columns: Sequence[str], **options: Any) -> Iterator[Morsel]:
-        if missing := [name for name in columns if name not in self.schema.names]:
+        if missing := [n for n in columns if n not in self.schema.names or n in self._lacking]:
             raise DataError(
-                f"{self.inner.name} lacks {lacking(missing, self.schema.names)}; the plan reads it from view "
+                f"{self.inner.name} lacks {lacking(missing, self.inner.schema.names)}; the plan reads it from view "
                 f"{self.described.view!r}"
             )
         self.check(columns)
@@ -135,11 +143,9 @@ class AgreeingSource(SourceOver):
                         f"in this column and has no fill value for it: {self.described.cure.format(column=name)}"
                     )
             for name in floats:
-                rows = rows.set_column(
-                    rows.schema.get_field_index(name),
-                    self.schema.field(name),
-                    _as_floats(rows.column(name), name, morsel),
-                )
+                field = self.schema.field(name)
+                made = _as_floats(rows.column(name), name, morsel, field.type)
+                rows = rows.set_column(rows.schema.get_field_index(name), field, made)
             yield Morsel(rows, morsel.origin, morsel.start)
 
     def _with_valueless(self, rows: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
@@ -154,16 +160,25 @@ class AgreeingSource(SourceOver):
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _as_floats(column: pa.Array, name: str, morsel: Morsel) -> pa.Array:
+def _as_floats(column: pa.Array, name: str, morsel: Morsel, wanted: pa.DataType) -> pa.Array:
+    """Return whole numbers as floats, and floats as those of another width."""
     plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-    large = pc.or_kleene(pc.greater(plain, EXACT), pc.less(plain, -EXACT))
-    if pc.any(large).as_py():
-        row = pc.index(large, True).as_py()
+    if kind_of_arrow(plain.type) == "i":
+        large = pc.or_kleene(pc.greater(plain, EXACT), pc.less(plain, -EXACT))
+        if pc.any(large).as_py():
+            row = pc.index(large, True).as_py()
+            raise DataError(
+                f"column {name!r} is {plain[row]} at {morsel.origin.name(row)}; the plan was built on floats, and this "
+                "integer cannot be represented exactly as a float64"
+            )
+        plain = plain.cast(pa.float64())
+    try:
+        return narrowed(plain, wanted)
+    except OverflowError as error:
+        last = morsel.origin.row + len(column) - 1
         raise DataError(
-            f"column {name!r} is {plain[row]} at {morsel.origin.name(row)}; the plan was built on floats, and this "
-            "integer cannot be represented exactly as a float64"
-        )
-    return plain.cast(pa.float64())
+            f"column {name!r} of {morsel.origin.name(0)} to {last}: {error}, the type that the plan was built with"
+        ) from None
 
 
 def _shape(type_: pa.DataType) -> tuple[str | None, int]:
@@ -236,4 +251,13 @@ class RecordedSource:
 def opened(source: Source) -> Source:
     """Return the source with its data open, so that its rows and bytes are those of today."""
     found: Source = source.open() if hasattr(source, "open") else source
+    return found
+
+
+def files_behind(source: Source) -> Sequence[File]:
+    """Return the files that a source reads, also one that computes histories or is held to a description; it is opened."""
+    source = opened(source)
+    while isinstance(source, SourceOver):
+        source = opened(source.inner)
+    found: Sequence[File] = getattr(source, "_files", ())
     return found

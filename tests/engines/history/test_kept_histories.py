@@ -422,3 +422,42 @@ def test_threads_may_feed_and_read_at_the_same_time() -> None:
         thread.join()
     assert not failures
     assert seen_at(kept, 10_000) == 500
+
+
+def test_the_fingerprint_of_data_changes_with_the_state_that_histories_begin_with(tmp_path: Path) -> None:
+    log = pa.table({"user": ["a", "b"], "ts": pa.array([10, 11], pa.timestamp("s")), "y": [0, 1]})
+    view = cb.View(log, name="log").with_history(n=cb.past(by="user", time="ts").count())
+    plan = cb.compile(view, cb.FeatureSet(label="y", dense={"n": col("n")}), device="cpu")
+    found = []
+    for user in ("a", "b", "a"):  # states of one size
+        state = plan.histories()
+        state.observe({"user": user, "ts": "1970-01-01T00:00:01"})
+        state.save(tmp_path / "past.state")
+        found.append(plan.over(log, histories=tmp_path / "past.state").data_fingerprints())
+    assert found[0] != found[1]
+    assert found[0] == found[2]
+
+
+def test_a_state_that_a_failed_call_broke_can_be_replaced_by_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = pa.table({"user": ["a", "b"], "ts": pa.array([10, 11], pa.timestamp("s")), "y": [0, 1]})
+    view = cb.View(log, name="log").with_history(n=cb.past(by="user", time="ts").count())
+    plan = cb.compile(view, cb.FeatureSet(label="y", dense={"n": col("n")}), device="cpu")
+    state = plan.histories()
+    state.read_log()
+    state.save(tmp_path / "past.state")
+    event = {"user": "a", "ts": "1970-01-01T00:01:00"}
+    with monkeypatch.context() as patched:
+        patched.setattr(state, "_feed", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            state.observe(event)
+    with pytest.raises(PlanError, match="an earlier call failed"):
+        state.observe(event)
+    state.load(tmp_path / "past.state")
+    assert (state.broken, state.observe(event).rows, state.held) == ("", 1, 3)
+    older = pa.table({"user": ["a"], "ts": pa.array([1], pa.timestamp("s")), "y": [0]})
+    with pytest.raises(
+        DataError, match=r"comes after 1970-01-01T00:00:11.000000 at the end of the state in .*past\.state; "
+    ):
+        list(plan.over(older, histories=tmp_path / "past.state").batches(9))

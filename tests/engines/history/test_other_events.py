@@ -241,3 +241,24 @@ def test_events_of_another_view_that_do_not_fit_are_refused(make: Any, told: str
     log, clicks = tables(10)
     with pytest.raises(PlanError, match=told):
         cb.View(log, name="log").with_history(h=make(cb.View(clicks, name="clicks")))
+
+
+def test_a_filled_key_of_the_log_is_not_confused_with_the_same_key_without_a_fill() -> None:
+    schema = pa.schema([pa.field("user", pa.string(), False), ("ts", pa.timestamp("us"))])
+    clicks = cb.View(pa.table({"user": ["a", "x", "a"], "ts": [1, 2, 3]}, schema), name="clicks")
+    log = cb.View(pa.table({"user": ["a", None], "ts": pa.array([9, 9], pa.timestamp("us")), "y": [0, 1]}), name="log")
+    filled = col("user").fill("x")
+    features = {
+        "plain": clicks.past(by="user", time="ts").count(),
+        "filled": clicks.past(by=filled, time="ts").count(),
+        "plain_list": clicks.history("user", by="user", time="ts"),
+        "filled_list": clicks.history("user", by=filled, time="ts"),
+    }
+    expected = {"plain": [2, 0], "filled": [2, 1], "plain_list": [["a", "a"], []], "filled_list": [["a", "a"], ["x"]]}
+    view = log.with_history(**features)
+    assert cb.compute({name: col(name) for name in features}, view).to_pydict() == expected
+    plan = cb.compile(view, cb.FeatureSet(label="y", dense={"plain": "plain", "filled": "filled"}), device="cpu")
+    state = plan.histories()
+    state.read_log()
+    asked = state.columns_of([{"user": None, "ts": "1970-01-01T00:00:01"}])
+    assert {name: asked.column(name).to_pylist() for name in features} == {k: v[1:] for k, v in expected.items()}

@@ -275,7 +275,7 @@ def test_the_columns_of_a_history_are_named_after_it() -> None:
     assert cb.history("ad", "city", by="user", time="ts").columns("h") == ["h_ad", "h_city", "h_age"]
     assert cb.past(by="user", time="ts").count().columns("n") == ["n"]
     assert cb.history(col("ad") + 1, by="user", time="ts").columns("h") == ["h", "h_age"]
-    with pytest.raises(PlanError, match="must be columns with different names"):
+    with pytest.raises(PlanError, match="only if each is a column and their names differ"):
         cb.history("ad", "ad", by="user", time="ts")
 
 

@@ -108,3 +108,22 @@ def test_a_plan_with_a_click_history_scores_rows_without_a_label() -> None:
     assert plan.request_schema().names == ["user", "at", "word"]
     rows = pa.table({"user": ["a"], "at": pa.array([9], pa.timestamp("us")), "word": ["w"]})
     assert plan.run(rows).rows == 1
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_plan_with_a_click_rate_predicts_a_log_without_labels(filtered: bool) -> None:
+    times = pa.array([0, 86_400_000_000, 2 * 86_400_000_000, 3 * 86_400_000_000], pa.timestamp("us"))
+    view = log(at=times, click=[1.0, None, 0.0, 1.0] if filtered else [1.0, 0.0, 0.0, 1.0])
+    view = view.filter(col("click").is_not_null()) if filtered else view
+    rate = cb.rate("word", time="at", label="click")
+    plan = cb.compile(view, features(dense={"rate": rate}), device="cpu")
+    rows = pa.table({**ROWS, "at": times})
+    expected = plan.run(rows.drop_columns("click")).dense.tolist()
+    unknown = rows.set_column(0, "click", pa.nulls(4, pa.float64()))
+    for data in (rows.drop_columns("click"), *([unknown] if filtered else [])):
+        over = plan.over(data, label=False)
+        assert [batch.dense.tolist() for batch in over.batches(9)] == [expected]
+    with pytest.raises(cb.errors.PlanError, match="column 'click' is not in view"):
+        plan.over(rows.drop_columns("click"))
+    with pytest.raises(cb.errors.DataError, match="memory lacks column 'click'"):
+        list(plan.over(rows.drop_columns("click"), label=False).columns({"click": col("click")}))

@@ -106,3 +106,12 @@ def test_a_position_that_no_stream_has_is_refused() -> None:
     plan = cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"number": col("number")}))
     with pytest.raises(PlanError, match="is not a position in a stream with shuffle=4"):
         next(plan.batches(1, start=cb.types.Position(0, 4, 0), shuffle=4))
+
+
+def test_columns_of_a_batch_have_different_names() -> None:
+    rows = pa.table({"v": pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2)), "x": [1.0], "y": [0]})
+    for other in ({"dense": {"v": "v", "v.1": "x"}}, {"dense": {"v": "v"}, "sparse": {"v.1": col("y").key()}}):
+        with pytest.raises(PlanError, match=r"two columns of a batch would be called 'v\.1'"):
+            cb.compile(cb.View(rows), cb.FeatureSet(**other), device="cpu")
+    plan = cb.compile(cb.View(rows), cb.FeatureSet(dense={"v": "v", "v.2": "x"}), device="cpu")
+    assert plan.schema.dense_names == ["v.0", "v.1", "v.2"]

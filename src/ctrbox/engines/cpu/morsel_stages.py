@@ -24,6 +24,8 @@ from ctrbox.errors import DataError
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.language.user_operators import UserOperator
 
+EXACT = 1 << 53  # whole numbers up to this one are floats without rounding
+
 Rows = tuple[Any, np.ndarray | None, int]  # frame, index, base: see native/core/program/program.h
 
 
@@ -216,16 +218,29 @@ def narrowed(source: Rows, picked: np.ndarray) -> Rows:
     return frame, picked if base == 0 else (picked + np.int32(base)).astype(np.int32), 0
 
 
+def exact_numpy(op: UserOperator, array: pa.Array) -> np.ndarray:
+    """Return an argument as a NumPy array. Whole numbers beside nulls become floats; DataError where that would round one."""
+    found: np.ndarray = array.to_numpy(zero_copy_only=False)
+    if array.null_count and pa.types.is_integer(array.type):
+        large = pc.fill_null(pc.or_(pc.greater(array, EXACT), pc.less(array, -EXACT)), False)
+        if pc.any(large).as_py():
+            value = array[pc.index(large, True).as_py()]
+            raise DataError(
+                f"operator {op.name!r} takes NumPy arrays, in which whole numbers beside nulls are floats, and {value} cannot "
+                "be represented exactly as a float64; fill the nulls before the operator, or declare it with arrays='arrow'"
+            )
+    return found
+
+
 def call_user(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Array:
     """The result of a user's function as an array of its declared type; DataError where it breaks its declaration."""
     valid = None
     if op.skips_nulls:  # as on a GPU: it sees no null, and where one was its result is null
         valid = valid_rows(arguments)
         arguments = [without_nulls(a) for a in arguments]
+    given = [exact_numpy(op, a) for a in arguments] if op.arrays == "numpy" else arguments
     try:
-        if op.arrays == "numpy":
-            arguments = [a.to_numpy(zero_copy_only=False) for a in arguments]
-        result = op.function(*arguments)
+        result = op.function(*given)
     except Exception as error:
         told = " ".join(str(error).split())  # one line, whatever it raised
         raise DataError(f"operator {op.name!r} failed: {type(error).__name__}: {told}") from error

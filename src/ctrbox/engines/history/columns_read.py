@@ -50,7 +50,13 @@ class Resolved:
         """Return the settings that features must have in common to be read from one state."""
         past = self.feature.past
         where = None if self.where is None else self.where.id
-        return self.key.id, self.time.id, where, past.gap, past.lateness
+        return self.key.id, self.time.id, where, past.gap, past.lateness, self.asked_ids
+
+    @property
+    def asked_ids(self) -> tuple[int, ...]:
+        """Return the ids of the nodes of ``asked``. Two keys that are one node of the events may be two nodes of the log, for
+        example ``col("user")`` and ``col("user").fill("")`` if only the log has nulls there."""
+        return () if self.asked is None else (self.asked[0].id, self.asked[1].id)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Clock:
 
 
 class EventMerge:
-    """A merge of the log with the events of one other view, for features that have the same key and time."""
+    """A merge of the log with the events of one other view, for features that have the same keys and times in both."""
 
     def __init__(self, events: Expressions, features: Sequence[Resolved], rows: int, ahead: int, threads: int) -> None:
         assert features[0].asked is not None
@@ -167,10 +167,10 @@ class EventMerge:
 
 def merges_of(inputs: Inputs, features: Sequence[Resolved], *, rows: int, ahead: int, threads: int) -> list[EventMerge]:
     """Return fresh merges for the features whose events come from other views."""
-    groups: dict[tuple[int, int, int], list[Resolved]] = {}
+    groups: dict[tuple[int, ...], list[Resolved]] = {}
     for resolved in features:
         if resolved.asked is not None:
-            key = (id(resolved.feature.past.events), resolved.key.id, resolved.time.id)
+            key = (id(resolved.feature.past.events), resolved.key.id, resolved.time.id, *resolved.asked_ids)
             groups.setdefault(key, []).append(resolved)
     return [EventMerge(inputs.events[key[0]], group, rows, ahead, threads) for key, group in groups.items()]
 

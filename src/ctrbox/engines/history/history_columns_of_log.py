@@ -26,6 +26,7 @@ from ctrbox.engines.history.columns_read import Inputs
 from ctrbox.engines.history.events_of_other_view import merges_of
 from ctrbox.engines.history.native_states import Rows, State, load_state, states_of
 from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.files.data_fingerprint import content_checksums
 from ctrbox.files.file_version import FileVersion
 from ctrbox.plan.graph.expression_json import Writer, canonical
 from ctrbox.plan.language.history_columns import PastFeature
@@ -200,7 +201,7 @@ class PastSource(SourceOver):
         writer = Writer()
         steps = [s[:2] for s in writer.steps(self.inputs.view.with_steps((self.step,)))]
         events = [[view.source.fingerprint(), writer.steps(view)] for view in list(writer.views)]
-        begun = [] if self.saved is None else [[self.saved.path, dict(self.saved.begins)]]
+        begun = [] if self.saved is None else [[*content_checksums([self.saved.version]), dict(self.saved.begins)]]
         written = canonical([self.inner.fingerprint(), steps, writer.expressions, *events, *begun])
         return hashlib.sha256(written.encode()).hexdigest()
 

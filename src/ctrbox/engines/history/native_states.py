@@ -391,6 +391,7 @@ def load_state(state: State, path: str, begin: int) -> int:
         raise DataError(f"{path}: {error}") from error
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+    state._newest_at = lambda: f"the end of the state in {path}"
     state.check_budget()
     return int(end)
 

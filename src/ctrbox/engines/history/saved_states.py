@@ -41,8 +41,8 @@ TRIES = 5  # attempts to read a file that another process replaces meanwhile
 
 def save_states(histories: Histories, path: Any) -> None:
     place = local_path(path, "the state of histories")
-    histories.check_whole()
     with histories.locked(), written_aside(place) as aside:
+        histories.check_whole()  # with the lock: no call of another thread can fail before the state is written
         text = sealed(
             {
                 "histories": histories.fingerprint,
@@ -76,7 +76,7 @@ def load_states(histories: Histories, path: Any) -> tuple[dict[str, int], FileVe
                 if isinstance(error, CtrboxError | OSError) and replaced(version):
                     continue
                 raise
-            histories.taken, histories.position = taken, position
+            histories.taken, histories.position, histories._broken = taken, position, ""
             histories.changes += 1
         return begins, version
     raise SourceError(

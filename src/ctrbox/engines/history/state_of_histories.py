@@ -28,7 +28,6 @@ import numpy as np
 import pyarrow as pa
 
 from ctrbox.arguments.names import lacking, nearest
-from ctrbox.columns.raw_values import narrowed
 from ctrbox.columns.rows_as_dicts import is_dicts, iso_text, table_of_dicts
 from ctrbox.columns.times import times_of_text
 from ctrbox.engines.history.columns_read import Asking, Column, Expressions, Resolved
@@ -497,17 +496,9 @@ def _typed(view: View, rows: Any, columns: Sequence[str], what: str) -> pa.Recor
     described = Described(view.name, types, frozenset(name for name in columns if nullable(name)), cure=CURES[what])
     source = AgreeingSource(opened_rows, described, strict=True)
     try:
-        batch = whole(source, list(columns))  # type: ignore[arg-type]
+        return whole(source, list(columns))  # type: ignore[arg-type]
     except PlanError as error:
         raise DataError(str(error)) from None
-    for place, field in enumerate(batch.schema):
-        if pa.types.is_float64(field.type) and pa.types.is_float32(types[field.name]):
-            try:
-                rounded = narrowed(batch.column(place), types[field.name])
-            except OverflowError as error:
-                raise DataError(f"column {field.name!r} of the {what}: {error}, the type of the log") from None
-            batch = batch.set_column(place, field.with_type(types[field.name]), rounded)
-    return batch
 
 
 def _check_there(columns: Sequence[str], there: Sequence[str], view: View, what: str) -> None:

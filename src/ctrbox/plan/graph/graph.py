@@ -6,12 +6,13 @@ filters, and the nodes that others need from it. Its sources are those of its vi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ctrbox.columns.batch import Field, Schema
-from ctrbox.columns.label_task import Task
+from ctrbox.columns.label_task import Task, late
 from ctrbox.errors import PlanError
 from ctrbox.plan.graph.layers import layers
 from ctrbox.plan.language.node import LITERAL, Node, closure
@@ -89,6 +90,17 @@ class Graph:
         """
         if self.typed.units_unsaid:
             raise PlanError(self.typed.units_unsaid[0])
+
+    def check_names(self) -> None:
+        """Raise PlanError if two columns of a batch would have one name. A plan that is loaded from a file is not checked."""
+        schema = self.schema()
+        arrived = [f"arrived {task.name}" for task in late(schema.tasks)]
+        for name, times in Counter([*arrived, *schema.dense_names, *(f.name for f in schema.sparse)]).items():
+            if times > 1:
+                raise PlanError(
+                    f"two columns of a batch would be called {name!r}, because the columns of a dense vector are numbered (v.0, "
+                    "v.1, …), and the shares of a late label are called 'arrived NAME'; rename one of the features"
+                )
 
     def _ask(self) -> list[list[Node]]:
         """Find what each frame has to compute for others: outputs of the log, and nodes of dimension views that others gather."""

@@ -86,5 +86,6 @@ def _names(e: Expr | None) -> Iterator[str]:
         return
     if e.op == "column":
         yield dict(e.params)["name"]
-    for arg in e.args:
+    # The label of a click history, its first argument, was read when the history was fitted.
+    for arg in e.args[1:] if e.op == "history" else e.args:
         yield from _names(arg)
