@@ -110,7 +110,7 @@ def test_every_format_of_a_chunk_holds_its_events() -> None:
     assert encoded(events, "jsonl").decode() == '{"id": 1, "ts": "1970-01-01T00:00:00", "query": "ü"}\n{"id": 2}\n'
 
 
-@pytest.mark.parametrize("rows", [0, 1, 1000, 1001, 2000])
+@pytest.mark.parametrize("rows", [1, 1000, 1001, 2000])
 def test_so_many_impressions_are_used(log: AdLog, tmp_path: Path, rows: int) -> None:
     adlog_events(log.path, tmp_path / "events", rows=rows, chunk_rows=700)
     files = sorted((tmp_path / "events").iterdir())

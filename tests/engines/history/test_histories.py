@@ -290,7 +290,7 @@ def test_a_state_continues_from_its_file_and_a_damaged_file_is_refused(tmp_path:
         (lambda: cb.history("ad", by="user", time="ts", gap=" 1m"), r"expected a span"),
         (lambda: cb.history("ad", by="user", time="ts", budget=0), r"budget= must be"),
         (lambda: cb.history(by="user", time="ts"), r"takes 1 to 64 columns"),
-        (lambda: cb.history(col("ad") + 1, "ad", by="user", time="ts"), r"columns with different names"),
+        (lambda: cb.history(col("ad") + 1, "ad", by="user", time="ts"), r"if each is a column and their names differ"),
         (lambda: cb.past(by=[], time="ts"), r"past needs by="),
         (lambda: cb.past(by="user", time="ts").sum("ts"), r"takes values of the types int, float, bool"),
         (lambda: col("ad") + 1, r"must be cb.history"),
