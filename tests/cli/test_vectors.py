@@ -34,7 +34,7 @@ def ctrbox(*words: object) -> None:
 
 @pytest.fixture
 def encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What the command asks `encode` for, and what comes back."""
+    """Records what the command passes to `encode`, and returns a fixed result."""
     monkeypatch.chdir(tmp_path)
     Path("images").mkdir()
     skipped: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What decides a fingerprint and what does not, part by part; and how two plans differ."""
+"""Tests which parts of a plan change its fingerprint, and how two plans are said to differ."""
 
 from __future__ import annotations
 

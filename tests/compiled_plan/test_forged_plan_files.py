@@ -1,4 +1,4 @@
-"""What a plan's file must say: each thing that no plan says is refused with its reason, although every checksum fits."""
+"""Tests of plan files with right checksums and contents that no plan has: each is refused with its reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which device a plan runs on: names that are taken and refused, several labels, and a GPU that cannot be used."""
+"""Tests the choice of a plan's device: names that are accepted and refused, several labels, and a GPU that cannot be used."""
 
 from __future__ import annotations
 

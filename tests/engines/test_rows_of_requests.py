@@ -278,7 +278,7 @@ def test_a_request_uses_the_schema_that_it_was_compared_with() -> None:
         known.append(requests.known)
 
     class Replaced(tuple[Any, ...]):
-        """What another thread replaces by the schema of its own request as soon as this one has been compared."""
+        """A schema that another thread replaces by that of its own request as soon as this one has been compared."""
 
         def __getitem__(self, at: Any) -> Any:
             requests.known = known[1]

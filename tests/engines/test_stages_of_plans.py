@@ -1,4 +1,4 @@
-"""What runs before the last program and what it keeps: filters, functions of the user, joined views that nothing is read of."""
+"""Tests the stages before the last program: filters, functions of the user, and joined views of which no column is read."""
 
 from __future__ import annotations
 

@@ -467,7 +467,7 @@ def test_a_folder_is_read_over_http_and_never_written(
             WriteError, match=r"/run is read over HTTP, so nothing can be written to it; publish to the folder"
         ):
             reader.claim()
-        # What is there of another object has more bytes than the server: it begins again, at the next try.
+        # The part that is there belongs to another object and has more bytes than the new one: the next try begins again.
         (root / "files" / name).write_text("012")
         reader.distrust()
         part_of(reader, "a").write_text("0123456")

@@ -1,4 +1,4 @@
-"""Which models native code computes, and which are left to torch; their results are compared in tests of training."""
+"""Tests which models native code computes and which are left to torch. Tests of training compare the results."""
 
 from __future__ import annotations
 

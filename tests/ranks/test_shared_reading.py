@@ -274,7 +274,7 @@ def test_blocks_are_cut_and_dealt(
     before: list[int] | None,
     expected: str,
 ) -> None:
-    """Of each block: its rows, the bytes of its row groups, and its reader."""
+    """Return for each block its rows, the bytes of its row groups, and its reader."""
     blocks = dealt(groups, *rows, ranks, sizes, before)
     assert " ".join(f"{b.begin}-{b.end}:{b.size}@{b.reader}" for b in blocks) == expected
 

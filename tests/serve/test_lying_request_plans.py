@@ -143,7 +143,7 @@ class Plan:
 
 
 def said(plan: Plan, place: Path) -> str:
-    """What is said of a plan; nothing where it is taken."""
+    """Return the error about a plan, or an empty text if it is accepted."""
     path = place / "request.ctr"
     path.write_bytes(plan.octets())
     try:
@@ -227,7 +227,7 @@ PARTS = [
      "feature 'user' is of another kind than its program makes"),
     (replace(GOOD, once=replace(ONCE, slots=(slot(1, "k", "u" * 41, 2),))), f"feature '{'u' * 40}' is neither dense nor keys"),
     (replace(GOOD, once=replace(ONCE, filter=KEPT + emit(-1, 1) + emit(0, 0) + END)), "a context is not filtered"),
-    # What the context hands to the candidates.
+    # The values that the context passes to the candidates.
     (replace(GOOD, shared=HANDED), ""),
     (replace(GOOD, shared=HANDED, each=replace(EACH, steps=EACH.steps[:-1] + load(1, 0, "i") + END)), ""),
     (replace(GOOD, shared=HANDED, each=replace(EACH, steps=EACH.steps[:-1] + load(1, 0, "s") + END)),

@@ -1,4 +1,4 @@
-"""What a scorer says of a wrong request, word by word, and the JSON that the fast readers take."""
+"""Tests the whole messages of a scorer about wrong requests, and which JSON the fast readers accept."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_where_the_context_lies_is_told() -> None:
 
 
 def value_of(kind: str, raw: bytes) -> Any:
-    """What the reader makes of one value; nothing where it leaves it to others."""
+    """Return what the reader makes of one value, or None if it leaves the value to the slow reader."""
     frame = _native.RequestRows([("c", kind, LOW, HIGH, False, 0)], [], 10).row(b'{"c":' + raw + b"}")
     if frame is None:
         return None

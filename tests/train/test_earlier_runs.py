@@ -1,4 +1,4 @@
-"""What a training knows of an earlier run: its log, its parts, and whether its state can be continued."""
+"""Tests what a training reads of an earlier run: its log, its parts, and whether its state can be continued."""
 
 from __future__ import annotations
 

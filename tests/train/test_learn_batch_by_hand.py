@@ -414,7 +414,7 @@ def test_inputs_of_a_recorded_step_are_copied_with_gradients_of_their_own(weight
 
 
 def reading(*sequences: str) -> Any:
-    """What a table on a GPU has read, without the GPU."""
+    """A stand-in for the rows that a table on a GPU has read."""
     found = Reading.__new__(Reading)
     found.vectors, found.weights, found.names = torch.ones(3, 2), torch.ones(3, 1), sequences
     return found

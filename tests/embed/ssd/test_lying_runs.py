@@ -75,7 +75,7 @@ def opened(folder: Path) -> cb.SparseTable:
 
 
 def refused(folder: Path) -> str:
-    """What is said of a table that is not opened, without what is said of every damaged one."""
+    """Return the error about a table that cannot be opened, without the part that all such errors share."""
     with pytest.raises(SourceError) as told:
         opened(folder)
     said = str(told.value)

@@ -446,7 +446,7 @@ def test_the_memory_that_five_batches_need_is_told_exactly(tmp_path: Path, sketc
     with cb.SparseTable(tmp_path / "t", 4, ram="400KB", admission=admission) as table:
         least, _ = _native.SparseTable.ram_bounds(table._shape(table.row), table.policy)
         room = 1.25 * (sketch or 0)
-        # Of the least memory 1,024 rows have what a sketch leaves.
+        # With the least memory, the sketch leaves room for 1,024 rows.
         needed = math.ceil((5 * 30_000 * (least - room) / 1024 + room) / 1e6)
         keys, shows = np.arange(1, 30_001), np.full(30_000, 2, np.float32)
         with pytest.raises(BudgetError, match=rf"no room for the 30,000 keys .* five like this one need {needed}MB$"):

@@ -1,4 +1,4 @@
-"""What kept histories say of themselves and of what they refuse, to the last word."""
+"""Tests the whole messages of states of histories: descriptions and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What views, features and expressions are in a file: the entries that are written, what is read back, and each refusal."""
+"""Tests how views, features and expressions are written to a file and read back, and what is refused."""
 
 from __future__ import annotations
 

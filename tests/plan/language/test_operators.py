@@ -1,4 +1,4 @@
-"""What becomes of each expression: its operators with their constants and kinds, or the whole sentence that refuses it."""
+"""Tests the operators, constants and kinds that each expression becomes, and the whole message of each refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan is expected to take on a GPU: copies, kernels and the share of the CPU, each added up by hand."""
+"""Tests the expected time of a plan on a GPU: copies, kernels and the share of the CPU, each added up by hand."""
 
 from __future__ import annotations
 
