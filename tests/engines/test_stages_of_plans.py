@@ -64,7 +64,7 @@ Steps = list[tuple[list[str], list[str]] | list[str]]
             [[3], [4]],
             [],
         ),
-        # What the filter computed is kept if a feature needs it; a column is loaded again.
+        # A value that the filter computed is kept if a feature needs it; a plain column is loaded again.
         (
             log().filter(A > 1),
             {"a": A, "b": B, "n": col("n")},

@@ -136,7 +136,9 @@ def test_files_of_folders_and_globs_go_on_at_a_row(tmp_path: Path) -> None:
     assert [(r["day"], r["row"]) for m in again for r in m.rows.to_pylist()] == rows[24:]
     with pytest.raises(PlanError, match="is not among the 6 files"):
         ahead(paths, start=("gone.parquet", 4))
-    with pytest.raises(PlanError, match=r"^.*/b/1\.parquet is among the files to read twice; name each file once"):
+    with pytest.raises(
+        PlanError, match=r"^.*/b/1\.parquet is named twice among the files to read; name each file once"
+    ):
         ahead([*paths, str(tmp_path / "b" / "1.parquet")])
 
 

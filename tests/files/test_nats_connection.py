@@ -13,7 +13,7 @@ from ctrbox.files.nats_connection import nats_connection
 
 
 class Away(SourceError):
-    """What the caller wants to be raised."""
+    """An error that the caller raises."""
 
 
 def test_a_server_that_cannot_be_reached_raises_what_the_caller_asked_for() -> None:

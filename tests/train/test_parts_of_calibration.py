@@ -1,4 +1,4 @@
-"""Which rows a calibration map is fitted to, and what is said where it cannot be: small batches, exact texts."""
+"""Tests which rows a calibration map is fitted to, and the errors where it cannot be fitted: small batches, exact texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which columns of Parquet files can be decoded as they are stored, and why the CPU decodes the others; this needs no GPU."""
+"""Tests which columns of Parquet files can be decoded as they are stored, and why the CPU decodes others. Needs no GPU."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ def test_rows_beyond_the_limit_are_identified_by_some_that_are_spread(monkeypatc
         chunks = [[-1 if row in changed else row for row in range(k, k + 2)] for k in range(0, 400, 2)]
         return MemorySource(pa.table({"x": pa.chunked_array(chunks)})).fingerprint()
 
-    # Of two hundred chunks every third is looked at, and of it every row.
+    # Every third of two hundred chunks is compared, row by row.
     assert identity() == identity(2, 3, 4, 5) == identity(399)
     assert len({identity(), identity(0), identity(1), identity(6), identity(397)}) == 5
 

@@ -182,7 +182,7 @@ def ahead(
     names = [file.shown for file in files]
     if twice := [name for name, times in Counter(names).items() if times > 1]:
         # A start that goes on could not tell in which of the two it stopped.
-        raise PlanError(f"{twice[0]} is among the files to read twice; name each file once, so that it is read once")
+        raise PlanError(f"{twice[0]} is named twice among the files to read; name each file once")
     first, skip = start
     if first:
         if first not in names:

@@ -34,9 +34,8 @@ FFM_MAGIC = b"CTRFFM\0\0"
 SETTINGS = ("fields", "context", "k", "bits", "lr", "ffm", "hidden", "norm", "residual", "ffm_init", "seed")
 RATES = ("lr_rates", "ffm_rates", "nn_rates")
 NO_KEYS = np.zeros(0, np.int64)
-KEYS = re.compile(
-    r"(table\.\d+\.)?key"
-)  # the part with the keys of a table; a buffer of a model may be called key, too
+# Names of the parts that hold the keys of tables. A buffer of a user's model may have a name that ends in "key", too.
+KEYS = re.compile(r"(table\.\d+\.)?key")
 
 
 class Publishable(Protocol):

@@ -357,7 +357,7 @@ def reproduce(run: Recorded) -> str:
     if settings.get("valid") == 0:  # another share is the default
         asked.append(f"valid={'valid_plan' if run.summary.fields('rows').count('valid') else 0}")
     if isinstance(schedule, str) and schedule != "Constant()":
-        # Of a function, the name and a checksum are recorded.
+        # The record of a function is its name and a checksum.
         asked.append(f"schedule=cb.optim.{schedule}" if schedule.startswith(SCHEDULES) else "schedule=schedule")
     return f"cb.Trainer(model, table).fit(plan, {', '.join([*asked, f'out={str(run.folder)!r}'])})"
 

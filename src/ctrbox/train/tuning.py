@@ -160,7 +160,7 @@ class Study:
     def _end_broken(self) -> None:
         """Mark trials that a process left unfinished as failed, because nothing continues them.
 
-        Only who tunes does so: whoever reads the study would end the trial that another process is training.
+        Only the process that tunes calls this. A process that reads the study would end the trial that another one is training.
         """
         for trial in self.study.get_trials(deepcopy=False):
             if trial.state == self.optuna.trial.TrialState.RUNNING:

@@ -59,7 +59,7 @@ def kind_of(submodel: nn.Module) -> str:
     """IMAGE or TEXT where it can be built again from the shapes of its weights; OTHER: only its owner can."""
     shapes = {name: tuple(t.shape) for name, t in submodel.state_dict().items()}
     for kind, cls in ((IMAGE, ImageEmbedding), (TEXT, TextEmbedding)):
-        # By its printed parts, too: somebody may have put another activation into it, even one with other weights.
+        # The printed parts are compared, too: a layer may have been replaced, even by one whose weights have other shapes.
         if type(submodel) is cls:
             with contextlib.suppress(DataError):
                 if str(unfilled(kind, shapes)) == str(submodel):
