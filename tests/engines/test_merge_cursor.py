@@ -210,4 +210,4 @@ def test_a_view_that_is_decoded_elsewhere_is_read_from_the_least_id_of_the_log_o
     if least == "true" and start < 12:
         first = ids[start - start % 4]  # of the row group of the log in which it begins
         assert extractor._least_id(start) == first
-        assert there.asked[:1] == [first // 6]  # the first row group of the view that may hold it
+        assert min(there.asked) == first // 6  # the first row group of the view that may hold it; threads ask
