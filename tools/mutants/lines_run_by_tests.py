@@ -121,9 +121,10 @@ class Recorded:
             tests = {test for file in near for test in self.files.get(file, [])}
         # A test that failed under coverage.py, such as one that limits the size of files, may have executed more.
         tests |= {test for file in near for test in self.files.get(file, []) if self.tests[test]["failed"]}
-        tests = {test for test in tests if self.tests[test]["slow"] == slow and test.split("::")[0] not in self.renewed}
+        renewed = self.renewed & (near.keys() | {test.split("::")[0] for test in tests})
+        tests = {test for test in tests if self.tests[test]["slow"] == slow and test.split("::")[0] not in renewed}
         seconds = {test: self.tests[test]["seconds"] for test in tests}
-        for file in self.renewed & near.keys():
+        for file in renewed:
             recorded = [self.tests[test] for test in self.files.get(file, [])]
             seconds[file] = sum(test["seconds"] for test in recorded if test["slow"] == slow)
         of_file: dict[str, float] = {}
