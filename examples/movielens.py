@@ -1,16 +1,15 @@
-"""MovieLens: who will like which film? A rating of 4 and more is a click; a user's history is what they liked before.
+"""MovieLens: who will like which film? A rating of 4 or more is a click; a user's history is the films they liked before.
 
 ctrbox train examples/movielens.py --batch-size 1024 --epochs 2
 ctrbox trial examples/movielens.py --batch-size 1024 --add "user_year=cross('userId', 'year')"
 
 Real data: unpack ml-latest-small, ml-25m or ml-32m of grouplens.org and set CTRBOX_MOVIELENS to the folder with
-ratings.csv and movies.csv. Without it, files of the same format are made up (CTRBOX_ROWS ratings, 100,000 unless told):
+ratings.csv and movies.csv. Without it, files of the same format are made up (CTRBOX_ROWS ratings, by default 100,000):
 people have tastes in genres, films have a quality and decades come in and out of fashion. Everything goes to
-CTRBOX_DATA, "data" unless told.
+CTRBOX_DATA, by default "data".
 """
 
 import os
-from collections import defaultdict, deque
 from pathlib import Path
 
 import numpy as np
@@ -57,23 +56,15 @@ def make_up(folder: Path, rows: int, seed: int = 1) -> None:
 
 
 def in_order_of_time(source: Path, out: Path) -> None:
-    """Ratings by time, each with the films that its user liked before it."""
+    """Write the ratings in order of time, with a number for each."""
     ratings = csv.read_csv(source).sort_by(
         [("timestamp", "ascending"), ("userId", "ascending"), ("movieId", "ascending")]
     )
-    liked: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=HISTORY))
-    past = []
-    for user, movie, rating in zip(
-        *(ratings.column(n).to_pylist() for n in ("userId", "movieId", "rating")), strict=True
-    ):
-        past.append(list(liked[user]))
-        if rating >= LIKED:
-            liked[user].append(movie)
     log = ratings.add_column(0, "row", pa.array(np.arange(ratings.num_rows)))
     log = log.set_column(4, "ts", pc.cast(pc.multiply(ratings["timestamp"], 1_000_000), pa.timestamp("us")))
     out.parent.mkdir(parents=True, exist_ok=True)
     aside = out.with_suffix(".part")
-    pq.write_table(log.append_column("history", pa.array(past, pa.list_(pa.int64()))), aside, row_group_size=65_536)
+    pq.write_table(log, aside, row_group_size=65_536)
     aside.replace(out)
 
 
@@ -90,7 +81,8 @@ movies = (
     .fill(title="", genres="")
     .with_columns(year=col("title").strip().suffix(5).prefix(4), genre=col("genres").split("|"))
 )
-log = cb.View(log_file, key="row").fill(history=[]).join(movies, on="movieId")
+liked = cb.history("movieId", by="userId", time="ts", where=col("rating") >= LIKED, last=HISTORY)
+log = cb.View(log_file, key="row").with_history(history=liked).join(movies, on="movieId")
 
 features = cb.FeatureSet(
     label=col("rating") >= LIKED,

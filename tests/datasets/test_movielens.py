@@ -83,18 +83,6 @@ def test_a_history_is_what_was_liked_before(rows: list[tuple[int, int, float, in
             liked[user].append((movie, at))
 
 
-@given(rows=st.lists(RATING, min_size=1, max_size=30), history=st.integers(1, 5), liked=st.sampled_from([3.0, 4.0]))
-@settings(deadline=None, max_examples=30)
-def test_the_history_operator_gives_the_same_lists(
-    rows: list[tuple[int, int, float, int]], history: int, liked: float
-) -> None:
-    table = pa.Table.from_pylist([dict(zip(RATINGS.names, row, strict=True)) for row in rows], RATINGS)
-    log = MovieLens(table, None, MOVIES.empty_table()).log(liked=liked, history=history)
-    found = cb.history("movie_id", by="user_id", time="ts", where=col("rating") >= liked, last=history)
-    view = cb.View(log.drop_columns(["history"]), key="row").with_history(found=found)
-    assert cb.compute({"found": col("found")}, view)["found"].to_pylist() == log["history"].to_pylist()
-
-
 def test_it_trains_with_vectors_of_movies(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     count = 600

@@ -78,9 +78,10 @@ def test_histories_hold_what_was_liked_before_and_nothing_else(tmp_path: Path, m
     found = job("movielens.py", tmp_path, monkeypatch, 1500)
     rows = pa.Table.from_batches(pq.ParquetFile(found["log_file"]).iter_batches()).to_pylist()
     assert [r["ts"] for r in rows] == sorted(r["ts"] for r in rows)
-    for k, row in enumerate(rows):
-        before = [r["movieId"] for r in rows[:k] if r["userId"] == row["userId"] and r["rating"] >= 4]
-        assert row["history"] == before[-20:]
+    histories = cb.compute({"history": cb.col("history")}, found["log"])["history"].to_pylist()
+    for row, history in zip(rows, histories, strict=True):
+        before = [r for r in rows if r["userId"] == row["userId"] and r["rating"] >= 4 and r["ts"] < row["ts"]]
+        assert history == [r["movieId"] for r in before][-20:]
 
 
 def test_real_movielens_files_are_read_from_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Generates the synthetic ad log, whose true click probabilities are known, and reads public click logs.
 
-This folder knows no view: a reader is anything that speaks Arrow, so `cb.View(cb.datasets.criteo(path),
-key="row")` needs nothing from here, and a path of an `AdLog` is a folder of Parquet files like any other.
+A view needs nothing from here: a reader is anything that speaks Arrow, as in `cb.View(cb.datasets.criteo(path), key="row")`,
+and a path of an `AdLog` is a folder of Parquet files like any other. Only the log of `movielens` uses a view, for its histories.
 """
 
 from ctrbox.arguments.names import refuse_unknown

@@ -24,8 +24,12 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from ctrbox.arguments.names import nearest
+from ctrbox.engines.compute import compute
 from ctrbox.errors import DataError, SourceError
 from ctrbox.files.urls import local_path
+from ctrbox.plan.language.expressions import col
+from ctrbox.plan.language.history_columns import history as history_of
+from ctrbox.views.view import View
 
 RATINGS = pa.schema(
     [("user_id", pa.int64()), ("movie_id", pa.int64()), ("rating", pa.float32()), ("timestamp", pa.int64())]
@@ -54,43 +58,38 @@ class MovieLens:
     vectors: Path | None = None
 
     def log(self, liked: float = 4.0, history: int = 20) -> pa.Table:
-        """Ratings by time: row, user_id, movie_id, rating, ts, clicked, and history, what its user liked before.
+        """Return the ratings in order of time, as a click log: a rating of ``liked`` or more is a click.
 
-        ``history``: the most movies of it, newest last. Ratings of the same second do not know of each other.
+        Its columns are row, user_id, movie_id, rating, ts, clicked and history. The history of a row lists the last movies, at
+        most ``history`` of them, that its user liked before that second, the newest last.
         """
         if not isinstance(history, int) or isinstance(history, bool) or not 0 <= history <= 10_000:
             raise DataError(f"history must be a whole number from 0 to 10,000, got {history!r}")
         if isinstance(liked, bool) or not isinstance(liked, int | float | np.number) or not np.isfinite(liked):
             raise DataError(f"liked must be a rating, such as 4.0, got {liked!r}")
-        user, movie, rating, at = (self.ratings[name].to_numpy() for name in RATINGS.names)
-        clicked = rating >= np.float32(liked)
-        order = np.lexsort((np.arange(len(user)), at, user))
-        user_, at_, good = user[order], at[order], clicked[order]
-        # Of all that was liked, user by user and by time: how much stands before each rating, and where its user begins.
-        liked_movies = movie[order][good]
-        before = np.cumsum(good) - good
-        first_of_user = np.searchsorted(user_, user_, side="left")
-        same = np.r_[True, (user_[1:] != user_[:-1]) | (at_[1:] != at_[:-1])] if len(user_) else np.zeros(0, np.bool_)
-        starts = np.flatnonzero(same)[np.cumsum(same) - 1] if len(user_) else np.zeros(0, np.int64)
-        stop = before[starts]
-        start = np.maximum(before[first_of_user], stop - history)
-        found_start, found_stop = np.empty_like(start), np.empty_like(stop)
-        found_start[order], found_stop[order] = start, stop
-        by_time = np.lexsort((np.arange(len(user)), at))
-        begin, lengths = found_start[by_time], (found_stop - found_start)[by_time]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        taken = np.repeat(begin - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return pa.table(
+        by_time = np.argsort(self.ratings["timestamp"].to_numpy(), kind="stable")
+        user, movie, rating, at = (self.ratings[name].to_numpy()[by_time] for name in RATINGS.names)
+        log = pa.table(
             {
-                "row": pa.array(np.arange(len(user))),
-                "user_id": user[by_time],
-                "movie_id": movie[by_time],
-                "rating": rating[by_time],
-                "ts": pa.array(at[by_time] * 1_000_000, pa.timestamp("us")),
-                "clicked": clicked[by_time].astype(np.int8),
-                "history": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(liked_movies[taken])),
+                "row": np.arange(len(user)),
+                "user_id": user,
+                "movie_id": movie,
+                "rating": rating,
+                "ts": pa.array(at * 1_000_000, pa.timestamp("us")),
+                "clicked": (rating >= np.float32(liked)).astype(np.int8),
             }
         )
+        return log.append_column("history", _liked_before(log, history))
+
+
+def _liked_before(log: pa.Table, most: int) -> pa.ChunkedArray:
+    """Compute the history column of a log, by the operator that a user's own log would use."""
+    lists = pa.large_list(pa.int64())
+    if not most or not log.num_rows:
+        return pa.chunked_array([pa.array([[]] * log.num_rows, lists)])
+    operator = history_of("movie_id", by="user_id", time="ts", where=col("clicked") == 1, last=most)
+    view = View(log, key="row").with_history(history=operator)
+    return compute({"history": col("history")}, view)["history"].cast(lists)
 
 
 def movielens(path: str | os.PathLike[str], *, vectors: str | os.PathLike[str] | None = None) -> MovieLens:
