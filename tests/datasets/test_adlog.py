@@ -224,7 +224,7 @@ def test_a_log_that_is_there_is_reused_and_another_replaced(tmp_path: Path) -> N
 
 def test_a_folder_with_other_things_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(DataError, match="contains other files than an ad log"):
+    with pytest.raises(DataError, match="exists and is not the folder of a generated ad log"):
         adlog(1_000, 0, tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 

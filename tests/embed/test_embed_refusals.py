@@ -143,7 +143,7 @@ def test_a_folder_of_tables_of_several_dims(tmp_path: Path) -> None:
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "file").write_text("")
         with pytest.raises(
-            PlanError, match="other contains other files than tables, which are not replaced; choose a new folder"
+            PlanError, match="other contains other files than tables, so it is not replaced; choose a new folder"
         ):
             tables.save(tmp_path / "other")
         tables._process += 1

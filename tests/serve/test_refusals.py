@@ -392,7 +392,7 @@ def test_a_folder_of_a_run_of_another_kind_or_plan_is_refused(world: World, tmp_
         (folder / "serve.json").write_text(sealed(facts))
         kind = facts["kind"]
         with pytest.raises(
-            DataError, match=f"{folder}/serve.json describes a model of kind '{kind}'; this version serves"
+            DataError, match=f"{folder}/serve.json describes a model of kind '{kind}'; this version of CTRBox serves"
         ):
             ModelFolder.open(folder)
 

@@ -313,7 +313,7 @@ def test_a_saved_shift_is_a_number_below_fifty(world: World, shift: Any, monkeyp
     if shift in (49.0, 0):
         assert cb.Run.load(world.folder, views={"memory": log()}, servers=servers).learner.shift == shift
         return
-    with pytest.raises(DataError, match="is damaged: its shift is"):
+    with pytest.raises(DataError, match="is damaged: its shift, the number"):
         cb.Run.load(world.folder, views={"memory": log()}, servers=servers)
 
 
@@ -418,9 +418,18 @@ def test_a_published_sub_model_that_contradicts_its_table_is_refused(
     ("change", "message"),
     [
         ({"fingerprint": "other"}, "v1 was trained with a plan of fingerprint other…, but this plan has"),
-        ({"shift": 50.0}, "cannot read v1: it is damaged: its shift is 50.0"),
-        ({"shift": -50.0}, "cannot read v1: it is damaged: its shift is -50.0"),
-        ({"shift": None}, "cannot read v1: it is damaged: its shift is None"),
+        (
+            {"shift": 50.0},
+            "cannot read v1: it is damaged: its shift, the number that is added to every logit, is 50.0; expected",
+        ),
+        (
+            {"shift": -50.0},
+            "cannot read v1: it is damaged: its shift, the number that is added to every logit, is -50.0; expected",
+        ),
+        (
+            {"shift": None},
+            "cannot read v1: it is damaged: its shift, the number that is added to every logit, is None; expected",
+        ),
         ({"own": True}, "it holds weights of the user-defined model class 'EmbeddingMLP'"),
         ({"tables": []}, "cannot read v1"),
     ],

@@ -136,8 +136,8 @@ def extract(
     """Extract the features of a job's log to a file.
 
     The command reads the log and the joined views of the job, and writes the features to a Parquet or Arrow file
-    (-o). With --count, it extracts the features without writing them, and prints the number of rows. It prints the
-    time of each stage to stderr.
+    (-o). With --count, it extracts the features without writing them, and prints the number of rows. In both cases, it
+    prints the time and the rows of each stage of the extraction to stderr.
     """
     if count == (output is not None):
         raise Mistake(f"extract needs either -o FILE or --count; try: ctrbox extract {job} --count")

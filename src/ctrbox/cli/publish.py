@@ -363,11 +363,11 @@ def sign(
     public_key: PublicKeys = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sign the current version of a folder without changing it.
+    """Sign the current version of a folder. The version itself does not change.
 
     Use this command in two cases: to sign a folder whose versions were not signed before, or to change to another
-    key. In the first case, check the versions with `ctrbox publish log` before you sign. In the second case, pass
-    the public key of the previous key with --public-key.
+    key. In the first case, check the versions with `ctrbox publish log` before you sign. In the second case, use
+    --public-key to pass the public key that belongs to the previous private key.
     """
     from ctrbox import publish
 

@@ -68,7 +68,10 @@ def stream(seed: int, *path: int) -> np.random.Generator:
 
 
 def power_law(u: Floats, n: Ints | int, s: float) -> npt.NDArray[np.int64]:
-    """Ranks in [0, n) with weight about (rank + 1)^-s, by the closed inverse: no table, whatever n is."""
+    """Turn uniform numbers ``u`` into ranks in [0, n) whose probabilities are about proportional to (rank + 1)^-s.
+
+    The inverse of the distribution function is a formula, so that no table is needed, however large n is.
+    """
     top = (np.asarray(n, np.float64) + 1.0) ** (1.0 - s) - 1.0
     rank = (1.0 + u * top) ** (1.0 / (1.0 - s)) - 1.0
     return np.minimum(rank.astype(np.int64), np.asarray(n) - 1)

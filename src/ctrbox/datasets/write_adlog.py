@@ -239,7 +239,8 @@ def adlog(
         return _load(target, found)
     if found is None and target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise DataError(
-            f"{target} contains other files than an ad log, which are not replaced; choose another folder, or empty this one"
+            f"{target} exists and is not the folder of a generated ad log, so it is not replaced; choose another folder, or "
+            "empty this one"
         )
 
     if found is not None and not overwrite:

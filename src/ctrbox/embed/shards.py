@@ -234,7 +234,7 @@ def check_splits(embedder: Embedder) -> None:
     """Refuse a table whose pushes are counted: the servers of a cluster do not get equally many pushes."""
     if isinstance(embedder, Table) and (embedder.counters is not None or embedder.admission is not None):
         raise PlanError(
-            "a table with counters= or admission= counts periods and keys without a row, and these counts cannot be split "
+            "counters= counts periods, and admission= counts how often keys without a row occur; these counts cannot be split "
             "over servers; use servers=1, or train with --ranks"
         )
 

@@ -97,9 +97,10 @@ class Results:
         if found is None:
             why = "; ".join(f"{f.name}: {f.failed}" for f in self.found if f.failed)
             what = "the test's examples" if self.tested else "the examples"
+            none = "no model" if len(self.found) == 1 else f"none of the {len(self.found):,} models"
             raise TrainError(
-                f"no model can be chosen: none of {len(self.found):,} models has an AUC"
-                + (f" ({why})" if why else f": {what} need clicks and non-clicks")
+                f"no model can be chosen, because {none} has an AUC"
+                + (f" ({why})" if why else f"; {what} need clicks and non-clicks")
             )
         return found
 

@@ -26,7 +26,10 @@ def sealed(value: Mapping[str, Any]) -> str:
 
 
 def read_sealed(path: Path, what: str) -> dict[str, Any]:
-    """The object in a sealed file, or one sentence about what is wrong with it. ``what``: the folder, for a missing file."""
+    """Return the object in a sealed file; if the file is missing, unreadable or damaged, raise an error that says why.
+
+    ``what``: what kind of folder the file belongs to, for the error.
+    """
     try:
         text = read_regular(path, MOST_BYTES)
     except FileNotFoundError:

@@ -72,7 +72,7 @@ class Checkpoints:
         engine: OnlineModel,
         histories: Histories | None = None,
     ) -> None:
-        """Write a checkpoint, which is complete or not there at all, and then remove the oldest one."""
+        """Write a checkpoint, which is complete or not there at all, and then remove all but the newest two."""
         place = self.folder / f"checkpoint-{number:010}"
         with written_aside(place, folder=True) as aside:
             aside.mkdir()

@@ -64,9 +64,8 @@ class PrerankFolder:
         facts = read_sealed(place / FACTS, "pre-rank folder (`ctrbox vectors prerank` makes one)")
         if facts.get("towers") != seal_of_towers(run) or facts.get("fingerprint") != run.click_model.schema.fingerprint:
             raise DataError(
-                f"the vectors of {place} belong to another training or plan than the run whose user tower is served; make the "
-                "folder "
-                "again from this run: ctrbox vectors prerank RUN VIEW -o FOLDER"
+                f"the vectors of {place} were made with another training or another plan than those of the served run; make "
+                "the folder again from this run: ctrbox vectors prerank RUN VIEW -o FOLDER"
             )
         files, key = facts.get("files"), facts.get("key")
         indexed = isinstance(files, dict) and INDEX in files

@@ -37,5 +37,8 @@ def restore_calibration(model: ClickModel, described: Mapping[str, Any], where: 
         described = stored
     shift = described.get("shift")
     if isinstance(shift, bool) or not isinstance(shift, int | float) or not abs(shift) < MOST_SHIFT:
-        raise DataError(f"{where} is damaged: its shift is {shift!r}; restore it from a copy")
+        raise DataError(
+            f"{where} is damaged: its shift, the number that is added to every logit, is {shift!r}; expected a number between "
+            f"-{MOST_SHIFT:g} and {MOST_SHIFT:g}; restore it from a copy"
+        )
     model.shift = float(shift)

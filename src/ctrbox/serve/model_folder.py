@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ import pyarrow.feather as feather
 from ctrbox.arguments.names import nearest
 from ctrbox.compiled_plan.plan import Plan
 from ctrbox.engines.history.history_columns_of_log import base_of
+from ctrbox.engines.run_on_request import merged_as_streams
 from ctrbox.errors import DataError, PlanError, SignatureError, SourceError, WriteError
 from ctrbox.ffm.engine import DeepFFM
 from ctrbox.files.atomic import written_aside
@@ -107,7 +109,8 @@ class ModelFolder:
         known = kind in (DEEP_FFM, CLICK_MODEL)
         if not known or not isinstance(fingerprint, str) or not isinstance(context, list):
             raise DataError(
-                f"{place / MANIFEST} describes a model of kind {kind!r}; this version serves {DEEP_FFM!r} and {CLICK_MODEL!r}"
+                f"{place / MANIFEST} describes a model of kind {kind!r}; this version of CTRBox serves "
+                f"only the kinds {DEEP_FFM!r} and {CLICK_MODEL!r}"
             )
         assert isinstance(kind, str)
         return ModelFolder(place, kind, tuple(map(str, context)), fingerprint, stored, key, trust, copy)
@@ -179,6 +182,18 @@ class ModelFolder:
         return DeepFFM.load(self.published.file(number), learns=learns)
 
 
+def warn_of_merged(plan: Plan) -> None:
+    """Warn if features read a view that is merged as a stream, because requests to a published model cannot bring its columns."""
+    merged = merged_as_streams(plan.graph)
+    if name := next((n for n in plan.request_schema().names if n in merged), None):
+        warnings.warn(
+            f"features read column {name!r} of view {merged[name]!r}, which the plan merges as a stream; requests to a published "
+            "model cannot bring the columns of this view, so these features always use its fill values; serve the run folder "
+            "instead, or train with merge(…, ordered=False), which looks the rows up by their id",
+            stacklevel=3,
+        )
+
+
 def create(
     folder: str | os.PathLike[str],
     plan: Plan,
@@ -219,6 +234,7 @@ def create(
     if not isinstance(engine, Predictor):
         raise PlanError(f"create needs a cb.DeepFFM or a cb.Run, got {type(engine).__name__}")
     engine.check_schema(plan.schema)
+    warn_of_merged(plan)
     with written_aside(place, folder=True) as aside:
         aside.mkdir()
         plan.save(aside / PLAN)

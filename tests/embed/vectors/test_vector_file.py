@@ -242,6 +242,19 @@ def test_a_file_cut_off_while_it_is_open_is_an_error_and_no_signal(tmp_path: Pat
             touch()
 
 
+def test_a_file_that_lost_its_last_byte_while_it_was_open_is_refused(tmp_path: Path) -> None:
+    rows = np.ones((3, 2), np.float32)
+    file = cb.tables.write_vectors(tmp_path / "v", {"k": np.arange(1, 4), "v": rows}, key="k", vector="v")
+    size = (tmp_path / "v").stat().st_size
+    os.truncate(tmp_path / "v", size - 1)  # the pages of all rows are still there
+    with pytest.raises(SourceError) as met:
+        file.find(np.array([1]))
+    assert str(met.value) == (
+        f"{tmp_path / 'v'} was truncated while it was open: it has {size - 1} bytes and had {size} when it was opened; "
+        "replace it by renaming a complete file over it, and open it again"
+    )
+
+
 def read_while_it_is_cut(path: Path, what: str, rest: int, grown: bool) -> str:
     """Cut the file directly after the check before a read; return the error of the read."""
     file = cb.tables.VectorFile(path)

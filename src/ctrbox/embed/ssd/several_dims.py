@@ -168,7 +168,7 @@ class SparseTables(WithCheckpoint):
             )
         if place.is_dir() and any(place.iterdir()):
             if named_in(place) is None:
-                raise PlanError(f"{path} contains other files than tables, which are not replaced; choose a new folder")
+                raise PlanError(f"{path} contains other files than tables, so it is not replaced; choose a new folder")
             _check_own(place, True)
             os.close(_locked(place))  # refused where somebody has it open
         with self._alone, written_aside(place, folder=True) as aside:

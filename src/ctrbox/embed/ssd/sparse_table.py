@@ -219,9 +219,7 @@ class SparseTable(WithCheckpoint, Table):
             )
         if place.is_dir() and any(place.iterdir()):
             if not (place / "MANIFEST").is_file():
-                raise PlanError(
-                    f"{path} contains other files than a table, which are not replaced; choose a new folder"
-                )
+                raise PlanError(f"{path} contains other files than a table, so it is not replaced; choose a new folder")
             os.close(locked(place, False))  # refused where somebody has it open
         with written_aside(place, folder=True) as aside:
             aside.mkdir()

@@ -81,7 +81,10 @@ class PreRank:
     def top_of(
         self, user: npt.ArrayLike, places: npt.NDArray[np.int64], k: int, *, threads: int = 1
     ) -> tuple[npt.NDArray[np.int64], Floats]:
-        """Do the same as `top` for candidates whose rows in the file are known (-1 for none), but do not count candidates."""
+        """Do the same as `top` for candidates whose rows in the file are known, without counting candidates.
+
+        The place of a candidate without a row is -1.
+        """
         there = np.flatnonzero(places >= 0)
         best, scores = self._best(self.checked(user), places[there], k, threads)
         return there[best], scores

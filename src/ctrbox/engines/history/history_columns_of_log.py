@@ -40,7 +40,10 @@ COUNTS = ("count", "distinct")  # whole numbers
 
 
 def add_histories(view: View, features: Mapping[str, Any]) -> View:
-    """Return the view with one more step ``with_history``; PlanError for a name that is taken or a feature that cannot be."""
+    """Return the view with one more step ``with_history``.
+
+    Raise a PlanError if a name is taken, or if a value is no feature of histories.
+    """
     if not features:
         raise PlanError("with_history needs at least one feature: .with_history(clicks=cb.history(…))")
     for name, feature in features.items():

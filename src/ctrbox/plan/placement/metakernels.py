@@ -224,7 +224,10 @@ def uses_pool(node: Node) -> bool:
 
 
 def launches(graph: Graph, kernels: list[MetaKernel]) -> list[str]:
-    """Return every launch of a chunk by name: the meta-kernels, selecting the rows of a mask, and making the batch."""
+    """Return the names of all kernels that are launched for one chunk.
+
+    They are the meta-kernels, the selection of the rows that pass the filters, and the making of the batch.
+    """
     filters = [k.name for k in kernels if k.name.startswith("filter_")]
     names = [*filters, *(["pick_count", "pick_scan", "pick_write"] if filters else [])]
     names += [k.name for k in kernels if k.name not in filters]

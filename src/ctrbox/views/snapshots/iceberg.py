@@ -119,9 +119,10 @@ def _read(store: Store, folder: str, name: str, version: int | None, metadata_fi
     number = metadata.current_snapshot_id if version is None else version
     snapshot = None if number is None else metadata.snapshot_by_id(number)
     if snapshot is None:
+        if number is None:
+            raise SourceError(f"{name} has no snapshot yet: write rows to it first")
         known = ", ".join(str(one.snapshot_id) for one in metadata.snapshots[-5:]) or "none"
-        met = "has no snapshot yet" if number is None else f"has no snapshot {number}"
-        raise SourceError(f"{name} {met}; the newest that its metadata lists: {known}")
+        raise SourceError(f"{name} has no snapshot {number}; the newest snapshots in its metadata are: {known}")
     number = int(snapshot.snapshot_id)
     shown = f"snapshot {number} of {name}"
     files = _files_below(store, folder, metadata.location, shown)
