@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import orjson
 import pytest
@@ -49,6 +50,22 @@ def connections(port: int, count: int, source: str, first: bytes = b"") -> Itera
     finally:
         for s in opened:
             s.close()
+
+
+def test_the_limits_are_those_of_the_documentation_unless_they_are_set() -> None:
+    assert asdict(Limits()) == {
+        "body_bytes": 1_048_576,
+        "candidates": 1000,
+        "waiting": 64,
+        "deadline_ms": 200,
+        "cache_bytes": 268_435_456,
+        "body_seconds": 10.0,
+        "buffered_bytes": 268_435_456,
+        "connections": 8192,
+        "images": 8,
+        "pixels": 16_000_000,
+        "client_share": 0.5,
+    }
 
 
 def test_small_chunks_take_the_memory_of_their_bytes(world: World) -> None:

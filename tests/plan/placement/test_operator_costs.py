@@ -16,7 +16,14 @@ from ctrbox import _native, col
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.placement.device_description import Device
-from ctrbox.plan.placement.gpu_memory_sizes import ROW_BYTES, Sizes, index_bytes, records_bytes
+from ctrbox.plan.placement.gpu_memory_sizes import (
+    DOCUMENT_BYTES,
+    ROW_BYTES,
+    TEXT_BYTES,
+    Sizes,
+    index_bytes,
+    records_bytes,
+)
 from ctrbox.plan.placement.offload import SINK, _Search, offload, within
 from ctrbox.plan.placement.operator_costs import CPU, SHARE_NS, Costs
 from tests.plan import world
@@ -268,3 +275,26 @@ class Endless:
 
     def __arrow_c_stream__(self, requested: Any = None) -> Any:
         return pa.table({"ad": [1, 2], "bid": [0.5, 1.0]}).__arrow_c_stream__(requested)
+
+
+def test_a_text_that_json_is_read_from_is_taken_for_a_document_and_a_constant_beside_it_is_not() -> None:
+    log = cb.View(pa.table({"id": [1], "s": ["{}"], "t": ["a"]}), key="id")
+    document = col("s").fill("{}").replace("x", "yz")
+    features = cb.FeatureSet(sparse={"a": document.json("$.a").fill(""), "t": col("t").fill("none")})
+    graph = cb.compile(log, features).graph
+    sizes = Sizes(graph)
+    found = {}
+    for node in graph.typed.nodes.order:
+        if node.kind == "s":
+            what = {"column": "name", "literal": "value"}.get(node.op)
+            found[node.op, what and node.param(what)] = sizes.text(node)
+    assert found == {
+        ("column", "s"): DOCUMENT_BYTES,
+        ("replace", None): DOCUMENT_BYTES,
+        ("literal", "{}"): 2,
+        ("json", None): TEXT_BYTES,
+        ("fill", None): TEXT_BYTES,
+        ("literal", ""): 0,
+        ("column", "t"): TEXT_BYTES,
+        ("literal", "none"): 4,
+    }
