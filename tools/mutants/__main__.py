@@ -40,6 +40,11 @@ from tools.mutants.lines_run_by_tests import FAST, SLOW, Recorded, git, record
 from tools.mutants.sites import Site, native_sites, python_sites
 from tools.mutants.tree import ROOT, Tree
 
+BUILD_LIBRARY = """
+from pathlib import Path
+from tests.capi.library import installed
+installed(Path("build/capi-installed").resolve())
+"""
 STEPS = ("fast tests", "slow tests", "types", "native tests")
 
 
@@ -93,6 +98,11 @@ class Trial:
         if self.site.path.startswith("native/capi/"):  # no part of the extension
             if not self.builder.library_compiles(self.site):
                 return "stillborn", ""
+            for tree in (
+                self.tree,
+                self.unchanged,
+            ):  # before the tests, because the compiler takes longer than their limit
+                tree.ran([tree.python, "-c", BUILD_LIBRARY], 3600)
         elif native:
             built = self.tree.place / "build/changed.so"
             built.parent.mkdir(exist_ok=True)
