@@ -79,7 +79,7 @@ KEYS = {
         ('cb.cross("n", "s")', 'cb.cross(col("words"), "s", limit=64)'),
         ("cross",),
         ("cross",),
-        "H or list[H], two or more → key, with a list among them list[key]",
+        "two or more of H or list[H] → key, or list[key] if one of them is a list",
     ),
     "lookup": Written(
         ('col("s").lookup(cities)', 'col("words").lookup(cities, default=-1)'),

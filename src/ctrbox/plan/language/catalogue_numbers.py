@@ -83,8 +83,8 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("max", "Returns the larger of two ints, floats or times.", NULL, NO, NO, _TIE),
     (
         "clip",
-        "Returns the first argument if the value is smaller than it, the second argument if the value is larger than that one, "
-        "and otherwise the value itself.",
+        "Limits the value to the range between the two arguments. A smaller value gives the first argument, and a larger value "
+        "gives the second argument.",
         NULL,
         NO,
         NO,
