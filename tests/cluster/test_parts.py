@@ -99,15 +99,20 @@ def test_gradients_are_added_up_in_worker_order(of: int) -> None:
         first, second = torch.zeros(2, 3), torch.zeros(5)
         mine = torch.from_numpy(given_[g.part].copy())
         first.grad, second.grad = mine[:6].view(2, 3), mine[6:]
-        idle = torch.zeros(2)
-        g.add_up([first, second, idle], 0.5)
+        idle, nowhere, nothing = torch.zeros(2), torch.zeros(3), torch.zeros(0)
+        if g.part == of - 1:
+            idle.grad = torch.tensor([4.0, -0.5])
+        g.add_up([first, nowhere, second, idle, nothing], 0.5)
+        assert nowhere.grad is None  # no worker has a gradient: an optimizer must not step
+        assert nothing.grad is None
+        g.add_up([nothing], 0.5)
         return first.grad.numpy().tobytes(), second.grad.numpy().tobytes(), idle.grad.tolist(), g.sums([g.part, 1.0])
 
     expected = np.float32(0.5) * given_[0]
     for more in given_[1:]:
         expected = expected + np.float32(0.5) * more
     for found in gang(of, work):
-        assert found == (expected[:6].tobytes(), expected[6:].tobytes(), [0.0, 0.0], [sum(range(of)), float(of)])
+        assert found == (expected[:6].tobytes(), expected[6:].tobytes(), [2.0, -0.25], [sum(range(of)), float(of)])
 
 
 def test_dense_inputs_learn_the_moments_of_all_workers_rows() -> None:
@@ -241,7 +246,7 @@ def test_a_handshake_names_the_difference() -> None:
     )
     mine = {"torch": "2", "plan": "abc", "data": [["log", "1"], ["ads", "2"]], "run folder": "f"}
     handshake.check_same(mine, dict(mine), "worker 1")
-    with pytest.raises(PlanError, match=r"worker 1 has a different plan: 'abd', expected 'abc'"):
+    with pytest.raises(PlanError, match=r"worker 1 differs in plan: 'abd', expected 'abc'"):
         handshake.check_same(mine, {**mine, "plan": "abd"}, "worker 1")
     with pytest.raises(PlanError, match=r"a different data: \['ads', '3'\]"):
         handshake.check_same(mine, {**mine, "data": [["log", "1"], ["ads", "3"]]}, "worker 1")
@@ -267,7 +272,7 @@ def test_a_worker_whose_copy_of_the_log_has_other_rows_is_refused(tmp_path: Path
         facts.append(handshake.facts_of(on_disk(folder), tmp_path))
     mine, same, other = facts
     handshake.check_same(mine, same, "worker 1")
-    with pytest.raises(PlanError, match=r"worker 2 has a different data: .*'log'"):
+    with pytest.raises(PlanError, match=r"worker 2 differs in data: .*'log'"):
         handshake.check_same(mine, other, "worker 2")
 
 

@@ -232,6 +232,40 @@ def test_a_variance_beyond_float64_is_named() -> None:
         cb.compile(view, cb.FeatureSet(dense={"z": col("price").standardize()})).fit()
 
 
+@pytest.mark.parametrize("size", [1e-130, 1e-160, 1e-200, 1e-300, -1e-300, 1e-305])
+def test_tiny_values_have_the_moments_of_large_ones(size: float) -> None:
+    values = np.random.default_rng(5).normal(3, 1, 200_000)  # four blocks
+    whole, small = moments(values), moments(values * size)
+    assert whole is not None
+    assert small is not None
+    assert small[0] / size == pytest.approx(whole[0], rel=1e-12)
+    assert small[1] * abs(size) == pytest.approx(whole[1], rel=1e-9)
+
+
+def test_tiny_values_before_and_after_others_count_as_zeros() -> None:
+    tiny, others = np.linspace(1, 2, 1 << 16) * 1e-200, np.linspace(1, 2, 1 << 16)
+    as_zeros = moments(np.zeros(1 << 16), others)
+    assert moments(tiny, others) == as_zeros
+    assert moments(others, tiny) == pytest.approx(as_zeros, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-307])
+def test_tiny_values_standardize_to_mean_zero_and_deviation_one(size: float) -> None:
+    view = cb.View(pa.table({"x": [1 * size, 2 * size, 3 * size]}))
+    deviation = math.sqrt(2 / 3)
+    found = dense(view, z=col("x").standardize())["z"]
+    assert found == pytest.approx([-1 / deviation, 0.0, 1 / deviation], rel=1e-6, abs=1e-6)
+
+
+def test_a_deviation_below_float64_is_named() -> None:
+    view = cb.View(pa.table({"price": [0.0, 5e-324]}))
+    with pytest.raises(
+        cb.errors.DataError,
+        match=r"^standardize of 'price': values from 0\.0 to 5e-324 have a standard deviation so small .* by 1e100$",
+    ):
+        cb.compile(view, cb.FeatureSet(dense={"z": col("price").standardize()})).fit()
+
+
 def test_integers_and_booleans_are_fitted_too() -> None:
     view = cb.View(pa.table({"n": [1, 2, 3, 4], "b": [True, False, True, False]}))
     found = dense(view, q=col("n").bucketize(quantiles=2), z=col("b").standardize())

@@ -353,15 +353,22 @@ def test_a_sample_keeps_the_rows_whose_hash_begins_with_zeros(grouped: bool) -> 
     for start in range(0, rows, 10):
         part = range(start, start + 10)
         scores.add([k % 2 for k in part], [k / 256 for k in part], group=[group[k] for k in part] if grouped else None)
-    source = group if grouped else [*range(rows)]
-    draws = [splitmix(number % 2**64) for number in source]
-    # After each whole block of 16 rows, the sample is halved until it holds at most 16 rows.
-    bits = 0
-    for seen in range(limit, rows + 1, limit):
-        while sum(draw >> (64 - bits) == 0 for draw in draws[:seen]) > limit:
-            bits += 1
-    kept = [k for k in range(rows) if draws[k] >> (64 - bits) == 0]
+
+    def sampled(source: list[int]) -> tuple[list[int], int]:
+        draws = [splitmix(number % 2**64) for number in source]
+        # After each whole block of 16 rows, the sample is halved until it holds at most 16 rows.
+        bits = 0
+        for seen in range(limit, rows + 1, limit):
+            while sum(draw >> (64 - bits) == 0 for draw in draws[:seen]) > limit:
+                bits += 1
+        return [k for k in range(rows) if draws[k] >> (64 - bits) == 0], bits
+
+    kept, bits = sampled([*range(rows)])
     assert (scores._rows().probability * 256).tolist() == kept
+    assert scores.share_of_rows == 0.5**bits
+    if grouped:
+        kept, bits = sampled(group)
+    assert (scores._whole_groups().probability * 256).tolist() == kept
     assert scores.share == 0.5**bits
     assert scores.result()["share"] == 0.5**bits
     assert scores.result()["rows"] == rows == len(scores)

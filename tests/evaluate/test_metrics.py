@@ -144,7 +144,7 @@ def test_above_the_limit_auc_keeps_within_its_stated_error_and_sums_stay_exact(
         assert auc == pytest.approx(twin.auc_within_cells(rows, cells), abs=1e-12, nan_ok=True)
         assert ours["share"] < 1
         # What is left of the groups is whole groups: their GAUC is that of the same groups picked from all rows.
-        kept = set(scores._rows().group.tolist())  # type: ignore[union-attr]
+        kept = set(scores._whole_groups().group.tolist())  # type: ignore[union-attr]
         left = [(row, g) for row, g in zip(rows, given["group"].tolist(), strict=True) if g in kept]
         area, used, used_rows = twin.gauc([row for row, _ in left], [g for _, g in left])
         same(ours, {"gauc": area, "gauc_groups": used, "gauc_rows": used_rows}, prefix)
@@ -161,6 +161,7 @@ def test_above_the_limit_memory_is_bounded_and_the_error_is_small() -> None:
         bounded.add(label, p, group=group)
     right, ours = exact.result(), bounded.result()
     assert len(bounded._rows()) <= 10_000
+    assert len(bounded._whole_groups()) <= 10_000
     assert 0 < ours["auc_rounding"] < 1e-4
     assert abs(ours["auc"] - right["auc"]) <= ours["auc_rounding"]
     assert ours["auc_se"] == pytest.approx(right["auc_se"], rel=1e-3)
@@ -172,6 +173,68 @@ def test_above_the_limit_memory_is_bounded_and_the_error_is_small() -> None:
     rowwise = Scores(1_000)
     rowwise.add(np.zeros(64_000), np.zeros(64_000))
     assert 0.5 < len(rowwise._rows()) / (64_000 * rowwise.share) < 1.5
+
+
+def with_one_large_group(rows: int = 40_000) -> dict[str, Any]:
+    """Rows of which nine in ten belong to one group, whose click rate is 0.9 and that of the others 0.1; all are given 0.5."""
+    random = np.random.default_rng(9)
+    large = np.arange(rows) % 10 > 0
+    return {
+        "label": random.random(rows) < np.where(large, 0.9, 0.1),
+        "probability": np.full(rows, 0.5, np.float32),
+        "group": np.where(large, -1, np.arange(rows) % 500),
+        "time": np.arange(rows) * 3_600_000_000 // 1_000,  # 1,000 rows an hour
+    }
+
+
+def test_above_the_limit_one_large_group_has_its_share_of_curves_and_windows() -> None:
+    given = with_one_large_group()
+    scores = Scores(4_000)
+    scores.add(**given)
+    right = given["label"].mean()  # 0.82; the sample of groups has all rows of the large group, or none of them
+    (found,) = scores.curve(bins=1)["bins"]
+    assert found["rows"] == len(scores._rows()) <= 4_000
+    assert found["click_rate"] == pytest.approx(right, abs=0.03)
+    assert scores.share_of_rows == 1 / 16
+    spans = scores.windows("10h")
+    assert [span["start"] for span in spans][:2] == ["1970-01-01T00:00:00Z", "1970-01-01T10:00:00Z"]
+    assert len(spans) == 4
+    for span in spans:
+        assert span["rows"] == pytest.approx(10_000 / 16, rel=0.15)
+        assert span["base_rate"] == pytest.approx(right, abs=0.06)
+    given["time"] = None
+    scores = Scores(4_000)
+    scores.add(**given)
+    parts = scores.windows(count=4)
+    assert [part["first_row"] for part in parts] == [0, 10_000, 20_000, 30_000]  # rows of the log, not of the sample
+    assert [part["rows"] for part in parts] == [span["rows"] for span in spans]
+
+
+def test_above_the_limit_the_gauc_of_a_window_is_of_whole_groups() -> None:
+    random = np.random.default_rng(10)
+    group = np.repeat(np.arange(8_000), 2)  # a group has a click and another row; of a sample of rows, few have both
+    label = np.tile([0, 1], 8_000)
+    score = random.random(16_000, np.float32)
+    scores = Scores(1_000)
+    scores.add(label, score, group=group)
+    parts = scores.windows(count=2)
+    sampled = scores._whole_groups()
+    for part, inside in zip(parts, (sampled.group < 4_000, sampled.group >= 4_000), strict=True):  # type: ignore[operator]
+        rows = sampled[inside]
+        assert part["gauc_rows"] == len(rows) == 2 * part["gauc_groups"] > 200
+        assert part["gauc"] == (rows.probability[1::2] > rows.probability[::2]).mean()
+
+
+@pytest.mark.parametrize("size", [1, 7, 999, 4_000])
+def test_above_the_limit_batches_of_any_size_give_the_same_samples(size: int) -> None:
+    given = with_one_large_group(4_000)
+    whole, parts = Scores(300), Scores(300)
+    whole.add(**given)
+    for start in range(0, 4_000, size):
+        parts.add(**{name: array[start : start + size] for name, array in given.items()})
+    assert bits(parts.result()) == bits(whole.result())
+    assert repr(parts.windows()) == repr(whole.windows())
+    assert repr(parts.curve()) == repr(whole.curve())
 
 
 def test_nothing_added_gives_nan_and_counts_of_zero() -> None:

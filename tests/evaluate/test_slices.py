@@ -24,17 +24,20 @@ WEIGHT = st.one_of(st.just(0.0), st.just(1.0), st.floats(1e-3, 1e3))
 LOG = st.lists(st.tuples(st.integers(0, 1), PROBABILITY, WEIGHT, VALUE), max_size=40)
 
 
+SHOWN = {"(other)": '"(other)"'}  # a value that reads like a collected slice is put into quotes
+
+
 def expected(log: list[Any], min_rows: int, top: int) -> list[tuple[str, twin.Rows]]:
     """Names and rows of the slices that ought to be found, in order."""
     members: dict[str | None, twin.Rows] = defaultdict(list)
     for y, p, w, value in log:
-        members[value].append((y, p, w))
+        members[None if value is None else SHOWN.get(value, value)].append((y, p, w))
     missing = members.pop(None, [])
     named = sorted(((v, rows) for v, rows in members.items() if v is not None), key=lambda s: (-len(s[1]), s[0]))
     kept = [s for s in named if len(s[1]) >= min_rows][:top]
     chosen = {name for name, _ in kept}
     # The rows that are left, in the order of the log.
-    other = [(y, p, w) for y, p, w, value in log if value is not None and value not in chosen]
+    other = [(y, p, w) for y, p, w, value in log if value is not None and SHOWN.get(value, value) not in chosen]
     return [*kept, *((n, rows) for n, rows in ((OTHER, other), (MISSING, missing)) if len(rows) >= min_rows)]
 
 

@@ -127,6 +127,17 @@ def test_values_need_min_rows_and_the_rest_is_one_slice() -> None:
             names(values, **wrong)
 
 
+def test_values_that_read_like_collected_slices_are_put_into_quotes() -> None:
+    values = [*(["(other)"] * 4), *(["(missing)"] * 3), "a", "b", None, None]
+    assert names(values, min_rows=2) == [('"(other)"', 4), ('"(missing)"', 3), (OTHER, 2), (MISSING, 2)]
+    quoted = ["(other)", '"(other)"', '""(missing)""', "(Other)", "other", '"(other)']
+    assert {name for name, _ in names(quoted, min_rows=1)} == {
+        *('"(other)"', '""(other)""', '"""(missing)"""', "(Other)", "other", '""(other)"')
+    }
+    binary = pa.array([b"(missing)", None], pa.binary())
+    assert names(binary, min_rows=1) == [('"(missing)"', 1), (MISSING, 1)]
+
+
 def test_up_to_twenty_distinct_floats_are_values_and_more_are_ten_buckets() -> None:
     assert len(names([k / 2 for k in range(20)], min_rows=1)) == 20
     found = names([k / 2 for k in range(30)], min_rows=1)

@@ -200,6 +200,7 @@ def test_the_logit_is_the_product_of_vectors_that_know_one_side_only() -> None:
     [
         ({"user": ["usr"]}, "nearest: 'user'"),
         ({"user": []}, "at least one field of the user"),
+        ({"user": ["user", "user"]}, r"^user of TwoTower names 'user' twice; remove one of the two$"),
         ({"user": ["user", "ad"]}, "'ad' is a field of both sides"),
         (
             {"user": ["user"], "images": ["behavior"]},

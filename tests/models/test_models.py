@@ -16,7 +16,13 @@ from tests.models.worlds import Checkerboard, inputs, labeled, leaves, made, sch
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in MODELS),
-    *((name, {"batch_norm": True, "dropout": 0.2, "hidden": [6]}) for name in MODELS if name not in ("LR", "FM")),
+    *(
+        (name, {"batch_norm": True, "dropout": 0.2, "hidden": [6]})
+        for name in MODELS
+        if name not in ("LR", "FM", "MaskNet")
+    ),
+    ("MaskNet", {"dropout": 0.2}),
+    ("MaskNet", {"structure": "parallel", "batch_norm": True, "dropout": 0.2, "hidden": [6]}),
     *((name, {"hidden": []}) for name in ("EmbeddingMLP", "DeepCrossing", "DeepFM", "DIN")),
     ("EmbeddingMLP", {"dims": {"user": 7, "query": 2}, "activation": "prelu"}),
     ("WideDeep", {"dims": {"user": 0}, "wide": ["user", "query"]}),
@@ -213,6 +219,8 @@ def test_the_wide_part_reads_the_fields_named() -> None:
     assert [bool(g.any()) for g in gradient.t()] == [name == "ad" for name in model.reads.fields]
     with pytest.raises(PlanError, match="nearest: 'query'"):
         WideDeep(schema(), wide=["queryx"])
+    with pytest.raises(PlanError, match=r"^wide of WideDeep names 'ad' twice; remove one of the two$"):
+        WideDeep(schema(), wide=["ad", "user", "ad"])
 
 
 def test_din_refuses_a_history_of_other_keys() -> None:

@@ -130,6 +130,7 @@ def test_fields_without_a_pooling_of_their_own_are_averaged() -> None:
         ("MaskNet", {"reduction": 0}, "reduction of MaskNet must be a number from 0.01 to 16, got 0"),
         ("MaskNet", {"structure": "seriel"}, "nearest: 'serial'"),
         ("MaskNet", {"blocks": []}, "the blocks of MaskNet must be a list of layer widths"),
+        ("MaskNet", {"batch_norm": True}, 'remove batch_norm=True, or choose structure="parallel"$'),
         ("MaskNet", {"dim": 1}, "so it needs a dim of 2 or more, got 1"),
         (
             "FinalMLP",

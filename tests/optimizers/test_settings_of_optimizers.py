@@ -67,7 +67,18 @@ def test_a_setting_that_cannot_be_is_named(kind: Any, given: dict[str, Any], say
 
 def test_settings_that_may_be_zero() -> None:
     assert (SGD(l2=0).l2, Adagrad(initial=0, l2=0).initial, Adam(beta1=0, beta2=0).beta2) == (0, 0, 0)
-    assert (AdamW(weight_decay=0).weight_decay, FTRL(beta=0, l1=0, l2=0).beta) == (0, 0)
+    assert (AdamW(weight_decay=0).weight_decay, FTRL(beta=0, l1=0, l2=1).beta, FTRL(l1=0, l2=0).l2) == (0, 0, 0)
+
+
+def test_ftrl_without_beta_and_l2_is_refused_but_read_from_a_file() -> None:
+    with pytest.raises(
+        PlanError, match=r"^FTRL\(beta=0, l2=0\) divides by √Σg², .*; set beta above 0 \(the default is 1\)"
+    ):
+        FTRL(0.5, beta=0, l1=0.25)
+    spec = (5, (0.5, 0.0, 0.25, 0.0, 0.0))
+    found = optimizer_of(spec)
+    assert repr(found) == "FTRL(alpha=0.5, beta=0.0, l1=0.25, l2=0.0)"
+    assert spec_of(found) == spec
 
 
 EVERY: list[tuple[Any, int, tuple[float, ...], bool]] = [

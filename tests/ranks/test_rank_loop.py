@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,16 +15,19 @@ import pytest
 import torch
 
 import ctrbox as cb
+from ctrbox import col
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.shards import Spec
 from ctrbox.errors import CompactionError, DataError, PlanError, TrainError, WriteError
 from ctrbox.ranks import fit as fit_module
 from ctrbox.ranks.finish_training import AllRanks
 from ctrbox.ranks.fit import RankFit
+from ctrbox.ranks.group import Group
 from ctrbox.ranks.ranks import Ranks, check_supported
 from ctrbox.ranks.table import RankTable
 from ctrbox.ranks.torchrun_environment import World
 from ctrbox.train.checkpoint import checkpoint_path
+from tests.ranks.threads import in_ranks
 
 # ---- the table
 
@@ -238,6 +242,72 @@ def test_model_servers_of_ranks_are_on_cpus_and_without_batch_normalization(tmp_
         check_supported(fine)
     with pytest.raises(PlanError, match=r"^BatchNorm1d"):
         check_supported(served(torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 3)))[1])
+
+
+def test_a_model_server_of_ranks_makes_no_step_without_gradients(tmp_path: Path) -> None:
+    vectors = {"id": [1, 2], "v": [[1.0, 2.0], [3.0, 4.0]]}
+    cb.tables.write_vectors(tmp_path / "v.ctrvec", pa.table(vectors), key="id", vector="v")
+    start = torch.nn.Linear(2, 3)
+
+    def server() -> cb.tables.ModelServer:
+        return cb.tables.ModelServer(tmp_path / "v.ctrvec", copy.deepcopy(start), optimizer=cb.optim.Adam(lr=0.5))
+
+    def learned(table: Any, own: Any, keys: Any) -> list[Any]:
+        found = []
+        for asked in (
+            keys,
+            np.array([9]),
+        ):  # no vector has the key 9, so the momentum of the first step must not matter
+            table.pull(asked)
+            table.push(asked, np.ones((len(asked), 3), np.float32))
+            found.append(own.submodel.weight.detach().numpy().copy())
+        return found
+
+    def work(ranks: Ranks) -> list[Any]:
+        group = ranks.group = Group.join(ranks.world, 60.0)
+        table = RankTable(group, specs[group.part])
+        table.open(Row(3))
+        return learned(table, table.own, np.array([1 + group.part]))
+
+    alone = server()
+    first, second = learned(alone, alone, np.array([1, 2]))
+    assert np.array_equal(first, second)
+    specs = [Spec.of(server(), 2) for _ in range(2)]
+    for found in in_ranks(2, work):
+        np.testing.assert_allclose(found, [first, second], rtol=1e-6)
+        assert np.array_equal(*found)
+
+
+class FirstStepOnly(torch.nn.Module):
+    """A model whose loss depends on the field ``ad`` in the first step of training alone."""
+
+    def __init__(self, schema: Any) -> None:
+        super().__init__()
+        self.reads = cb.models.Reads(schema, dim=2)
+        self.steps = 0
+
+    def forward(self, x: Any) -> torch.Tensor:
+        self.steps += self.training
+        user, ad = x.field("user").sum(1), x.field("ad").sum(1)
+        return user if self.training and self.steps > 1 else user + ad
+
+
+def test_ranks_leave_a_table_alone_that_the_loss_of_a_step_does_not_depend_on() -> None:
+    rows = 12
+    data = pa.table({"id": range(rows), "user": [k % 3 for k in range(rows)], "ad": [k % 2 for k in range(rows)],
+                     "clicked": [k % 2 for k in range(rows)]})  # fmt: skip
+    features = cb.FeatureSet(label=col("clicked"), sparse={"user": col("user"), "ad": col("ad")})
+    plan = cb.compile(cb.View(data, key="id"), features, threads=1)
+
+    def work(ranks: Any) -> Any:
+        tables = {name: cb.MemoryTable(2, optimizer=cb.optim.Adam(lr=0.1), init=0.1) for name in ("user", "ad")}
+        return cb.Trainer(FirstStepOnly(plan.schema), tables, threads=1).fit(
+            plan, batch_size=4, valid=0, explain=False, checkpoint_seconds=1e9, cluster=ranks
+        )
+
+    alone, (first, *_) = work(None), in_ranks(2, work)
+    assert not isinstance(first, BaseException), first
+    assert np.allclose(first.predict(data), alone.predict(data), rtol=1e-5)
 
 
 def test_tables_that_ranks_cannot_share_are_named(tmp_path: Path) -> None:

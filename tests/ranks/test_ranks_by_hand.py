@@ -79,13 +79,16 @@ def test_what_a_rank_has_otherwise_is_named() -> None:
     for theirs, message in (
         (
             {"torch": "2.1"},
-            "rank 1 has a different torch: '2.1', expected '2.0'; give every machine the same code and data",
+            "rank 1 differs in torch: '2.1', expected '2.0'; give all processes the same code, data and settings",
         ),
-        ({"torch": "2.0", "more": 1}, "rank 1 has a different more: 1, expected None"),
-        ({"data": [["log", 1], ["ads", 3]]}, "rank 1 has a different data: ['ads', 3], expected ['ads', 2]"),
-        ({"data": [["log", 1]]}, "rank 1 has a different data: [['log', 1]], expected [['log', 1], ['ads', 2]]"),
-        ({"data": 5}, "rank 1 has a different data: 5, expected [["),
-        ({"run folder": "abd"}, "rank 1 cannot see the run folder of this training; choose an out= on a file system"),
+        ({"torch": "2.0", "more": 1}, "rank 1 differs in more: 1, expected None"),
+        ({"data": [["log", 1], ["ads", 3]]}, "rank 1 differs in data: ['ads', 3], expected ['ads', 2]"),
+        ({"data": [["log", 1]]}, "rank 1 differs in data: [['log', 1]], expected [['log', 1], ['ads', 2]]"),
+        ({"data": 5}, "rank 1 differs in data: 5, expected [["),
+        (
+            {"run folder": "abd"},
+            "rank 1 cannot see the run folder of this training run; choose an out= on a file system",
+        ),
     ):
         with pytest.raises(PlanError) as caught:
             same_code_data_settings.check_same(mine, theirs, "rank 1")
@@ -263,8 +266,9 @@ def test_bytes_given_to_other_ranks_are_counted_and_long_news_are_refused(monkey
         assert group.ended.is_set()
         return exchanged, added, weight.grad.tolist(), calls, group.publisher.is_alive()
 
-    # Rank 0 keeps one row of five and rank 1 three; of 10 gradients, each rank gives 5 to the other and sends 5 sums.
-    assert joined(2, work) == [(32, 40, [1.5] * 10, 4, False), (16, 40, [1.5] * 10, 4, False)]
+    # Rank 0 keeps one row of five and rank 1 three; of 10 gradients and a number that says that there is one,
+    # each rank gives 6 to the other, with one for padding, and sends 6 sums.
+    assert joined(2, work) == [(32, 48, [1.5] * 10, 4, False), (16, 48, [1.5] * 10, 4, False)]
 
 
 # ---- the launcher
@@ -456,9 +460,9 @@ def test_facts_that_differ_are_named_with_the_first_difference() -> None:
     ):
         with pytest.raises(PlanError) as met:
             check_same(mine, theirs, "rank 1")
-        assert str(met.value) == f"rank 1 has {told}; give every machine the same code and data"
+        assert str(met.value) == f"rank 1 has {told}; give all processes the same code, data and settings"
     with pytest.raises(
-        PlanError, match=r"^rank 1 cannot see the run folder of this training; choose an out= on a file"
+        PlanError, match=r"^rank 1 cannot see the run folder of this training run; choose an out= on a file"
     ):
         check_same(mine, {"run folder": "y"}, "rank 1")
 

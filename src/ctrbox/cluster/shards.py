@@ -1,10 +1,11 @@
 """Splits tables and Model Servers into shards: the actor that holds one shard of each, and the embedder that workers use.
 
-    Shards.pull ──► Server.pull     a table answers at once; a Model Server once the keys of all workers are there
-    Shards.push ──► Server.push     the last worker's call adds up by key in worker order and pushes once; all calls return then
+    Shards.pull ──► Server.pull     a table answers at once; a Model Server answers when the keys of all workers have arrived
+    Shards.push ──► Server.push     the call of the last worker adds up the gradients by key in the order of the workers, and
+                                    pushes once; then all calls return
 
-A server's calls run in threads of its own, several at a time. Control (begin, save, restore) comes while no step is under way.
-Every call names its attempt: one that a lost gang left behind comes too late, and changes nothing.
+The calls of a server run in threads of its own, several at a time. ``begin``, ``save`` and ``restore`` are called between steps.
+Every call has the number of its attempt. A call of an earlier attempt, which lost an actor, is refused and changes nothing.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ LATE = 1.0  # seconds after which a waiting call looks whether its gang is over
 
 
 class Over(TrainError):
-    """The gang that this call belongs to lost a member."""
+    """The attempt that this call belongs to has lost a worker or a server."""
 
 
 class Meeting:
-    """Calls of all workers that become one. Its results wait until all have taken them: nobody comes again before."""
+    """Turns one call of each worker into one call for all of them.
+
+    The results stay until all workers have taken theirs, because no worker calls again before it has its result.
+    """
 
     def __init__(self, of: int) -> None:
         self.of = of
@@ -48,7 +52,10 @@ class Meeting:
         self.over = False
 
     def meet(self, who: int, part: Any, work: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """``work`` on the parts of all, in worker order, done by the last to come; the result for ``who``."""
+        """Return the result for the worker ``who`` of ``work``, which the last worker that calls runs on the parts of all.
+
+        ``work`` gets the parts in the order of the workers.
+        """
         with self.turn:
             now = self.round
             self.parts[who] = part
@@ -75,7 +82,7 @@ class Meeting:
 
 
 class Server:
-    """An actor: shard ``shard`` of ``of`` of every embedder."""
+    """A Ray actor that holds one shard of every embedder: number ``shard`` of ``of`` shards."""
 
     def __init__(self, shard: int, of: int, specs: Sequence[Spec]) -> None:
         self.shard, self.of, self.specs, self.host = shard, of, specs, host_here()
@@ -102,7 +109,7 @@ class Server:
         return found
 
     def begin(self, workers: int, address: str, attempt: int) -> None:
-        """Forget the gang before, and wait for what it left running; the next calls are of ``workers`` workers."""
+        """Begin an attempt of ``workers`` workers. End the waiting calls of the attempt before, and let a save finish."""
         self.end()
         with self.control:
             self.attempt = attempt
@@ -113,10 +120,10 @@ class Server:
         if servers and self.of > 1:
             self.gang = gang = Gang(self.shard, self.of, address, self.host, None if self.shard else self.store)
             for one in servers:
-                one.synchronize = lambda weights: gang.add_up(weights, 1.0)
+                one.synchronize, one.zeros = lambda weights: gang.add_up(weights, 1.0), False
 
     def end(self) -> None:
-        """Calls that wait for others raise `Over`."""
+        """Make the calls that wait for other workers raise `Over`."""
         for meeting in [*self.pulls, *self.pushes]:
             meeting.end()
         if self.gang is not None:
@@ -130,7 +137,7 @@ class Server:
     # ---- steps
 
     def share(self, attempt: int, k: int, worker: int, ticket: Ticket) -> bool:
-        """Whether this server can use the worker's memory."""
+        """Return whether this server can map the memory that the worker has made to share with it."""
         self._check(attempt)
         lane = Lane.open(ticket)
         if lane is not None:
@@ -169,7 +176,7 @@ class Server:
     def push(
         self, attempt: int, k: int, worker: int, keys: Keys, given: Floats, factor: float, counts: Floats | None
     ) -> None:
-        """``counts``: shows and clicks (n, 2) of tables that take them."""
+        """Push the gradients of all workers once. ``counts``: shows and clicks (n, 2) for tables that count them."""
         self._check(attempt)
         self.pushes[k].meet(worker, (keys, given, counts), lambda parts: self._push_of_all(k, factor, parts))
 
@@ -204,14 +211,15 @@ class Server:
             restore_shard(self.tables[k], path, self.shard, self.of)
 
     def held(self, k: int) -> tuple[int, int]:
-        """Keys and bytes."""
+        """Return the number of keys and the bytes of table ``k`` on this server."""
         return len(self.tables[k]), self.tables[k].nbytes
 
 
 class Shards(FixedShape):
-    """An embedder whose rows lie on servers. Worker 0 saves and restores for all.
+    """An embedder whose rows are on servers. Worker 0 saves and restores the rows for all workers.
 
-    A push is sent, not waited for: the dense step goes on beside it, and the next pull, push or save hears how it went.
+    ``push`` sends gradients and does not wait, so the dense step runs meanwhile. The next pull, push or save waits for it and
+    raises its error, if it failed.
     """
 
     _holder = "the servers hold rows of"
@@ -274,13 +282,16 @@ class Shards(FixedShape):
             self.sent.append(server.push_shared.remote(*who, len(at), self._factor, counted is not None))
 
     def settle(self) -> None:
-        """Wait for what was pushed; raise what a server raised."""
+        """Wait for the pushes in progress, and raise the error of a server if one failed."""
         sent, self.sent = self.sent, []
         if sent:
             self._all(sent)
 
     def _lanes(self, keys: dict[int, int]) -> list[Lane | None]:
-        """The memory shared with each server, made larger where so many keys need it; nothing is under way in it."""
+        """Return the memory that is shared with each server, None for a server that shares none.
+
+        ``keys``: number of keys for each server. Memory that is too small for them is replaced. No call may be using it.
+        """
         asked: list[tuple[int, Lane, Any]] = []
         for n, count in keys.items():
             lane, size = self.lanes[n], needed(count, self.spec.row.width)
@@ -333,7 +344,7 @@ class Shards(FixedShape):
         return sum(size for _, size in self._all([s.held.remote(self.k) for s in self.servers]))
 
     def _split(self, keys: Keys) -> list[tuple[Any, Any]]:
-        """Every server with the places of its keys, which keep their order."""
+        """Return each server with the positions of its keys in ``keys``, in ascending order."""
         return list(zip(self.servers, places_by_shard(keys, len(self.servers)), strict=True))
 
     @staticmethod

@@ -2,9 +2,8 @@
 and how late conversions arrive.
 
 The log is streamed through the plan's own operators, filters and joins. Fits that need no other fit share
-one scan of the log; a fit whose input is made with another one needs a later scan. A filter that is itself made with
-a fit cannot choose the rows that fit is learned from: a fit sees the rows that pass the filters written
-before the first one that needs it.
+one scan of the log; a fit whose input is made with another fit needs a later scan. A filter that needs a fit cannot choose the
+rows from which this fit is learned: a fit sees the rows that pass the filters before the first one that needs it.
 
 Memory: a morsel in work per thread, the sketches, and one row per (key, time bucket) of each history.
 """
@@ -35,10 +34,10 @@ Progress = Callable[[int], None]  # called with rows seen so far in each scan
 
 
 def fit_plan(plan: Any, progress: Progress | None = None) -> dict[int, State]:
-    """The state of every fit of a plan, by number.
+    """Return the state of every fit of a plan, by number; raise a DataError if the log gives no rows.
 
-    Loads the plan's dimensions where they are not loaded yet and leaves them with it, unless some of what
-    they hold waits for these very fits. DataError where the log gives no rows.
+    If the joined views of the plan are not loaded yet, they are loaded and kept in the plan, unless some of their columns need
+    these fits.
     """
     graph: Graph = plan.graph
     order = FitOrder(graph)
@@ -61,7 +60,7 @@ def fit_plan(plan: Any, progress: Progress | None = None) -> dict[int, State]:
 
 
 def covers(dimensions: dict[int, Any], roots: list[Node]) -> bool:
-    """Whether loaded dimensions hold everything that the roots gather from them."""
+    """Return whether loaded joined views have everything that the roots gather from them."""
     gathered = [(n.args[0].param("frame"), n.inner) for n in closure(roots) if n.inner is not None]
     return all(inner.id in dimensions[frame].fields for frame, inner in gathered)
 
@@ -69,8 +68,8 @@ def covers(dimensions: dict[int, Any], roots: list[Node]) -> bool:
 class FitOrder:
     """The order in which operators can be fitted, and the rows that each is fitted on.
 
-    There is always a fit that can come next: a node is made from older nodes, and of two fits that filters make depend on
-    each other the one whose filter was written first does not see the other's.
+    There is always a fit that can come next: a node is made from older nodes, and if filters make two fits depend on each other,
+    the fit whose filter was written first does not see the filter of the other one.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -86,23 +85,23 @@ class FitOrder:
             self.needs.append(frozenset(found))
 
     def filters(self, fit: int) -> int:
-        """How many of the log's filters choose the rows that a fit sees."""
+        """Return how many of the log's filters choose the rows that a fit sees."""
         every = self.graph.frames[0].filters
         return next((k for k, f in enumerate(every) if fit in self.needs[f.id]), len(every))
 
     def wants(self, fit: int) -> set[int]:
-        """The fits that must be there before this one."""
+        """Return the fits that must be known before this one."""
         rows = self.graph.frames[0].filters[: self.filters(fit)]
         return {n for node in (*self.graph.fits[fit].inputs, *rows) for n in self.needs[node.id]}
 
     def next_pass(self, fitted: dict[int, State]) -> tuple[list[int], int]:
-        """Fits that can be learned together now, and the number of filters before them."""
+        """Return the fits that can be learned together now, and the number of filters before them."""
         ready = [k for k in range(len(self.graph.fits)) if k not in fitted and self.wants(k) <= fitted.keys()]
         filters = self.filters(ready[0])
         return [k for k in ready if self.filters(k) == filters], filters
 
     def known_part(self, fitted: dict[int, State], filters: int) -> Graph:
-        """The graph with the first so many filters, and dimensions without what is still to be learned."""
+        """Return the graph with the first ``filters`` filters, and joined views without columns that still have to be learned."""
         part = copy.copy(self.graph)
         log, *others = self.graph.frames
         part.frames = [replace(log, filters=log.filters[:filters]), *others]
@@ -115,7 +114,7 @@ class FitOrder:
 
 @dataclass(frozen=True)
 class Values:
-    """A column of a few rows: ``present`` is None when no row is null."""
+    """A column of a few rows. ``present`` is None if no row is null."""
 
     array: np.ndarray
     present: np.ndarray | None
@@ -130,7 +129,7 @@ class Learner(Protocol):
         """Take rows, in the order of the log."""
 
     def state(self) -> State:
-        """What operators are given."""
+        """Return the fitted values that operators use."""
 
 
 def learn(
@@ -178,7 +177,7 @@ def described(spec: FitSpec) -> str:
 
 
 class Quantiles:
-    """boundaries: float64, ascending, distinct; none where the column has no values."""
+    """Learns boundaries: float64, ascending, distinct; none if the column has no values."""
 
     def __init__(self, spec: FitSpec) -> None:
         self.parts = int(dict(spec.settings)["quantiles"])
@@ -192,7 +191,7 @@ class Quantiles:
 
 
 class Standard:
-    """mean and scale (1 / standard deviation of the population, 0 for a constant), one float64 each."""
+    """Learns mean and scale (1 / standard deviation of the population, 0 for a constant), one float64 each."""
 
     def __init__(self, spec: FitSpec) -> None:
         self.spec = spec
@@ -205,17 +204,21 @@ class Standard:
         found = self.moments.finish()
         if found is None:
             low, high = self.moments.low, self.moments.high
+            values = f"{described(self.spec)}: values from {low!r} to {high!r}"
+            if max(high, -low) < 1.0:
+                raise DataError(
+                    f"{values} have a standard deviation so small that 1 divided by it does not fit into a float64; multiply "
+                    "the values first, for example by 1e100"
+                )
             raise DataError(
-                f"{described(self.spec)}: values from {low!r} to {high!r} "
-                f"have a variance that does not fit into a "
-                f"float64; limit the values first: .clip(low, high)"
+                f"{values} have a variance that does not fit into a float64; limit the values first: .clip(low, high)"
             )
         return {"mean": np.array([found[0]]), "scale": np.array([found[1]])}
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Rows sorted by (hash, bucket), one a pair."""
+    """Rows sorted by (hash, bucket), one row for each pair."""
 
     hashes: np.ndarray
     buckets: np.ndarray
@@ -227,7 +230,7 @@ class Counts:
 
     @staticmethod
     def of(hashes: np.ndarray, buckets: np.ndarray, shows: np.ndarray, clicks: np.ndarray) -> Counts:
-        """Rows in any order, equal pairs summed."""
+        """Return the counts of rows in any order; those of equal pairs are added up."""
         if not len(hashes):
             return Counts(hashes, buckets, shows, clicks)
         order = np.lexsort((buckets, hashes))
@@ -245,11 +248,11 @@ class Counts:
 
 
 class History:
-    """hashes, buckets, shows, clicks: one row for each value and time bucket it was seen in, sorted by both.
+    """Learns hashes, buckets, shows and clicks: one row for each value and each time bucket in which it occurred, sorted by both.
 
     A row without a value, a time or a label is not counted: a label that is null or NaN is not known, which is not the
-    same as no click. A label above 0.5 is a click. Partial tables wait until they are as many rows as the whole table,
-    so that each row is merged a few times only.
+    same as no click. A label above 0.5 is a click. Partial tables are kept until they have as many rows as the whole table,
+    so that each row is merged only a few times.
     """
 
     WAITING_ROWS = 1 << 20

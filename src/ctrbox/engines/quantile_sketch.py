@@ -29,7 +29,7 @@ class Blocks:
         return self.buffer[: self.filled]
 
     def add(self, values: np.ndarray) -> list[np.ndarray]:
-        """Take the values; the blocks that became full, each a copy of its own."""
+        """Take the values, and return copies of the blocks that became full."""
         full = []
         while len(values):
             take = min(len(values), len(self.buffer) - self.filled)
@@ -84,15 +84,15 @@ class QuantileSketch:
 
     @property
     def error(self) -> int:
-        """The most by which the rank of a quantile can be off, in values."""
+        """Return the largest possible error of the rank of a quantile, as a number of values."""
         block = len(self.blocks.buffer)
         return sum((self.count // (block << (h + 1))) << h for h in range(len(self.runs)))
 
     def quantiles(self, q: int) -> np.ndarray:
-        """The q - 1 inner quantiles, equal ones once: quantile j is the value of rank ⌊j·n/q⌋ (from 0).
+        """Return the q - 1 inner quantiles, each different value once: quantile j is the value of rank ⌊j·n/q⌋ (from 0).
 
-        Cutting at them (a value belongs above a boundary it equals) gives q parts of equal size where values
-        are distinct. No values: no quantiles.
+        Dividing at them (a value that equals a boundary belongs above it) gives q parts of equal size if the values are
+        distinct. Without values, there are no quantiles.
         """
         if not self.count:
             return np.empty(0, np.float64)
@@ -107,15 +107,19 @@ class QuantileSketch:
 
 
 class Moments:
-    """Mean and standard deviation of the finite values: two sums within a block, and Chan's formula between blocks."""
+    """Mean and standard deviation of the finite values: two sums within a block, and Chan's formula between blocks.
+
+    The squares of values near 0 are below the smallest float64. Values are therefore also added up 2^800 times as large, as
+    long as all of them are below 2^-400; a power of two changes no digit of them.
+    """
 
     SIZE = 1 << 16  # values per block: 512 KB, which stay in the L2 cache between the two sums
+    TINY, GROWN = 2.0**-400, 2.0**800
 
     def __init__(self) -> None:
         self.blocks = Blocks(self.SIZE)
-        self.count = 0
-        self.mean = 0.0
-        self.squares = 0.0  # sum of squared distances from the mean
+        self.sums = _Sums()
+        self.grown: _Sums | None = _Sums()
         self.low = math.inf
         self.high = -math.inf
 
@@ -125,8 +129,42 @@ class Moments:
             self._merge(block)
 
     def _merge(self, block: np.ndarray) -> None:
+        self.low, self.high = min(self.low, float(block.min())), max(self.high, float(block.max()))
+        self.sums.merge(block)
+        if max(self.high, -self.low) >= self.TINY:
+            self.grown = None
+        elif self.grown is not None:
+            self.grown.merge(block * self.GROWN)
+
+    def finish(self) -> tuple[float, float] | None:
+        """Return (mean, 1 / standard deviation), the latter 0 if all values are equal; None if float64 cannot represent them."""
+        if self.blocks.filled:
+            self._merge(self.blocks.rest)
+            self.blocks.filled = 0
+        if not self.sums.count:
+            return 0.0, 0.0
+        if self.low == self.high:  # a rounded mean would leave a deviation of 1e-17, and a scale of 1e17
+            return self.low, 0.0
+        sums, by = (self.sums, 1.0) if self.grown is None else (self.grown, self.GROWN)
+        mean = sums.mean
+        if not math.isfinite(mean) or not math.isfinite(sums.squares):
+            return None
+        deviation = math.sqrt(max(sums.squares, 0.0) / sums.count)
+        scale = by / deviation if deviation > 0.0 else 0.0
+        return (mean / by, scale) if math.isfinite(scale) else None
+
+
+class _Sums:
+    """Count, mean and squared distances from the mean of the values so far."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        self.squares = 0.0  # sum of squared distances from the mean
+
+    def merge(self, block: np.ndarray) -> None:
         n = len(block)
-        with np.errstate(over="ignore", invalid="ignore"):  # finish() judges
+        with np.errstate(over="ignore", invalid="ignore"):  # Moments.finish() judges
             mean = float(block.sum()) / n
             away = block - mean
             drift = float(away.sum())  # what rounding left in the mean
@@ -136,18 +174,3 @@ class Moments:
         self.squares += squares + gap * gap * (self.count * n / total)
         self.mean += gap * (n / total)
         self.count = total
-        self.low, self.high = min(self.low, float(block.min())), max(self.high, float(block.max()))
-
-    def finish(self) -> tuple[float, float] | None:
-        """(mean, 1 / standard deviation), the latter 0 where all values are equal; None: beyond float64."""
-        if self.blocks.filled:
-            self._merge(self.blocks.rest)
-            self.blocks.filled = 0
-        if not self.count:
-            return 0.0, 0.0
-        if self.low == self.high:  # a rounded mean would leave a deviation of 1e-17, and a scale of 1e17
-            return self.low, 0.0
-        if not math.isfinite(self.mean) or not math.isfinite(self.squares):
-            return None
-        deviation = math.sqrt(max(self.squares, 0.0) / self.count)
-        return self.mean, 1.0 / deviation if deviation > 1e-300 else 0.0

@@ -12,9 +12,14 @@ Everything is a function of the sequence of rows: how they were cut into batches
 as float32, sums are float64. What is undefined (one class only, no rows, no weight) is NaN. A row takes 5 bytes, and 8
 more each for weight, group and time.
 
-Above ``limit`` rows (2^25: at most 1 GB) memory stops growing. The sums behind log loss, information gain and calibration
-stay exact. AUC comes from a histogram with cells 2^-13 wide relative to p: the exact AUC is within ``auc_rounding`` of it.
-GAUC, windows and curves see a sample, ``share`` of the groups (of the rows, where there are no groups), chosen by hash.
+Above ``limit`` rows (2^25) memory stops growing. The sums behind log loss, information gain and calibration stay exact. AUC
+comes from a histogram with cells 2^-13 wide relative to p: the exact AUC is within ``auc_rounding`` of it. The rest comes
+from two samples of at most ``limit`` rows each, in which a row then takes 8 bytes more for its number: at most 1 GB for a
+sample of rows, and 1.3 GB for a sample of groups.
+
+  rows    for windows and curves, chosen by the hash of a row's number in the order in which rows were added. A group
+          that has most rows is therefore sampled like all others.
+  groups  for every GAUC, which needs all rows of a group: ``share`` of the groups, chosen by the hash of the group.
 
 Refused, with the row named: a label other than 0 and 1; a probability that is NaN or outside 0 … 1; a weight that is
 negative or not finite. A refused batch leaves nothing behind.
@@ -25,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +92,7 @@ class Rows:
     weight: Array | None = None
     group: Array | None = None
     time: Array | None = None
-    draw: Array | None = None  # uint64, uniform: a sample keeps the rows whose draw is small
+    number: Array | None = None  # int64, in a sample: how many rows were added before this one
 
     @staticmethod
     def checked(
@@ -150,8 +155,12 @@ class Rows:
 # -- one measure for all: everything, groups, windows, slices ----------------------------------------------------------
 
 
-def measure(rows: Rows, ids: Array, count: int) -> dict[str, Array]:
-    """Compute every figure of each of ``count`` sets of rows; see ``Scores.result`` for what they mean."""
+def measure(rows: Rows, ids: Array, count: int, whole_groups: tuple[Rows, Array] | None = None) -> dict[str, Array]:
+    """Compute every figure of each of ``count`` sets of rows; see ``Scores.result`` for what they mean.
+
+    ``whole_groups``: the rows from which GAUC is computed, and their ids, where ``rows`` are a sample that cuts groups.
+    """
+    grouped, ids_of_groups = (rows, ids) if whole_groups is None else whole_groups
     found: dict[str, Array] = {
         "rows": np.bincount(ids, minlength=count),
         "clicks": np.bincount(ids, rows.label, minlength=count).astype(np.int64),
@@ -162,7 +171,7 @@ def measure(rows: Rows, ids: Array, count: int) -> dict[str, Array]:
 
     for prefix, weight in _ways(rows):
         auc, error = auc_and_error(ids, count, rows.label, rows.probability, weight)
-        made = {"auc": auc, "auc_se": error, **_gauc(rows, ids, count, weight)}
+        made = {"auc": auc, "auc_se": error, **_gauc(grouped, ids_of_groups, count, prefix)}
         made |= figures(moments(rows.label, rows.probability, weight, total))
         found |= {f"{prefix}{name}": column for name, column in made.items()}
     lists = {name: column.tolist() for name, column in found.items()}
@@ -175,8 +184,8 @@ def _ways(rows: Rows) -> list[tuple[str, Array | None]]:
     return [("", None)] if rows.weight is None else [("", None), ("weighted_", rows.weight)]
 
 
-def _gauc(rows: Rows, ids: Array, count: int, weight: Array | None) -> dict[str, Array]:
-    found = gauc_by(ids, count, rows.label, rows.probability, rows.group, weight)
+def _gauc(rows: Rows, ids: Array, count: int, prefix: str) -> dict[str, Array]:
+    found = gauc_by(ids, count, rows.label, rows.probability, rows.group, rows.weight if prefix else None)
     made = {"gauc": found.gauc, "gauc_se": found.error, "gauc_groups": found.groups, "gauc_rows": found.rows}
     return made | {"gauc_left_out_groups": found.left_out_groups, "gauc_left_out_rows": found.left_out_rows}
 
@@ -221,30 +230,49 @@ def windows(
     count: int = 20,
 ) -> list[dict[str, Any]]:
     """The metrics of each window of time, oldest first; see ``Scores.windows``."""
-    return _windows(Rows.checked(label, probability, weight, group, time), span, count)
+    rows = Rows.checked(label, probability, weight, group, time)
+    return _windows(rows, span, count, len(rows))
 
 
-def _windows(rows: Rows, span: str | None, count: int) -> list[dict[str, Any]]:
+def _windows(
+    rows: Rows, span: str | None, count: int, added: int, whole_groups: Rows | None = None
+) -> list[dict[str, Any]]:
+    """Measure the windows of ``rows``, which are all ``added`` rows or a sample of them; ``whole_groups``: the sample of
+    groups.
+    """
     if count < 1:
         raise PlanError(f"count must be 1 window or more, got {count}")
     length = 0 if span is None else parse_span(span)
     if length <= 0 and span is not None:
         raise PlanError(f"a window must be a span of time such as '30m', '6h', '1d' or '2w', got {span!r}")
-    number = len(rows)
-    if not number:
+    if not len(rows):
         return []
+    starts: Array = np.zeros(0, np.int64)
+    if rows.time is None:
+        count = min(count, len(rows))
+        starts = np.array([k * added // count for k in range(count)])
+    else:
+        most = min(MOST_WINDOWS, max(1, len(rows) // ROWS_OF_WINDOW))
+        length = length or window_length(int(rows.time.min()), int(rows.time.max()), most)
+
+    def window_of(some: Rows) -> Array:
+        if some.time is not None:
+            return some.time // length
+        place = np.arange(len(some)) if some.number is None else some.number
+        return np.searchsorted(starts, place, side="right") - 1
+
+    found, ids = np.unique(window_of(rows), return_inverse=True)
     marks: list[dict[str, Any]]
     if rows.time is None:
-        count = min(count, number)
-        starts = [k * number // count for k in range(count)]
-        ids = np.repeat(np.arange(count), np.diff([*starts, number]))
-        marks = [{"first_row": start} for start in starts]
+        marks = [{"first_row": int(starts[w])} for w in found]
     else:
-        most = min(MOST_WINDOWS, max(1, number // ROWS_OF_WINDOW))
-        length = length or window_length(int(rows.time.min()), int(rows.time.max()), most)
-        found, ids = np.unique(rows.time // length, return_inverse=True)
         marks = [{"start": _iso(int(w) * length), "end": _iso((int(w) + 1) * length)} for w in found]
-    measured = {name: array.tolist() for name, array in measure(rows, ids, len(marks)).items()}
+    grouped = None
+    if whole_groups is not None:
+        theirs = window_of(whole_groups)
+        known = np.isin(theirs, found)
+        grouped = (whole_groups[known], np.searchsorted(found, theirs[known]))
+    measured = {name: array.tolist() for name, array in measure(rows, ids, len(marks), grouped).items()}
     return [{**mark, **{name: column[k] for name, column in measured.items()}} for k, mark in enumerate(marks)]
 
 
@@ -263,6 +291,36 @@ def calibration_curve(label: Any, probability: Any, weight: Any = None, *, bins:
 # -- the accumulator ---------------------------------------------------------------------------------------------------
 
 
+class _Sample:
+    """Rows, or whole groups of rows, whose hash begins with ``halvings`` zeros: as many zeros as leave ``limit`` rows."""
+
+    def __init__(self, by: Literal["number", "group"], limit: int, blocks: list[Rows]) -> None:
+        self.by, self.limit, self.halvings = by, limit, 0
+        self.blocks = blocks
+        self.rows = sum(map(len, blocks))
+
+    @property
+    def share(self) -> float:
+        return 0.5**self.halvings
+
+    def add(self, block: Rows) -> None:
+        self.blocks.append(self.of(block))
+        self.rows += len(self.blocks[-1])
+        while self.rows > self.limit and self.halvings < 63:
+            self.halvings += 1
+            for k, kept in enumerate(self.blocks):  # one by one: a second copy of all would need the memory twice
+                self.blocks[k] = self.of(kept)
+            self.rows = sum(map(len, self.blocks))
+
+    def of(self, rows: Rows) -> Rows:
+        """Return those of these rows that belong to the sample."""
+        if not self.halvings:
+            return rows
+        source = rows.group if self.by == "group" else rows.number
+        assert source is not None
+        return rows[_mixed(source) >> np.uint64(64 - self.halvings) == 0]
+
+
 class Scores:
     """Predictions met so far. One thread adds; ``result``, ``windows`` and ``curve`` change nothing."""
 
@@ -274,13 +332,12 @@ class Scores:
         self._given: dict[str, bool] | None = None
         self._waiting: list[Rows] = []  # less than a block
         self._waiting_rows = 0
-        self._kept: list[Rows] = []
-        self._kept_rows = 0
+        self._sample = _Sample("number", limit, [])  # all rows up to ``limit``
+        self._groups: _Sample | None = None  # above ``limit``, where there are groups
         self._seen = 0  # rows in folded blocks
         self._clicks = 0
         self._sums: dict[str, Floats] = {}  # moments, plain and weighted
-        self._cells: dict[str, Cells] | None = None
-        self._halvings = 0
+        self._cells: dict[str, Cells] | None = None  # above ``limit``
 
     def __len__(self) -> int:
         return self._seen + self._waiting_rows
@@ -310,10 +367,15 @@ class Scores:
 
     @property
     def share(self) -> float:
-        """Return the share of the groups (rows) that GAUC, windows and curves see: 1.0 up to ``limit`` rows, then 1/2,
-        1/4 …
+        """Return the share of the groups that GAUC sees, or of the rows where there are no groups: 1.0 up to ``limit`` rows,
+        then 1/2, 1/4 …
         """
-        return 0.5**self._halvings
+        return (self._sample if self._groups is None else self._groups).share
+
+    @property
+    def share_of_rows(self) -> float:
+        """Return the share of the rows that windows and curves see: 1.0 up to ``limit`` rows, then 1/2, 1/4 …"""
+        return self._sample.share
 
     def result(self) -> dict[str, float]:
         """Return the figures of all rows.
@@ -327,13 +389,13 @@ class Scores:
         ``calibration``                   sum of predictions / clicks
         ``base_rate``, ``mean_prediction``  the share of clicks, and the mean prediction
         ``best_constant_logloss``         log loss of predicting ``base_rate`` for every row
-        ``share``                         of the groups or rows that GAUC was computed from
+        ``share``                         of the groups that GAUC was computed from (of the rows where there are no groups)
 
         Each of auc, gauc, logloss, rig, calibration and base_rate has NAME_se, NAME_low and NAME_high; those of gauc are NaN
         below 20 groups. Where rows have
         weights, all of them but the counts follow once more as weighted_NAME.
         """
-        rows = self._rows()
+        rows = self._whole_groups()
         tail = Rows.concat(self._waiting)
         found: dict[str, float] = {
             "rows": float(len(self)),
@@ -351,7 +413,7 @@ class Scores:
                 auc, se, rounding = cells.result()
             sums = self._sums.get(prefix, np.zeros(MOMENTS)) + _sums(tail, prefix)
             made: dict[str, Any] = {"auc": auc, "auc_se": se, "auc_rounding": rounding}
-            made |= {name: column[0] for name, column in _gauc(rows, everything, 1, weight).items()}
+            made |= {name: column[0] for name, column in _gauc(rows, everything, 1, prefix).items()}
             made |= figures(sums)
             found |= {f"{prefix}{name}": float(value) for name, value in made.items()}
         return with_intervals(found) | {"share": self.share}
@@ -364,7 +426,8 @@ class Scores:
         Where times are not known: ``count`` windows of equally many rows, in the order in which
         they came, with ``first_row`` in place of start and end.
         """
-        return _windows(self._rows(), span, count)
+        whole_groups = None if self._groups is None else self._whole_groups()
+        return _windows(self._rows(), span, count, len(self), whole_groups)
 
     def curve(self, *, bins: int = 20) -> dict[str, Any]:
         """Return the calibration curve of rows that count alike; see ``ctrbox.evaluate.calibration``."""
@@ -372,47 +435,55 @@ class Scores:
         return curve(rows.label, rows.probability, None, bins)
 
     def _rows(self) -> Rows:
+        """Return the sample of rows; up to ``limit`` rows, it has all of them."""
+        return self._met(self._sample)
+
+    def _whole_groups(self) -> Rows:
+        """Return the sample of groups, where there is one, and otherwise the sample of rows."""
+        return self._met(self._sample if self._groups is None else self._groups)
+
+    def _met(self, sample: _Sample) -> Rows:
         tail = Rows.concat(self._waiting)
         if self._cells is not None:
-            tail = self._sampled(self._drawn(tail, self._seen))
-        return Rows.concat([*self._kept, tail])
+            tail = sample.of(self._numbered(tail, self._seen, sample))
+        return Rows.concat([*sample.blocks, tail])
 
     def _fold(self, block: Rows) -> None:
         self._clicks += int(np.count_nonzero(block.label))
         for prefix, _ in _ways(block):
             self._sums[prefix] = self._sums.get(prefix, np.zeros(MOMENTS)) + _sums(block, prefix)
-        if self._cells is not None:
-            self._count(block)
-            block = self._sampled(self._drawn(block, self._seen))
-        self._seen += self._block
-        self._kept.append(block)
-        self._kept_rows += len(block)
-        if self._kept_rows <= self.limit:
-            return
+        first, self._seen = self._seen, self._seen + self._block
+        if self._cells is None and self._seen > self.limit:
+            self._begin_sampling(block)
         if self._cells is None:
-            self._cells = {prefix: Cells() for prefix, _ in _ways(block)}
-            for k, kept in enumerate(self._kept):
-                self._count(kept)
-                self._kept[k] = self._drawn(kept, k * self._block)
-        while self._kept_rows > self.limit and self._halvings < 63:
-            self._halvings += 1
-            self._kept = [self._sampled(kept) for kept in self._kept]
-            self._kept_rows = sum(len(kept) for kept in self._kept)
+            self._sample.add(block)
+            return
+        self._count(block)
+        for sample in (self._sample, self._groups):
+            if sample is not None:
+                sample.add(self._numbered(block, first, sample))
+
+    def _begin_sampling(self, block: Rows) -> None:
+        self._cells = {prefix: Cells() for prefix, _ in _ways(block)}
+        kept = self._sample.blocks
+        for rows in kept:
+            self._count(rows)
+        if block.group is not None:
+            self._groups = _Sample("group", self.limit, [])
+        for sample in (self._sample, self._groups):
+            if sample is not None:
+                sample.blocks = [self._numbered(rows, k * self._block, sample) for k, rows in enumerate(kept)]
+                sample.rows = self._sample.rows
 
     def _count(self, rows: Rows) -> None:
         assert self._cells is not None
         for prefix, weight in _ways(rows):
             self._cells[prefix].add(rows.label, rows.probability, weight)
 
-    def _drawn(self, rows: Rows, first: int) -> Rows:
-        """Rows of one group draw the same number, so that a sample has all of a group or nothing."""
-        source = np.arange(first, first + len(rows)) if rows.group is None else rows.group
-        return replace(rows, draw=_mixed(source))
-
-    def _sampled(self, rows: Rows) -> Rows:
-        if not self._halvings or rows.draw is None:
-            return rows
-        return rows[rows.draw >> np.uint64(64 - self._halvings) == 0]
+    def _numbered(self, rows: Rows, first: int, sample: _Sample) -> Rows:
+        """Give rows their numbers, and leave out the groups where the sample does not read them."""
+        group = rows.group if sample is self._groups else None
+        return replace(rows, number=np.arange(first, first + len(rows)), group=group)
 
 
 def _sums(rows: Rows, prefix: str) -> Floats:

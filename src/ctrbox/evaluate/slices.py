@@ -4,6 +4,7 @@ A slice is the rows in which a column has one value. Numbers with a fraction are
 rows (unless they have few values), moments into days; a row with a list belongs to the slice of each of its values, and to
 none when the list is empty; a null is no empty list. The ``top`` values with the most rows, of at least ``min_rows`` each,
 are slices; what is left is "(other)", nulls and NaN are "(missing)", and these two are slices where they too have ``min_rows``.
+A string that reads like one of these two is put into quotes: ``"(other)"``.
 
 "Worst" must not mean "hard": clicks on cold ads cannot be predicted well by anyone, and a low AUC within a slice is common
 where the column itself predicts clicks. It means that a constant would repair or beat the model there:
@@ -28,6 +29,7 @@ Rows count as independent: clicks of one user that depend on each other make evi
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
@@ -39,6 +41,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctrbox.columns.exact_casts import decimals_to_float64, floor_divide, times_to_microseconds
+from ctrbox.columns.one_array import one_array
 from ctrbox.errors import DataError, PlanError
 from ctrbox.evaluate.metrics import CLIP, DAY, Rows, entropy, measure, ratio, row_loss
 
@@ -47,6 +50,7 @@ Array = npt.NDArray[Any]
 OTHER = "(other)"
 MISSING = "(missing)"
 BUCKETS = 10
+LIKE_COLLECTED = re.compile(r'"*\((other|missing)\)"*')  # with quotes: these must differ from what is put into quotes
 
 
 @dataclass(frozen=True)
@@ -200,7 +204,7 @@ def _coded(name: str, values: Any, rows: int) -> tuple[Array | None, Array, list
 
 def _arrow(name: str, values: Any) -> Any:
     if isinstance(values, pa.ChunkedArray):
-        return values.combine_chunks()
+        return one_array(name, values)
     if isinstance(values, pa.Array):
         return values
     try:
@@ -216,7 +220,8 @@ def _categories(array: Any) -> tuple[Array, list[str]]:
 
 
 def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return f'"{text}"' if LIKE_COLLECTED.fullmatch(text) else text
 
 
 def _bucketed(array: Any) -> tuple[Array, list[str]]:

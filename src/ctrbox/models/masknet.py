@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ctrbox.arguments.names import named_arguments, one_of
-from ctrbox.arguments.numbers import is_number, shown_value
+from ctrbox.arguments.numbers import flag, is_number, shown_value
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
 from ctrbox.models.base_classes import ClickModel
@@ -44,6 +44,7 @@ class MaskNet(ClickModel):
 
     ``blocks``     width of each block
     ``hidden``     widths of the tower of the parallel structure; the serial structure has no tower
+    ``batch_norm`` batch normalization in the tower of the parallel structure; the serial structure refuses it
     ``reduction``  width of the hidden layer of a mask, as a multiple of the number of inputs, from 0.01 to 16
 
     The model normalizes the vector of each field over its elements, but it does not normalize dense columns in this way.
@@ -71,6 +72,11 @@ class MaskNet(ClickModel):
         if not is_number(reduction) or not 0.01 <= reduction <= 16:
             raise PlanError(f"reduction of MaskNet must be a number from 0.01 to 16, got {shown_value(reduction)}")
         self.structure = one_of("structure", structure, ("serial", "parallel"))
+        if flag("batch_norm", batch_norm) and structure == "serial":
+            raise PlanError(
+                'MaskNet(structure="serial") has no tower that batch_norm=True could normalize, and each of its blocks has layer '
+                'normalization; remove batch_norm=True, or choose structure="parallel"'
+            )
         widths = sizes("the blocks of MaskNet", blocks, empty=False)
         seen = self.reads.width + self.reads.dense
         before = (seen, *widths[:-1]) if structure == "serial" else (seen,) * len(widths)

@@ -58,6 +58,13 @@ def needs_inputs(model: str, reads: Reads) -> None:
         )
 
 
+def refuse_twice(what: str, names: Sequence[str]) -> None:
+    """Refuse a list that names a field twice: the model would read the field twice."""
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            raise PlanError(f"{what} names {name!r} twice; remove one of the two")
+
+
 def sizes(what: str, given: Any, *, empty: bool = True) -> tuple[int, ...]:
     """Widths of layers: whole numbers of 1 or more."""
     if isinstance(given, str) or not isinstance(given, Sequence) or (not given and not empty):

@@ -18,7 +18,7 @@ from ctrbox.errors import PlanError
 from ctrbox.models.inputs import Inputs, Reads
 from ctrbox.models.mlp import MLP, linear
 from ctrbox.models.mlp import activation as _activation
-from ctrbox.models.model_arguments import MOST_WIDTH, asked, pooled_only, sizes
+from ctrbox.models.model_arguments import MOST_WIDTH, asked, pooled_only, refuse_twice, sizes
 
 
 @named_arguments
@@ -63,6 +63,7 @@ class TwoTower(nn.Module):
                     raise PlanError(
                         f"TwoTower: {name!r} is not a sparse field of this plan{nearest(name, known)}; it has {known}"
                     )
+            refuse_twice(f"{side} of TwoTower", names)
         both = set(user) & set(ad)
         if both:
             raise PlanError(

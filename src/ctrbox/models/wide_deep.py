@@ -17,7 +17,7 @@ from ctrbox.models.base_classes import ClickModel
 from ctrbox.models.dense_columns import FirstOrder
 from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import scoring_tower
-from ctrbox.models.model_arguments import needs_inputs
+from ctrbox.models.model_arguments import needs_inputs, refuse_twice
 
 
 @named_arguments
@@ -49,6 +49,7 @@ class WideDeep(ClickModel):
                 raise PlanError(
                     f"wide field {name!r} is not read by this model{nearest(name, known)}; it reads {known}"
                 )
+        refuse_twice("wide of WideDeep", wide or ())
         self.wide = None if wide is None else [self.reads.fields.index(name) for name in wide]
         self.first = FirstOrder(self.reads.dense)
         self.tower = scoring_tower(self.reads.width + self.reads.dense, hidden, dropout=dropout, batch_norm=batch_norm)

@@ -16,7 +16,7 @@ HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 class AdamStep:
-    """The steps of one optimizer."""
+    """Adam steps of one torch optimizer, computed in native code."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -25,7 +25,7 @@ class AdamStep:
 
     @property
     def usable(self) -> bool:
-        """Whether the settings are those that the native step knows, and nobody hooked into the optimizer."""
+        """Return whether the native step supports the settings of the optimizer, and the optimizer has no hooks."""
         optimizer = self.optimizer
         if "step" in vars(optimizer) or any(getattr(optimizer, name) for name in HOOKS):
             return False
@@ -49,7 +49,7 @@ class AdamStep:
             native.step(group["lr"], beta1, beta2, group["eps"], group["weight_decay"], threads)
 
     def _tensors(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return a weight, its gradient and its state, which is made at the first step; nothing where there is no gradient."""
+        """Return a weight, its gradient and its state, which the first step creates; nothing if there is no gradient."""
         if weight.grad is None:
             return ()
         state = self.optimizer.state[weight]

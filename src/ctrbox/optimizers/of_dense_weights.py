@@ -18,7 +18,7 @@ DenseOptimizer: TypeAlias = SGD | Adagrad | Adam | AdamW | Callable[[Any], torch
 
 
 def dense_optimizer(given: DenseOptimizer) -> Callable[[Any], torch.optim.Optimizer]:
-    """torch's optimizer of the same name and settings."""
+    """Return a function that makes the torch optimizer with the same name and settings."""
     match given:
         case SGD():
             return lambda weights: torch.optim.SGD(weights, lr=given.lr, weight_decay=given.l2)
@@ -49,10 +49,10 @@ def dense_optimizer(given: DenseOptimizer) -> Callable[[Any], torch.optim.Optimi
 
 
 def finite_step(optimizer: torch.optim.Optimizer) -> bool:
-    """A step, unless weights or optimizer would not be finite behind it: then nothing is changed, and False.
+    """Make a step and return True. If a weight or a state would not be finite after it, change nothing and return False.
 
-    Gradients below 1e15 cannot do it: their squares are below 1e30, and float32 reaches 3e38. So weights are copied for larger
-    ones alone.
+    Gradients below 1e15 cannot cause this, because their squares are below 1e30, and float32 reaches 3e38. So the
+    weights are copied only if there is a larger gradient.
     """
     weights = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if not weights:
@@ -78,7 +78,7 @@ def finite_step(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def checked_device(name: str) -> torch.device:
-    """PlanError for a device that torch does not know, or that is not here."""
+    """Return a torch device. Raise a `PlanError` if torch does not know it, or if this machine does not have it."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -89,7 +89,7 @@ def checked_device(name: str) -> torch.device:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer | None) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Tensors by "parameter.name", and plain values by the same names."""
+    """Return the tensors of the state by "parameter.name", and its other values by names of the same form."""
     tensors: dict[str, torch.Tensor] = {}
     plain: dict[str, Any] = {}
     if optimizer is not None:

@@ -8,10 +8,11 @@
     Adam(dense=True)  moves every row of the table at every push, as torch.optim.Adam does; for tables in memory
     AdamW             the same with decoupled weight decay, as torch.optim.AdamW does
 
-``l2·w`` is added to the gradient, once for each batch; in `FTRL` it is part of the closed form. Trainers give a table the
-gradient of the *summed* loss of a batch: ``l2`` is there the ``weight_decay`` of a torch optimizer on the mean loss times the
-rows of a batch, and only rows of the batch decay. A dense optimizer gets the gradient of the *mean* loss, as torch's do: its
-``l2`` and ``weight_decay`` mean the same for a batch of any size (docs/training/optimizers.md).
+``l2·w`` is added to the gradient, once for each batch; in `FTRL` it is part of the closed form. Trainers give a table
+the gradient of the *summed* loss of a batch. Its ``l2`` therefore corresponds to the ``weight_decay`` of a torch
+optimizer on the mean loss, multiplied by the number of rows of a batch, and only rows of the batch decay. A dense
+optimizer gets the gradient of the *mean* loss, as in torch, so its ``l2`` and ``weight_decay`` mean the same for a
+batch of any size (docs/training/optimizers.md).
 
 Native code does the work (``native/core/embed/row_optimizers.h``, ``adam_of_every_row.h``); ``tests/twins/optimizers.py``
 says the same in NumPy, bit for bit.
@@ -142,7 +143,7 @@ class AdamW:
 class FTRL:
     """The FTRL-proximal optimizer (McMahan et al., 2013).
 
-    Its learning rate is ``alpha / (beta + √Σg²)``. ``l1`` sets small weights to zero.
+    Its learning rate is ``alpha / (beta + √Σg²)``. ``l1`` sets small weights to zero. ``beta`` or ``l2`` must be above 0.
     """
 
     alpha: float = 0.1
@@ -152,6 +153,11 @@ class FTRL:
 
     def __post_init__(self) -> None:
         _checked(self, positive=("alpha",))
+        if self.beta == 0 and self.l2 == 0:
+            raise PlanError(
+                "FTRL(beta=0, l2=0) divides by √Σg², which is 0 until a weight has had a gradient: initial vectors would become "
+                "0, and a tiny first gradient would make a weight infinite; set beta above 0 (the default is 1), or l2 above 0"
+            )
 
 
 # The optimizers of a new table, unless others are given: of its vectors and of its first-order weights. ``initial`` keeps the
@@ -187,22 +193,26 @@ def kind_of(optimizer: Optimizer) -> int:
 
 
 def spec_of(optimizer: Optimizer) -> Spec:
-    """Kind and parameters, padded with zeros."""
+    """Return the number of the kind, and the parameters padded with zeros."""
     numbers = [getattr(optimizer, field.name) for field in fields(optimizer) if field.name != "dense"]
     a, b, c, d, e = (*numbers, 0.0, 0.0, 0.0)[:5]
     return kind_of(optimizer), (a, b, c, d, e)
 
 
 def optimizer_of(spec: Spec) -> Optimizer:
-    """The inverse of ``spec_of``."""
+    """Return the optimizer of a specification that ``spec_of`` returned."""
     kind, numbers = spec
     if kind == DENSE_ADAM:
         lr, beta1, beta2, eps, l2 = numbers
         return Adam(lr, beta1, beta2, eps, l2, dense=True)
     cls = KINDS[kind]
+    if cls is FTRL and numbers[1] == numbers[3] == 0:  # a table of version 0.2 or earlier may have been saved with it
+        made = FTRL(numbers[0], 1.0, numbers[2], 0.0)
+        object.__setattr__(made, "beta", 0.0)
+        return made
     return cls(*numbers[: len([field for field in fields(cls) if field.name != "dense"])])  # type: ignore[arg-type]
 
 
 def with_rate(optimizer: Optimizer, lr: float) -> Optimizer:
-    """The same optimizer with another learning rate; of `FTRL` that is ``alpha``."""
+    """Return the same optimizer with another learning rate (``alpha`` of `FTRL`)."""
     return replace(optimizer, alpha=lr) if isinstance(optimizer, FTRL) else replace(optimizer, lr=lr)

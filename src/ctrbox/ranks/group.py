@@ -1,4 +1,4 @@
-"""Connects all ranks of a training: sums, exchanges of arrays, and an error that names the rank that hangs or failed.
+"""Connects all ranks of a training run: sums, exchanges of arrays, and an error that names the rank that hangs or failed.
 
     sums, add_up     of `Gang`: a few numbers, and dense gradients, always added up in rank order
     counts, exchange all-to-all: every rank gives every other one a part of an array
@@ -6,9 +6,9 @@
     everyone         a small JSON object of each rank, for all ranks
 
 Every call is collective: all ranks make the same calls in the same order, from one thread. ``beside`` makes a second group of
-the same ranks, with connections of its own, for the calls of another thread. A rank publishes the number of calls that it has
-entered in each group, once a second, in the store at which the ranks met. A rank whose call takes longer than the timeout reads
-these numbers: whoever entered fewer calls is the one that hangs. A rank that fails leaves its error there for the others.
+the same ranks, with connections of its own, for the calls of another thread. Once a second, a rank publishes the number of calls
+that it has entered in each group, in the store at which the ranks met. A rank whose call takes longer than the timeout reads
+these numbers: the ranks that entered the fewest calls hang. A rank that fails leaves its error there for the others.
 
 A group counts what its calls cost this rank, by what was exchanged (`Cost`): bytes given to other ranks, and seconds in the call.
 """
@@ -43,11 +43,11 @@ MOST_REASON = 2000  # characters of an error that a rank leaves for the others
 
 
 class RankLost(TrainError):
-    """Another rank failed or hangs. That rank's own message, where it has one, is the cause."""
+    """Raised if another rank failed or hangs. The message contains that of the other rank, if it has left one."""
 
 
 class RankHangs(RankLost):
-    """Another rank does not answer, and has no message of its own."""
+    """Raised if another rank does not answer and has left no message."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Cost:
 
 
 class Group(Gang):
-    """The ranks of one training, as this rank sees them. Made by ``join``."""
+    """The connections of this rank to the other ranks of a training run. ``join`` makes it."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Group(Gang):
 
     @staticmethod
     def join(world: World, timeout: float, orphaned: Callable[[], None] | None = None) -> Group:
-        """Wait until all ranks are there. ``orphaned``: called where the store is gone, and with it the launcher."""
+        """Wait until all ranks have connected. ``orphaned`` is called if the store, and so the launcher, is gone."""
         within = timedelta(seconds=timeout)
         try:
             serves = world.leads and not world.store_is_served
@@ -127,9 +127,8 @@ class Group(Gang):
             return super().sums(values)
 
     def add_up(self, weights: Sequence[torch.Tensor], scale: float) -> None:
-        # Of P numbers, padded to a multiple of the ranks, each other rank gets a slice, and then the sums of this rank's slice.
-        size = -(-sum(w.numel() for w in weights) // self.of)
-        with self._call("dense", 2 * 4 * size * (self.of - 1)):
+        # Each other rank gets a slice of the numbers, and then the sums of this rank's slice.
+        with self._call("dense", 2 * 4 * self._slice(weights) * (self.of - 1)):
             super().add_up(weights, scale)
 
     def gathered(self, mine: np.ndarray, kind: str) -> np.ndarray:
@@ -142,7 +141,7 @@ class Group(Gang):
         return found
 
     def counts(self, mine: Sequence[int], kind: str = "told") -> list[int]:
-        """Return how much each rank is going to give to this one, where this one gives ``mine[r]`` to rank r."""
+        """Tell each rank r that it will get ``mine[r]`` rows, and return how many rows this rank will get from each rank."""
         given = torch.tensor(mine, dtype=torch.int64)
         got = torch.empty_like(given)
         with self._call(kind, 8 * (self.of - 1)):
@@ -150,7 +149,7 @@ class Group(Gang):
         return [int(n) for n in got]
 
     def exchange(self, array: np.ndarray, mine: Sequence[int], theirs: Sequence[int], kind: str = "told") -> np.ndarray:
-        """Give ``mine[r]`` rows of ``array`` to rank r, in rank order, and return what all ranks gave, in rank order."""
+        """Send ``mine[r]`` rows of ``array`` to rank r, in rank order, and return the rows from all ranks, in rank order."""
         given = torch.from_numpy(np.ascontiguousarray(array))
         got = torch.empty((sum(theirs), *given.shape[1:]), dtype=given.dtype)
         with self._call(kind, given.nbytes - given[: mine[self.part]].nbytes):
@@ -184,7 +183,7 @@ class Group(Gang):
     def exchange_tensor(
         self, tensor: torch.Tensor, mine: Sequence[int], theirs: Sequence[int], kind: str
     ) -> torch.Tensor:
-        """Do as ``exchange`` with a tensor on any device; what is returned is on the same device."""
+        """Do the same as ``exchange`` with a tensor on any device, and return a tensor on the same device."""
         given = tensor.contiguous()
         by: Any = self.nccl if given.is_cuda and self.nccl is not None else self.group
         where = given.device if by is self.nccl else CPU
@@ -194,13 +193,13 @@ class Group(Gang):
         return got.to(given.device)
 
     def to_first(self, array: np.ndarray) -> list[np.ndarray]:
-        """Give an array to rank 0, where the arrays of all ranks are returned; elsewhere they are empty."""
+        """Send an array to rank 0. Return the arrays of all ranks in rank 0, and empty arrays in the other ranks."""
         mine = [len(array)] + [0] * (self.of - 1)
         theirs = self.counts(mine)
         return np.split(self.exchange(array, mine, theirs), np.cumsum(theirs)[:-1])
 
     def everyone(self, mine: Any) -> list[Any]:
-        """Return what each rank has to tell, in rank order. Values are plain JSON."""
+        """Send ``mine``, which is plain JSON, to all ranks, and return what each rank has sent, in rank order."""
         text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
         sizes = self.counts([len(text)] * self.of)
         if max(sizes) > MOST_TOLD:
@@ -228,13 +227,13 @@ class Group(Gang):
     # ---- what is not collective
 
     def fail(self, error: BaseException) -> None:
-        """Leave the reason why this rank ends to the others."""
+        """Publish the reason why this rank ends, for the other ranks."""
         if self.made is not None:
             with contextlib.suppress(RuntimeError):
                 self.told_store.set(f"failed/{self.part}", (str(error) or type(error).__name__)[:MOST_REASON])
 
     def leave_together(self) -> None:
-        """Leave when all ranks have made their last call: a connection that closes earlier would end another rank's call."""
+        """Leave when all ranks have made their last call. A connection that closes earlier would end a call of another rank."""
         deadline = time.monotonic() + self.seconds
         with contextlib.suppress(
             RuntimeError

@@ -1,17 +1,17 @@
-"""Defines ``RankTable``, the embedder whose rows are owned by the ranks of a training: each row by one, decided by its key.
+"""Defines ``RankTable``, the embedder whose rows are owned by the ranks: each row by one rank, which its key decides.
 
     pull   keys → owners (all-to-all) │ every owner looks its keys up once │ rows → askers (all-to-all)
     push   gradients → owners (all-to-all), summed by key in rank order │ one step of the owner's optimizer
 
-A push is of the keys of the pull before it, so keys travel once a step. ``ask`` sends the keys of a later pull ahead, in another
-group, so that another thread may call it; ``take`` hands the answer over to the pull.
+A push has the keys of the pull before it, so keys are sent once per step. ``ask`` sends the keys of a later pull ahead, in
+another group, so that another thread may call it; ``take`` passes the answer to the pull.
 
-Rank r owns the keys with ``shard_of(key, ranks) == r``, as the shards of a saved table do: a checkpoint of any number of ranks,
-or of one process, is restored onto any other number. All calls but ``prefetch`` are collective:
-every rank makes them, with no keys where it has no rows.
+Rank r owns the keys with ``shard_of(key, ranks) == r``, as shard r of a saved table does. A checkpoint of one process, or of any
+number of ranks, can therefore be restored onto any other number. All calls except ``prefetch`` are collective: every rank makes
+them, without keys if it has no rows.
 
-Tables that count get the shows and clicks of each key with its gradients. An owner whose table counts or admits keys pushes in
-every step, also without keys, because the admission of a key depends on the number of pushes before it.
+A table with counters gets the shows and clicks of each key with its gradients. An owner whose table has counters or an admission
+pushes in every step, even without keys, because the admission of a key depends on the number of pushes before it.
 
 The owners of the objects of a Model Server each run the sub-model for their own keys, and add up the gradients of its weights in
 rank order before its optimizer steps. So the sub-model is the same in all ranks.
@@ -45,7 +45,7 @@ EVALUATED = "evaluation"  # kind of the exchanges of a pull that creates no rows
 
 @dataclass(frozen=True)
 class Route:
-    """Who asked whom for which keys."""
+    """Which keys this rank requested from which rank, and which keys other ranks requested from this one."""
 
     keys: Keys  # that this rank asked for
     order: np.ndarray  # their places, by owner
@@ -60,13 +60,13 @@ class Route:
 
 
 class RankTable(FixedShape):
-    """One table of a training, as a rank sees it. ``own`` holds the rows that this rank owns."""
+    """One table of a training run in one rank. ``own`` holds the rows that this rank owns."""
 
     _holder = "the ranks hold rows of"
 
     def __init__(self, group: Group, spec: Spec, adaptive_l2: float = 0.0, ahead: Group | None = None) -> None:
-        """``adaptive_l2``: see `Settings`; the owner of a row adds this penalty, because it alone knows how often its key was
-        met by all ranks. ``ahead``: the group in which ``ask`` exchanges keys.
+        """``adaptive_l2``: see `Settings`; the owner of a row adds this penalty, because only the owner knows how often all
+        ranks together had its key. ``ahead``: the group in which ``ask`` exchanges keys.
         """
         self.group, self.spec, self._row, self.adaptive_l2 = group, spec, spec.row, adaptive_l2
         self.ahead = ahead
@@ -80,7 +80,7 @@ class RankTable(FixedShape):
         self.own: Any = spec.make(group.part, group.of)
         self.pulls = 0  # that may be followed by a push
         if self.server:
-            self.own.synchronize = lambda weights: group.add_up(weights, 1.0)
+            self.own.synchronize, self.own.zeros = lambda weights: group.add_up(weights, 1.0), False
             self.own.misses.alone = False  # ``pull`` looks at the keys of all ranks
         self.traits = Traits("mean" if self.server else "sum", scales_lr=True, shows=spec.takes_shows)
         self.alive = spec.options.get("counters") is not None or spec.options.get("admission") is not None
@@ -92,7 +92,7 @@ class RankTable(FixedShape):
     # ---- the contract
 
     def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
-        """Do nothing: a collective call has no place in the thread that looks keys up, which one rank may end earlier."""
+        """Do nothing. The thread that calls this may end earlier in one rank than in others, so it makes no collective call."""
 
     def ask(self, keys: Keys) -> Route:
         """Send the keys of a later pull to their owners. Every rank calls it, for the same pulls in the same order."""
@@ -155,7 +155,7 @@ class RankTable(FixedShape):
         self.own.scale_lr(factor)
 
     def save(self, path: Path) -> None:
-        """Write a folder with one saved table of each rank or, of a Model Server, one file: its sub-model is the same in all.
+        """Write a folder with one saved table of each rank or, for a Model Server, whose sub-model is the same in all, one file.
 
         Rank 0 calls it; the others call ``save_part``.
         """
@@ -187,7 +187,7 @@ class RankTable(FixedShape):
         return found
 
     def close(self) -> None:
-        """Let go of the rows of this rank; the last checkpoint has them."""
+        """Free the rows of this rank; the last checkpoint contains them."""
         below = self.own.below if isinstance(self.own, LevelTable) else self.own
         if isinstance(below, SparseTable):
             place = below.path
@@ -206,7 +206,7 @@ class RankTable(FixedShape):
         return Route(keys, order, mine, theirs, union, inverse)
 
     def _save(self, folder: str) -> None:
-        """Write the part of this rank, and raise in every rank what went wrong in one of them."""
+        """Write the part of this rank. If this fails in one rank, raise its error in every rank."""
         failed: tuple[str, str] | None = None
         try:
             if not self.server:

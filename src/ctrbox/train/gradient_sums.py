@@ -29,7 +29,9 @@ class Together(Protocol):
         """Return the sums over all workers; every worker has to call it."""
 
     def add_up(self, weights: Sequence[torch.Tensor], scale: float) -> None:
-        """Replace gradients by the sum of scale · gradient over the workers. A worker without a gradient counts as zeros."""
+        """Replace gradients by the sum of scale · gradient over the workers. A worker without a gradient counts as zeros; a
+        weight without a gradient in every worker keeps none.
+        """
 
     def leave(self) -> None:
         """Leave the gang for good."""
@@ -107,14 +109,20 @@ class Gang:
         return total.tolist()
 
     def add_up(self, weights: Sequence[torch.Tensor], scale: float) -> None:
-        size = sum(w.numel() for w in weights)
-        if not size:
+        numbers = sum(w.numel() for w in weights)
+        each = self._slice(weights)
+        if not each:
             return
-        each = -(-size // self.of)
         flat = torch.zeros(each * self.of, device=weights[0].device)
+        # Behind the gradients stands a 1 for each weight that has one. In one process, an optimizer leaves a weight without a
+        # gradient as it is, but a gradient of zeros lets weight decay and momentum move it.
+        has = flat[numbers : numbers + len(weights)].fill_(1.0)
+        without = [k for k, w in enumerate(weights) if w.grad is None]
         at = 0
-        for w in weights:
-            if w.grad is not None:
+        for k, w in enumerate(weights):
+            if w.grad is None:
+                has[k] = 0.0
+            else:
                 torch.mul(w.grad.reshape(-1), scale, out=flat[at : at + w.numel()])
             at += w.numel()
         parts = self._swapped(flat).view(self.of, each)
@@ -122,13 +130,20 @@ class Gang:
         for other in parts[1:]:
             slice_ += other
         whole, at = self._joined(slice_), 0
-        for w in weights:
+        # Read only where needed: on a GPU, reading waits for the exchange.
+        found = whole[numbers : numbers + len(weights)].tolist() if without else []
+        for k, w in enumerate(weights):
             summed = whole[at : at + w.numel()].view_as(w)
-            if w.grad is None:
-                w.grad = summed.clone()
-            else:
+            if w.grad is not None:
                 w.grad.copy_(summed)
+            elif found[k]:
+                w.grad = summed.clone()
             at += w.numel()
+
+    def _slice(self, weights: Sequence[torch.Tensor]) -> int:
+        """Return how many numbers each worker adds up in ``add_up``: those of all workers are padded to equally many."""
+        numbers = sum(w.numel() for w in weights)
+        return -(-(numbers + len(weights)) // self.of) if numbers else 0
 
     def _swapped(self, flat: torch.Tensor) -> torch.Tensor:
         """Give each worker its slice of a vector, and return the slices of this worker, in worker order."""

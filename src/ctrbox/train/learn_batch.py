@@ -172,17 +172,24 @@ class Learner(ClickModel):
             loss.backward()
         if self.statistics is not None:
             self.statistics.finish()
-        rows, summed, *told = self.together.sums([mine, value * mine, *beside])
+        # In one process, no gradient means no push, and a push of zeros would let momentum and weight decay move the rows.
+        uses = [float(_gradient_of(one) is not None) for one in pulled] or [0.0] * len(self.sources)
+        rows, summed, *told = self.together.sums([mine, value * mine, *uses, *beside])
+        used, told = told[: len(uses)], told[len(uses) :]
         if not rows:
             return 0, 0.0, told
         if looked is None:
-            for source in self.sources:
+            for source, workers in zip(self.sources, used, strict=True):
+                if not workers:
+                    continue
                 if source.traits.scales_lr:  # rows of other workers lie in this one's part of a table
                     source.full.scale_lr(factor)
                 source.embedder.push(NO_KEYS, np.empty((0, source.embedder.row.width), np.float32))
         else:
-            for one in pulled:  # the others wait for the push of each table, also where no gradient has come
-                if isinstance(one, Reading):
+            for one, workers in zip(pulled, used, strict=True):
+                if not workers:
+                    continue
+                if isinstance(one, Reading):  # other workers wait for the push, even if this one has no gradient
                     one.expect_none()
                 elif one.grad is None:
                     one.grad = torch.zeros_like(one)
@@ -375,7 +382,7 @@ class Learner(ClickModel):
     def _push(self, looked: Looked, pulled: Sequence[Pulled], factor: float, share: float = 1.0) -> None:
         """Apply the gradients to the tables. ``share`` is the share of the step's rows that this worker has."""
         for source, lookup, rows in zip(self.sources, looked.lookups, pulled, strict=True):
-            if (rows.gradients if isinstance(rows, Reading) else rows.grad) is None:
+            if _gradient_of(rows) is None:
                 continue
             traits = source.traits
             if traits.scales_lr:
@@ -427,3 +434,8 @@ class Learner(ClickModel):
                     f"{references.field_of(bad)!r} is not finite; lower the learning rate of its table, or limit the "
                     "gradients with clip=1.0"
                 )
+
+
+def _gradient_of(pulled: Pulled) -> Any:
+    """Return the gradient, or gradients, of the rows of a batch; None if the loss depends on none of these rows."""
+    return pulled.gradients if isinstance(pulled, Reading) else pulled.grad

@@ -4,13 +4,13 @@ server = cb.tables.ModelServer("images.ctrvec", dim=12)                 # 4096-2
 vectors = server.pull(keys)                                      # each distinct key is computed once
 server.push(keys, gradients)                                     # by the vectors; the sub-model's own optimizer steps
 
-Threads: ``prefetch`` may run beside the others; it touches the file and the rows kept for the next pulls. The sub-model
-belongs to pull, push, save and restore, which take turns. Bit for bit the torch model that runs the same blocks inside its
-graph.
+``prefetch`` may run in one thread while another thread calls the other methods, because it only uses the file and the
+rows that are kept for the next pulls. ``pull``, ``push``, ``save`` and ``restore`` use the sub-model and take turns.
+The results have the same bits as those of a torch model that runs the same blocks inside its graph.
 
-Refused: what would outgrow the budget, gradients and vectors that are not finite (naming the key), gradients whose step would
-not leave finite weights, sub-models whose answer
-is no (n, dim) of float32, files that are damaged or of another sub-model. Nothing is changed then.
+The server refuses calls that need more memory than the budget, gradients and vectors that are not finite (the error
+names the key), gradients whose step would make weights that are not finite, sub-models whose result is not a float32
+tensor (n, dim), and files that are damaged or of another sub-model. Nothing is changed then.
 """
 
 from __future__ import annotations
@@ -112,6 +112,8 @@ class ModelServer(Shaped):
         self.device = checked_device(device)
         self.submodel = (self._usual(dim) if submodel is None else submodel).to(self.device)
         self.synchronize = synchronize
+        # Whether weights without a gradient are given zeros before ``synchronize``; `Gang.add_up` has to know which have none.
+        self.zeros = True
         self.misses = Misses()
         self._factor = 1.0
         self._alone = threading.RLock()
@@ -433,7 +435,7 @@ class ModelServer(Shaped):
         assert self.synchronize is not None
         weights = [p for group in self._step.param_groups for p in group["params"]]
         for weight in weights:
-            if weight.grad is None:
+            if weight.grad is None and self.zeros:
                 weight.grad = torch.zeros_like(weight)
         self.synchronize(weights)
 
@@ -464,8 +466,8 @@ class ModelServer(Shaped):
         lost = np.flatnonzero((places < 0) & (keys != 0))
         if len(lost) and self.missing == "error":
             raise DataError(
-                f"key {int(keys[lost[0]])} and {len(lost) - 1:,} others of a batch have no row in {self.data.path}; "
-                "missing='zero' gives them the zero vector"
+                f"{counted(len(lost), 'key')} of a batch {'has' if len(lost) == 1 else 'have'} no row in {self.data.path}, such as key "
+                f"{int(keys[lost[0]])}; missing='zero' gives such keys the zero vector"
             )
         if create:
             self._counts["missing"] += len(lost)
