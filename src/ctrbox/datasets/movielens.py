@@ -24,12 +24,8 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from ctrbox.arguments.names import nearest
-from ctrbox.engines.compute import compute
 from ctrbox.errors import DataError, SourceError
 from ctrbox.files.urls import local_path
-from ctrbox.plan.language.expressions import col
-from ctrbox.plan.language.history_columns import history as history_of
-from ctrbox.views.view import View
 
 RATINGS = pa.schema(
     [("user_id", pa.int64()), ("movie_id", pa.int64()), ("rating", pa.float32()), ("timestamp", pa.int64())]
@@ -84,6 +80,12 @@ class MovieLens:
 
 def _liked_before(log: pa.Table, most: int) -> pa.ChunkedArray:
     """Compute the history column of a log, by the operator that a user's own log would use."""
+    # Imported here, so that `cb.datasets` and the commands that generate data start without the engine.
+    from ctrbox.engines.compute import compute
+    from ctrbox.plan.language.expressions import col
+    from ctrbox.plan.language.history_columns import history as history_of
+    from ctrbox.views.view import View
+
     lists = pa.large_list(pa.int64())
     if not most or not log.num_rows:
         return pa.chunked_array([pa.array([[]] * log.num_rows, lists)])
@@ -161,7 +163,7 @@ def _parse(path: Path, schema: pa.Schema) -> pa.Table:
 
 
 def _complaint(text: str, schema: pa.Schema) -> str | None:
-    """What is wrong with the first line that is wrong."""
+    """Return what is wrong with the first bad line."""
     # Not splitlines: titles of the set of a million may contain characters that it takes for the end of a line.
     for number, line in enumerate(re.split("\r\n|\r|\n", text), 1):
         values = line.split("::")
