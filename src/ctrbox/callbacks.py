@@ -1,10 +1,10 @@
-"""Exports ``cb.callbacks``: the events of a training, and callbacks for experiment trackers and pruning.
+"""Exports ``cb.callbacks``: the events of a training run, and callbacks for experiment trackers and pruning.
 
 docs/training/callbacks.md tells how to use them.
 """
 
 from ctrbox.arguments.names import refuse_unknown
-from ctrbox.train.callbacks import Callback, Checkpoint, End, Evaluation, Step, StopTraining
+from ctrbox.train.callbacks import Callback, Checkpoint, End, Evaluation, Failure, Step, StopTraining
 from ctrbox.train.trackers import MLflow, OptunaPruning, WeightsAndBiases
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Checkpoint",
     "End",
     "Evaluation",
+    "Failure",
     "MLflow",
     "OptunaPruning",
     "Step",

@@ -263,6 +263,12 @@ def test_vw_binary_labels(tmp_path: Path) -> None:
     [
         ("1 no bar", "expected 'label |namespace"),
         ("click |a x", "the text before the first | is 'click '"),
+        (
+            "1 2 -0.5 |a x",
+            "the base (initial prediction) after label and importance is '-0.5'; expected 0 or none, because initial "
+            "predictions are not supported",
+        ),
+        ("1 1 1e9999 'tag|a x", "the base (initial prediction) after label and importance is '1e9999'; expected 0"),
         ("1 |a x:heavy", "feature 'x:heavy' has the value 'heavy'; expected a number"),
         ("1 |a x:nan", "expected a number"),
         ("1 |a:big x", "namespace 'a' has the scale 'big'"),

@@ -233,14 +233,14 @@ def test_two_columns_may_not_have_one_name(tmp_path: Path, namespaces: list[str]
 
 def test_labels_weights_and_tags_of_a_line() -> None:
     format = VowpalWabbit(["default", "b"], ["default", "b"], binary=False)
-    lines = ["1 2 3 'tag | x", "-.5 tag| x:3", "|b:2 y:3 z", "'t |b", "1e3 1. |b:-1 y:.5"]
+    lines = ["1 2 0 'tag | x", "-.5 tag| x:3", "|b:2 y:3 z", "'t |b", "1e3 1. -0e5 3|b:-1 y:.5"]
     found = format.parse("\n".join(lines).encode()).to_pylist()
     assert [(r["label"], r["weight"], r["tag"]) for r in found] == [
         (1.0, 2.0, "tag"),
         (-0.5, 1.0, "tag"),
         (None, 1.0, None),
         (None, 1.0, "t"),
-        (1000.0, 1.0, None),
+        (1000.0, 1.0, "3"),
     ]
     assert [(r["default"], r["default.weights"], r["b"], r["b.weights"]) for r in found] == [
         (["x"], [1.0], [], []),

@@ -25,6 +25,7 @@ from ctrbox.files.filesystems import (
     path_of_uri,
 )
 from ctrbox.files.folder_manifest import MANIFEST, StoredFile, manifest_text, object_name
+from tests.views.test_refused_sources import settings
 
 HASH = "ab" * 32
 
@@ -252,6 +253,50 @@ def test_paths_of_one_store_are_found_through_one_client(tmp_path: Path, monkeyp
     assert [file.shown for file in found] == paths
     assert [file.path for file in found] == [f"{tmp_path}/{name}" for name in ("a.csv", "b.csv", "a.csv", "a.csv")]
     assert [host for _, host, _, _ in made] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "options", "names"),
+    [
+        (["s3://b/x?endpoint=http://one", "s3://b/y?endpoint=http://two"], {}, "endpoint"),
+        (["s3://b/x?endpoint=http://one", "s3://b/y"], {}, "endpoint"),
+        (["s3://b/x", "s3://b/y?endpoint_override=one&region=r"], {}, "endpoint"),
+        (["s3://b/x?endpoint=one", "s3://c/y?endpoint=two&scheme=http"], {"region": "r"}, "endpoint, scheme"),
+        (["local.csv", "s3://b/x?access_key=a&secret_key=hidden", "s3a://b/y"], {}, "access_key, secret_key"),
+    ],
+)
+def test_paths_of_several_s3_servers_are_refused(paths: list[str], options: dict[str, str], names: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        filesystems.find_files(iter(paths), None, options)
+    first, second = (path.partition("?")[0] for path in paths[-2:])
+    assert str(caught.value) == (
+        f"{second} and {first} have different options after '?' ({names}), but the files of a view must be on one S3 server; "
+        "give all paths the same options, or pass them as storage_options="
+    )
+
+
+@pytest.mark.parametrize(
+    ("paths", "options", "regions"),
+    [
+        (["s3://b/x?endpoint=http://h:1", "s3://b/y?endpoint_override=http://h:1"], {}, ["us-east-1"] * 2),
+        (["s3://b/x?endpoint=http://h:1&region=r1", "s3://c/y?endpoint=http://h:1&region=r2"], {}, ["r1", "r2"]),
+        (["s3://b/x?endpoint=other", "s3://b/y"], {"endpoint": "http://h:1"}, ["us-east-1"] * 2),
+        (["s3://b/x?", "s3://b/?.csv"], {"endpoint": "http://h:1", "region": "r"}, ["r"] * 2),
+    ],
+)
+def test_each_s3_path_is_opened_at_its_server_and_region(
+    paths: list[str], options: dict[str, str], regions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    opened: list[Any] = []
+    monkeypatch.setattr(filesystems, "_expand", lambda store, path, given: opened.append(settings(store)) or [])
+    monkeypatch.setattr(filesystems, "refuse_table_formats", lambda *given: None)
+    filesystems.find_files(paths, None, {"access_key": "a", "secret_key": "b", **options})
+    assert [(found["endpoint_override"], found["region"]) for found in opened] == [
+        ("h:1", region) for region in regions
+    ]
 
 
 def test_a_stored_folder_is_read_as_its_manifest_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

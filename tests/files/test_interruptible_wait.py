@@ -34,6 +34,7 @@ from ctrbox.files.interruptible_wait import (
     results_of,
     taken_from,
     wait_for,
+    wait_until,
     wait_until_done,
 )
 from ctrbox.files.stored_folder import StoredFolder
@@ -118,6 +119,13 @@ def wait_for_the_end_of_work(ended: threading.Event) -> None:
 def wait_for_an_event(ended: threading.Event) -> None:
     threading.Timer(60, ended.set).start()
     wait_for(ended)
+
+
+def wait_for_a_condition(ended: threading.Event) -> None:
+    threading.Timer(60, ended.set).start()
+    condition = threading.Condition()
+    with condition:
+        wait_until(condition, ended.is_set)
 
 
 def wait_for_an_item(ended: threading.Event) -> None:
@@ -213,6 +221,23 @@ def download_a_folder(ended: threading.Event, monkeypatch: pytest.MonkeyPatch, t
     folder.pull()
 
 
+def close_a_table_in_use(ended: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    table = cb.SparseTable(tmp_path / "table", 2, ram="1MB")
+
+    def use() -> None:
+        with table._calling():
+            ended.wait(20)
+
+    user = threading.Thread(target=use)
+    user.start()
+    while not table._under_way:
+        time.sleep(0.01)
+    try:
+        table.close()
+    finally:
+        user.join()
+
+
 Caller = Callable[[threading.Event, pytest.MonkeyPatch, Path], None]
 CALLERS: list[Caller] = [
     encode_images,
@@ -221,6 +246,7 @@ CALLERS: list[Caller] = [
     search_models,
     upload_a_folder,
     download_a_folder,
+    close_a_table_in_use,
 ]
 
 
@@ -262,6 +288,7 @@ WAITS = [
     wait_for_the_end_of_work,
     wait_for_a_thread,
     wait_for_an_event,
+    wait_for_a_condition,
     wait_for_an_item,
     wait_for_a_process,
 ]
@@ -377,6 +404,9 @@ def unlimited_waits(path: Path) -> Iterator[str]:
             yield ast.unparse(node)
         if isinstance(node.func, ast.Attribute) and node.func.attr in WAITING and not node.args and not node.keywords:
             yield ast.unparse(node)
+        given = len(node.args) + len(node.keywords)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "wait_for" and given < 2:  # without a limit
+            yield ast.unparse(node)
 
 
 def test_no_code_waits_without_a_limit_but_what_is_listed_with_a_reason() -> None:
@@ -391,15 +421,17 @@ def test_no_code_waits_without_a_limit_but_what_is_listed_with_a_reason() -> Non
 def test_each_kind_of_unlimited_wait_is_found(tmp_path: Path) -> None:
     code = """
 from concurrent.futures import as_completed, wait as all_of
-thread.join(); items.get(); future.result(); lock.acquire(); process.communicate(); event.wait()
+thread.join(); items.get(); future.result(); lock.acquire(); process.communicate(); event.wait(); condition.wait_for(ready)
 all_of([future]); as_completed(futures); list(pool.map(work, items))
 thread.join(3); event.wait(timeout=3); ", ".join(names); names.get("a"); all_of([future], 3); lock.acquire(timeout=3)
+condition.wait_for(ready, 3)
 async def f(): await event.wait()
 """
     (tmp_path / "code.py").write_text(code)
     assert sorted(unlimited_waits(tmp_path / "code.py")) == [
         "all_of([future])",
         "as_completed(futures)",
+        "condition.wait_for(ready)",
         "event.wait()",
         "future.result()",
         "items.get()",

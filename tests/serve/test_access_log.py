@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +68,20 @@ def test_a_file_that_was_renamed_or_removed_is_replaced_within_a_second(tmp_path
     add("f")
     assert log._file == handle  # the same file: nothing is opened
     log.close()
+
+
+def test_a_closed_log_ignores_lines_and_writes_to_no_file_that_took_its_number(tmp_path: Path) -> None:
+    log = AccessLog(tmp_path / "log")
+    log.add("c", "GET", "/a", 200, 0.0, 0)
+    handle = log._file
+    log.close()
+    other = os.open(tmp_path / "other", os.O_WRONLY | os.O_CREAT)
+    assert other == handle  # the lowest free number
+    log.add("c", "GET", "/b", 200, 0.0, 0)
+    log.close()
+    os.close(other)  # raises an error if `log.close` closed it
+    assert (tmp_path / "other").read_bytes() == b""
+    assert [line["path"] for line in lines(tmp_path / "log")] == ["/a"]
 
 
 def test_lost_lines_are_told_once_until_one_is_written(

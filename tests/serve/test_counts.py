@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -382,6 +383,23 @@ def test_places_and_deadlines_end_exactly_where_they_are_said_to(clock: Clock) -
     assert not queue.drain(0.01)  # it is still under way
     with pytest.raises(Refused, match="shutting down"):
         queue.admit()
+
+
+def test_a_drained_queue_has_handed_over_every_outcome() -> None:
+    handed: list[Any] = []
+
+    def hand_over(done: Any, *outcome: Any) -> None:
+        time.sleep(0.2)
+        handed.append(outcome)
+
+    queue = ScoringQueue(2, 4, 1.0)
+    queue.start()
+    for number in range(2):
+        loop = SimpleNamespace(call_soon_threadsafe=hand_over)
+        queue._handed.put((lambda number=number: number, queue.admit("a"), None, "a", loop))
+    assert queue.drain(5.0)
+    assert sorted(handed) == [(0, None), (1, None)]
+    assert not any(thread.is_alive() for thread in queue.threads)
 
 
 class Loop:

@@ -312,7 +312,7 @@ def test_the_state_of_histories_is_kept_while_a_server_serves(
     with server._keeping_state(saves):
         events.append("served")
     assert events == expected
-    warned = ["the events of clicks could not be caught up with before serving"]
+    warned = ["serving begins before all events of clicks were fed"]
     assert caplog.messages == (warned if late else [])
     events.clear()
 

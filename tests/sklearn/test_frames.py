@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ctrbox.sklearn.classifier_folder import frame_of, of_frame
 from ctrbox.sklearn.frames import (
     LARGEST,
     Column,
@@ -187,14 +188,27 @@ def test_names_of_columns_are_kept_unless_they_are_taken() -> None:
         (pa.array([1.0, 4.0]), {"x": [1.0, 4.0]}),
         (pa.array([Decimal("19.99")]), {"x": [19.99]}),
         (pa.array([datetime(2026, 1, 2, 15), None]), {"x#hour": [15, -1], "x#weekday": [4, -1]}),
-        (pa.array([[1, None], None, []]), {"x": [[1, -(2**63)], [], []]}),
-        (pa.array([["a", None], None]), {"x": [["a", LOST], []]}),
+        (pa.array([[1, None], None, []]), {"x": [[1, -(2**63)], [-(2**63)], []]}),
+        (pa.array([["a", None], None]), {"x": [["a", LOST], [LOST]]}),
+        (pa.array([[1, 2], None], pa.list_(pa.int16(), 2)), {"x": [[1, 2], [-(2**63)]]}),
         (pa.array([["a"], ["b"]]), {"x": [["a"], ["b"]]}),
         (pa.array(["a", None]).dictionary_encode(), {"x": ["a", LOST]}),
     ],
 )  # fmt: skip
 def test_gaps_are_filled_with_a_key_of_their_own_or_the_mean(values: pa.Array, expected: dict[str, list[Any]]) -> None:
     assert table_of(values) == expected
+
+
+def test_a_missing_list_is_an_empty_one_for_a_classifier_that_an_earlier_version_fitted() -> None:
+    fitted = Frame.of({"x": [["a"], None]}).without_rows()
+    assert frame_of(of_frame(fitted)).columns == fitted.columns
+    described = of_frame(fitted)
+    for column in described["columns"]:
+        del column["key_of_null"]
+    rows = {"x": [None, [], ["b"]]}
+    assert frame_of(described).read(rows).to_pydict() == {"x": [[], [], ["b"]]}
+    assert fitted.read(rows).to_pydict() == {"x": [[LOST], [], ["b"]]}
+    assert fitted.read({"x": pa.nulls(2)}).to_pydict() == {"x": [[LOST], [LOST]]}
 
 
 def test_a_number_among_keys_has_a_gap_of_its_own_in_each_role() -> None:

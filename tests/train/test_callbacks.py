@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import torch
 
 import ctrbox as cb
 from ctrbox.callbacks import Callback, StopTraining
-from ctrbox.errors import PlanError, TrainError
+from ctrbox.errors import DataError, PlanError, TrainError
 from tests.train.test_second_day import log, planned
 
 FAST: dict[str, Any] = {"batch_size": 100, "checkpoint_seconds": 1e9}
@@ -45,6 +48,9 @@ class Seen(Callback):
 
     def on_end(self, event: Any) -> None:
         self._keep("end", event)
+
+    def on_failure(self, event: Any) -> None:
+        self._keep("failure", event)
 
     def steps(self, name: str) -> list[int]:
         return [event.step for kind, event in self.told if kind == name]
@@ -105,6 +111,85 @@ def test_an_error_in_a_callback_is_raised_with_its_name(plan: cb.Plan, name: str
         fit(plan, seen, evaluate_every=5, checkpoint_steps=5, out=tmp_path / "run")
     assert isinstance(caught.value.__cause__, ValueError)
     assert (tmp_path / "run" / "summary.json").exists() == (name == "end")  # the run is whole before on_end is told
+
+
+class Raises(Callback):
+    """Raises an exception after a step."""
+
+    def __init__(self, error: BaseException, step: int = 7) -> None:
+        self.error, self.step = error, step
+
+    def on_step(self, event: Any) -> None:
+        if event.step == self.step:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [ValueError("no disk"), KeyboardInterrupt(), SystemExit(143)])
+def test_callbacks_are_told_once_of_the_exception_that_ends_a_training(
+    plan: cb.Plan, error: BaseException, tmp_path: Path
+) -> None:
+    before, after = Seen(), Seen()
+    with pytest.raises(BaseException) as caught:
+        fit(plan, before, Raises(error), after, out=tmp_path / "run")
+    is_error = isinstance(error, Exception)
+    assert isinstance(caught.value, TrainError) if is_error else caught.value is error
+    for seen in (before, after):
+        assert [kind for kind, _ in seen.told].count("failure") == 1
+        kind, event = seen.told[-1]
+        assert (kind, event.step, event.epoch, event.rows, event.interrupted) == ("failure", 7, 0, 700, not is_error)
+        assert event.error is caught.value
+
+
+def test_callbacks_are_told_of_a_signal_after_its_checkpoint(plan: cb.Plan, tmp_path: Path) -> None:
+    class Presses(Callback):
+        def on_step(self, event: Any) -> None:
+            if event.step == 3:
+                signal.raise_signal(signal.SIGINT)
+
+    seen = Seen()
+    with pytest.raises(KeyboardInterrupt):
+        fit(plan, Presses(), seen, out=tmp_path / "run")
+    assert [(kind, event.step) for kind, event in seen.told[-2:]] == [("checkpoint", 3), ("failure", 3)]
+    assert isinstance(seen.told[-1][1].error, KeyboardInterrupt)
+
+
+def test_callbacks_are_told_of_a_run_folder_that_is_refused(plan: cb.Plan, tmp_path: Path) -> None:
+    fit(plan, out=tmp_path / "run")
+    seen = Seen()
+    with pytest.raises(DataError, match="contains a finished run") as caught:
+        fit(plan, seen, out=tmp_path / "run")
+    ((kind, event),) = seen.told
+    assert (kind, event.step, event.error) == ("failure", 0, caught.value)
+
+
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        (OSError("no network"), "callback Fails.on_failure failed after step 7: OSError: no network"),
+        (KeyboardInterrupt(), "Fails.on_failure was ended by KeyboardInterrupt"),
+        (None, "callback Fails.on_failure returned 3, but a callback must return nothing"),
+    ],
+)
+def test_a_failure_of_on_failure_is_a_warning_and_hides_neither_the_error_nor_other_callbacks(
+    plan: cb.Plan, second: BaseException | None, told: str
+) -> None:
+    class Fails(Callback):
+        def on_failure(self, event: Any) -> Any:
+            if second is not None:
+                raise second
+            return 3
+
+    seen = Seen()
+    first = "callback Raises.on_step failed after step 7: ValueError: no disk"
+    with pytest.raises(TrainError, match=re.escape(first)), pytest.warns(UserWarning, match=f"^{re.escape(told)}"):
+        fit(plan, Fails(), Raises(ValueError("no disk")), seen)
+    assert seen.told[-1][0] == "failure"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(TrainError, match=re.escape(first)) as caught:
+            fit(plan, Fails(), Raises(ValueError("no disk")))
+    (note,) = caught.value.__notes__
+    assert note.startswith(told)
 
 
 def test_a_resumed_training_tells_of_the_steps_after_its_checkpoint(plan: cb.Plan, tmp_path: Path) -> None:
@@ -195,6 +280,13 @@ def test_mlflow_gets_losses_metrics_and_the_run_folder(plan: cb.Plan, tmp_path: 
     assert [metric.step for metric in history] == [5, 10]
     assert "train/loss" in found.data.metrics
     assert "final/logloss" in found.data.metrics
+    with pytest.raises(TrainError, match="no disk"):
+        fit(plan, cb.callbacks.MLflow(every=5), Raises(ValueError("no disk")))
+    assert mlflow.active_run() is None
+    with pytest.raises(KeyboardInterrupt):
+        fit(plan, cb.callbacks.MLflow(every=5), Raises(KeyboardInterrupt()))
+    states = [one.info.status for one in mlflow.MlflowClient().search_runs(["0"])]
+    assert sorted(states) == ["FAILED", "FINISHED", "KILLED"]
     with mlflow.start_run() as outer:
         fit(plan, cb.callbacks.MLflow())
         assert mlflow.active_run().info.run_id == outer.info.run_id
@@ -212,3 +304,10 @@ def test_weights_and_biases_gets_losses_and_metrics(plan: cb.Plan, tmp_path: Pat
     fit(plan, cb.callbacks.WeightsAndBiases(mode="offline", dir=str(tmp_path), project="ctrbox"))
     assert wandb.run is None
     assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
+    with pytest.raises(TrainError, match="no disk"):
+        fit(
+            plan,
+            cb.callbacks.WeightsAndBiases(every=5, mode="offline", dir=str(tmp_path), project="ctrbox"),
+            Raises(ValueError("no disk")),
+        )
+    assert wandb.run is None

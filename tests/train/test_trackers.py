@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ctrbox.callbacks import MLflow, OptunaPruning, StopTraining, WeightsAndBiases
-from ctrbox.errors import PlanError
-from ctrbox.train.callbacks import End, Evaluation, Step
+from ctrbox.errors import PlanError, TrainError
+from ctrbox.train.callbacks import End, Evaluation, Failure, Step
 
 
 class FakeMlflow(ModuleType):
@@ -32,8 +32,8 @@ class FakeMlflow(ModuleType):
         self.active = "mine"
         return self.active
 
-    def end_run(self) -> None:
-        self.calls.append("end")
+    def end_run(self, status: str = "FINISHED") -> None:
+        self.calls.append("end" if status == "FINISHED" else status)
         self.active = None
 
     def log_params(self, params: Any) -> None:
@@ -49,14 +49,15 @@ class FakeMlflow(ModuleType):
 class FakeRun:
     def __init__(self, **options: Any) -> None:
         self.options, self.finished = options, False
+        self.exit_code: int | None = None
         self.logged: list[Any] = []
         self.summary: dict[str, Any] = {}
 
     def log(self, values: Any, step: int) -> None:
         self.logged.append((step, values))
 
-    def finish(self) -> None:
-        self.finished = True
+    def finish(self, exit_code: int | None = None) -> None:
+        self.finished, self.exit_code = True, exit_code
 
 
 def made(kind: Any, **known: Any) -> Any:
@@ -140,6 +141,41 @@ def test_one_callback_in_two_trainings_makes_two_runs_and_ends_no_run_of_others(
     assert other.run is not first
     assert len(first.logged) == len(other.run.logged) == 1
     assert other.run.finished
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "exit_code"),
+    [(TrainError("NaN"), "FAILED", 1), (KeyboardInterrupt(), "KILLED", 255), (SystemExit(143), "KILLED", 255)],
+)
+def test_a_training_that_fails_ends_the_runs_that_it_began(
+    mlflow: FakeMlflow, wandb: Any, error: BaseException, status: str, exit_code: int
+) -> None:
+    one, other = MLflow(every=1, params={"dim": 4}), WeightsAndBiases(every=1, project="ads")
+    for callback in (one, other):
+        callback.on_step(made(Step))
+        callback.on_failure(made(Failure, error=error))
+        callback.on_failure(made(Failure, error=error))  # of a next training that fails before its first step
+    begun = ["start", ("params", {"dim": 4}), (1, LOSS)]
+    assert mlflow.calls == [*begun, status]
+    failed = other.run
+    assert (failed.logged, failed.finished, failed.exit_code) == ([(1, LOSS)], True, exit_code)
+    told(one)
+    told(other)
+    assert mlflow.calls[len(begun) + 1 :][:2] == begun[:2]  # the next training has a run of its own
+    assert mlflow.calls[-1] == "end"
+    assert other.run is not failed
+    assert (other.run.finished, other.run.exit_code) == (True, None)
+
+
+def test_a_training_that_fails_leaves_runs_of_others_open(mlflow: FakeMlflow, wandb: Any) -> None:
+    mlflow.active = "theirs"
+    theirs = FakeRun()
+    for callback in (MLflow(every=1), WeightsAndBiases(theirs, every=1)):
+        callback.on_step(made(Step))
+        callback.on_failure(made(Failure, error=TrainError("NaN")))
+    assert mlflow.calls == [(1, LOSS)]
+    assert mlflow.active == "theirs"
+    assert not theirs.finished
 
 
 @pytest.mark.parametrize("active", [True, False])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox.embed.embedder import Row
-from ctrbox.errors import CtrboxError, PlanError, TrainError
+from ctrbox.errors import CtrboxError, PlanError, TrainError, WriteError
 from ctrbox.train.tuning import Study, best_of, check_metric, chosen, direction_of, fresh_table, space_of
 from tests.train.test_checks_of_several_labels import CLICK, VALUE, VISITS, schema
 from tests.train.test_small_fit import planned
@@ -246,6 +248,57 @@ def test_reading_the_best_trial_leaves_the_trial_that_another_process_trains(tmp
     assert best_of(tmp_path / "s", lambda trial: {"seed": trial.number}) == ({}, {"seed": 0})
     mine.study.tell(running, 0.7)
     assert [t.value for t in mine.done] == [0.7, 0.5]
+
+
+def test_a_second_process_is_refused_while_one_adds_trials(tmp_path: Path, plan: cb.Plan) -> None:
+    refused = (
+        f"^cannot add trials to the study in {tmp_path}/s: another process is doing so; stop that process, or choose "
+    )
+
+    def tune(trial: Any) -> dict[str, Any]:
+        with pytest.raises(WriteError, match=refused + "another folder$"):
+            run(study(tmp_path / "s"), plan, lambda trial: {})
+        return {}
+
+    mine = study(tmp_path / "s")
+    for _ in range(2):
+        run(mine, plan, tune)
+    assert [t.state.name for t in mine.study.trials] == ["COMPLETE"] * 2
+    with pytest.raises(KeyboardInterrupt):
+        run(mine, plan, interrupted)
+    run(study(tmp_path / "s"), plan, lambda trial: {})
+    assert [t.state.name for t in mine.study.trials] == ["COMPLETE"] * 2 + ["FAIL", "COMPLETE"]
+
+
+HANGS = """
+import sys, time
+from pathlib import Path
+import ctrbox as cb
+from ctrbox.train.tuning import Study
+from tests.train.test_small_fit import planned
+
+def tune(trial):
+    print("a trial is running", flush=True)
+    time.sleep(60)
+
+Study(Path(sys.argv[1]), "logloss").run(tune, planned(), model=None, settings={}, trials=1)
+"""
+
+
+def test_a_study_goes_on_after_its_process_was_killed_in_a_trial(tmp_path: Path, plan: cb.Plan) -> None:
+    mine = study(tmp_path / "s")
+    command = [sys.executable, "-c", HANGS, str(tmp_path / "s")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "a trial is running\n"
+            with pytest.raises(WriteError, match="another process is doing so"):
+                run(mine, plan, lambda trial: {})
+            assert [t.state.name for t in mine.study.trials] == ["RUNNING"]
+        finally:
+            other.kill()
+    run(mine, plan, lambda trial: {})
+    assert [t.state.name for t in mine.study.trials] == ["FAIL", "COMPLETE"]
 
 
 def test_what_a_process_left_unfinished_is_marked_and_a_resumed_study_draws_other_numbers(

@@ -28,7 +28,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def _lines(block: bytes) -> pa.Array:
-    """The non-blank lines of a block, without their ends and outer blanks."""
+    """Return the non-blank lines of a block, without line ends and without blanks at both ends."""
     try:
         text = block.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -40,7 +40,7 @@ def _lines(block: bytes) -> pa.Array:
 
 
 def _split(values: pa.Array, pattern: str, **options: Any) -> tuple[pa.Array, Ints]:
-    """(parts, offsets): the parts of value i are offsets[i] … offsets[i+1]; there is always at least one."""
+    """Return (parts, offsets): the parts of value i are offsets[i] … offsets[i+1]; there is always at least one."""
     lists = pc.split_pattern(values, pattern, **options)
     return lists.flatten(), np.asarray(lists.offsets, np.int64) - lists.offsets[0].as_py()
 
@@ -61,7 +61,7 @@ def _floats(values: pa.Array) -> pa.Array:
 
 
 def _binary(labels: pa.Array) -> pa.Array:
-    """-1, 0 and 1 → 0, 0 and 1."""
+    """Convert the labels -1, 0 and 1 to 0, 0 and 1."""
     if len(labels) and pc.any(pc.invert(pc.is_in(labels, pa.array([-1.0, 0.0, 1.0, None])))).as_py():
         raise Unparsed("a label is not -1, 0 or 1")
     return pc.if_else(pc.greater(labels, 0.0), 1.0, 0.0)
@@ -72,7 +72,7 @@ def _binary_complaint(label: str) -> str | None:
 
 
 def _columns(rows: int, groups: int, row: Ints, group: Ints, names: pa.Array, weights: pa.Array) -> list[pa.Array]:
-    """Tokens in line order → for every group the list column of names and that of weights."""
+    """Return, for every group, the list column of names and that of weights, from tokens in the order of the lines."""
     # One stable sort for all groups; 16-bit numbers are sorted by radix.
     order = np.argsort(group.astype(np.uint16) if groups < 1 << 16 else group, kind="stable")
     bounds = np.concatenate([[0], np.cumsum(np.bincount(group, minlength=groups))])
@@ -103,7 +103,10 @@ def _unknown(what: str, known: Sequence[str]) -> str:
 
 
 class VowpalWabbit:
-    """``label importance 'tag|namespace:scale feature:value feature |other feature``"""
+    """``label importance 'tag|namespace:scale feature:value feature |other feature``
+
+    A base (initial prediction) after the importance must be 0, because no column could hold it.
+    """
 
     header = None
 
@@ -149,14 +152,16 @@ class VowpalWabbit:
         return pa.RecordBatch.from_arrays([label, weight, tag, *lists], schema=self.schema)
 
     def _heads(self, heads: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
-        """The part before the first bar. A tag touches the bar or begins with an apostrophe."""
+        """Parse the part before the first bar. A tag touches the bar, or begins with an apostrophe."""
         parts = pc.extract_regex(heads, _HEAD)
         if parts.null_count:
             raise Unparsed("a label section")
-        number, importance, quoted, touching = (pc.struct_field(parts, k) for k in ("l", "w", "q", "t"))
+        number, importance, base, quoted, touching = (pc.struct_field(parts, k) for k in ("l", "w", "b", "q", "t"))
         none = pa.scalar(None, pa.string())
         label = _floats(pc.if_else(pc.equal(number, ""), none, number))
         weight = _floats(pc.if_else(pc.equal(importance, ""), "1", importance))
+        if pc.any(pc.not_equal(_floats(pc.if_else(pc.equal(base, ""), "0", base)), 0.0)).as_py():
+            raise Unparsed("a base is not 0")
         tag = pc.if_else(pc.equal(quoted, ""), touching, quoted)
         tag = pc.if_else(pc.equal(tag, ""), none, tag)
         return (_binary(label) if self._binary else label), weight, tag
@@ -172,6 +177,11 @@ class VowpalWabbit:
         found = _HEAD_PYTHON.match(label)
         if found is None:
             return f"the text before the first | is {label!r}; expected [label [importance]] ['tag]"
+        if found["b"] and float(found["b"]) != 0:
+            return (
+                f"the base (initial prediction) after label and importance is {found['b']!r}; expected 0 or none, because "
+                "initial predictions are not supported"
+            )
         if self._binary and found["l"]:
             problem = _binary_complaint(found["l"])
             if problem:
@@ -193,7 +203,7 @@ class VowpalWabbit:
 _DIGITS = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 # [label [importance [base]]] ['tag] or a tag that touches the bar, which may look like anything but a blank.
 _HEAD = (
-    rf"^ *(?:(?P<l>{_DIGITS}) +(?:(?P<w>{_DIGITS}) +(?:{_DIGITS} +)?)?)?"
+    rf"^ *(?:(?P<l>{_DIGITS}) +(?:(?P<w>{_DIGITS}) +(?:(?P<b>{_DIGITS}) +)?)?)?"
     r"(?:'(?P<q>[^ ]*) *|(?P<t>[^ ]*))$"
 )
 _HEAD_PYTHON = re.compile(_HEAD.removesuffix("$") + r"\Z", re.ASCII)
@@ -282,7 +292,8 @@ def vw(
     The columns are `row` (int64), `label` (float64, null if a line has none), `weight` (float64, the importance, or 1 if a
     line has none), `tag` (string), and two columns for every namespace, which are lists of equal length: ``<ns>``
     list<string> with the names of the features, and ``<ns>.weights`` list<float64> with their values times the scale of the
-    namespace. The namespace without a name is called "default".
+    namespace. The namespace without a name is called "default". A line with an initial prediction (the "base" after label and
+    importance) other than 0 is a bad line.
 
     `namespaces` names the namespaces; by default, they are those of the first thousand lines. A namespace that first occurs
     later raises a `DataError`. `prefix` is put before the column names of namespaces. `binary=True` converts the labels -1

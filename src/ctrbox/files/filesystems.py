@@ -42,6 +42,7 @@ _HDFS_DEFAULTS = {
 }
 
 HDFS = ("hdfs", "viewfs")  # schemes
+S3 = ("s3", "s3a", "s3n")
 _DIGITS_ALIKE = str.maketrans("123456789", "000000000")
 _WILD = re.compile(r"[*?\[]")
 _S3_OPTIONS = {
@@ -61,7 +62,7 @@ _S3_OPTIONS = {
 
 @dataclass(frozen=True)
 class Store:
-    """A filesystem, how its paths are shown to people, and whether reads from it may be tried again."""
+    """A filesystem, how its paths appear in messages, and whether reads from it may be tried again."""
 
     fs: pafs.FileSystem
     prefix: str = ""  # "s3://", "hdfs://host:port"
@@ -71,7 +72,7 @@ class Store:
         return self.prefix + path
 
     def attempt(self, what: str, action: Callable[[], T]) -> T:
-        """Run `action`; on a remote store try I/O errors again, then raise a `SourceError` naming `what`."""
+        """Run `action`. On a remote store, try it again after I/O errors. Raise a `SourceError` that names `what` if it fails."""
         pauses = RETRY_PAUSES_S if self.remote else ()
         began = time.monotonic()
         tries = 0
@@ -95,7 +96,7 @@ class Store:
 
 @dataclass(frozen=True)
 class File:
-    """One data file: `path` inside the store, `shown` for people, and the one version of it that is read."""
+    """One data file. `path` is its path inside the store, `shown` its path in messages, and `version` the one that is read."""
 
     store: Store
     path: str
@@ -114,12 +115,12 @@ class File:
 
 
 def printable(text: str) -> str:
-    """The text with what is not Unicode (bytes of a file name) written as escapes."""
+    """Return the text with escapes for bytes of a file name that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, without the place in Arrow's source where it arose."""
+    """Return the first line of an error's text, without the place in Arrow's source code."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0].removesuffix(".").strip()
 
@@ -130,7 +131,7 @@ def path_of_uri(uri: str) -> str:
 
 
 def open_store(path: str, filesystem: Any = None, options: Mapping[str, Any] | None = None) -> tuple[Store, str]:
-    """The store that `path` lies on and the path inside it."""
+    """Return the store of a path, and the path inside it."""
     options = dict(options or {})
     if filesystem is not None:
         fs = filesystem if isinstance(filesystem, pafs.FileSystem) else _from_fsspec(filesystem)
@@ -142,7 +143,7 @@ def open_store(path: str, filesystem: Any = None, options: Mapping[str, Any] | N
         remote = not isinstance(fs, (pafs.LocalFileSystem, pafs._MockFileSystem))
         return Store(fs, prefix, remote), inside if scheme else path
     scheme = path.partition("://")[0] if "://" in path else ""
-    if scheme in ("s3", "s3a", "s3n"):
+    if scheme in S3:
         return _open_s3(path, options)
     if scheme in HDFS:
         return _open_hdfs(path, options)
@@ -162,7 +163,7 @@ def open_store(path: str, filesystem: Any = None, options: Mapping[str, Any] | N
 
 
 class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
-    """Opens without asking first whether the path is a file: fsspec answers no when a server is dead."""
+    """Opens a file without asking first whether the path is a file, because fsspec says no if the server does not answer."""
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
         return pa.PythonFile(self.fs.open(path, mode="rb"), mode="r")
@@ -178,12 +179,37 @@ def _from_fsspec(filesystem: Any) -> pafs.FileSystem:
     return pafs.PyFileSystem(_Handler(filesystem))
 
 
-def _open_s3(path: str, options: dict[str, Any]) -> tuple[Store, str]:
+def _s3_options(path: str) -> tuple[str, dict[str, str]]:
+    """Return an S3 path without its options, and the options, as in s3://bucket/key?endpoint=…; a lone "?" is a wildcard."""
     bare, _, query = path.partition("?")
-    if query and "=" in query:  # s3://bucket/key?endpoint=…; a lone "?" is a wildcard
-        options = {**dict(parse_qsl(query)), **options}
-    else:
-        bare = path
+    return (bare, dict(parse_qsl(query))) if "=" in query else (path, {})
+
+
+def _refuse_several_endpoints(paths: Iterable[str], options: Mapping[str, Any]) -> None:
+    """Refuse S3 paths with different options, because all files of a view are opened, saved and refreshed as those of one
+    server. Buckets of one server may have different regions.
+    """
+    fixed = {_S3_OPTIONS.get(name, name) for name in options} | {"region"}
+    first: tuple[str, dict[str, str]] | None = None
+    for path in paths:
+        if path.partition("://")[0] not in S3:
+            continue
+        bare, given = _s3_options(path)
+        mine = {_S3_OPTIONS.get(name, name): value for name, value in given.items()}
+        mine = {name: value for name, value in mine.items() if name not in fixed}
+        first = first or (bare, mine)
+        if mine != first[1]:
+            names = {name for name, _ in mine.items() ^ first[1].items()}
+            named = ", ".join("endpoint" if name == "endpoint_override" else name for name in sorted(names))
+            raise SourceError(
+                f"{bare} and {first[0]} have different options after '?' ({named}), but the files of a view must be on one S3 "
+                "server; give all paths the same options, or pass them as storage_options="
+            )
+
+
+def _open_s3(path: str, options: dict[str, Any]) -> tuple[Store, str]:
+    bare, given = _s3_options(path)
+    options = {**given, **options}
     inside = bare.partition("://")[2]
     arguments: dict[str, Any] = {
         "connect_timeout": CONNECT_TIMEOUT_S,
@@ -241,9 +267,12 @@ def _open_hdfs(path: str, options: dict[str, Any]) -> tuple[Store, str]:
 
 
 def find_files(paths: Iterable[str], filesystem: Any, options: Mapping[str, Any] | None) -> list[File]:
-    """The data files behind paths, folders and globs. Nothing found is an error."""
+    """Return the data files of paths, folders and globs. Raise a SourceError if one of them has no files."""
     files: list[File] = []
     opened: dict[str, Store] = {}
+    paths = list(paths)
+    if filesystem is None:
+        _refuse_several_endpoints(paths, options or {})
     for path in paths:
         key = path[: path.find("/", path.find("://") + 3)] if "://" in path else ""
         if key in opened and "?" not in path:
@@ -285,7 +314,7 @@ def _info(store: Store, path: str) -> pafs.FileInfo:
 
 
 def _asked(store: Store, path: str, ask: Callable[[], T]) -> T:
-    """What the store says about a path, which must be one that Arrow can be given."""
+    """Return what ``ask`` returns about a path. Raise a SourceError if Arrow cannot represent the path."""
     shown = printable(store.show(path))
     try:
         return store.attempt(shown, ask)
@@ -310,7 +339,7 @@ def _list(store: Store, folder: str, recursive: bool) -> list[pafs.FileInfo]:
 
 
 def _walk(store: Store, folder: str, above: tuple[tuple[int, int], ...]) -> list[pafs.FileInfo]:
-    """All below a local folder; a link that leads back to a folder above itself is not followed."""
+    """Return everything below a local folder. A link to a folder above itself is not followed."""
     try:
         facts = Path(folder or ".").stat()
     except FileNotFoundError:
@@ -363,12 +392,12 @@ def _stored(store: Store, folder: str) -> list[File] | None:
 
 
 def _hidden(path: str) -> bool:
-    """Whether a part of `path` is a writer's own file (_SUCCESS, .crc, _metadata, _temporary/…)."""
+    """Return whether a part of `path` is a writer's own file or folder (_SUCCESS, .crc, _metadata, _temporary/…)."""
     return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in path.split("/") if part)
 
 
 def natural(path: str) -> list[tuple[int, int, str]]:
-    """A sort key that reads digits as numbers."""
+    """Return a sort key that treats sequences of digits as numbers."""
     parts = re.split(r"(\d+)", path)
     return [(1, int(part), part) if part.isdecimal() else (0, 0, part) for part in parts if part]
 
@@ -423,13 +452,13 @@ def _step(store: Store, folder: str, part: str) -> list[str]:
 
 
 def _matcher(part: str) -> Callable[[str], bool]:
-    """A wildcard matches no hidden name unless it is written with the leading mark."""
+    """Return a function that matches names. A wildcard matches a hidden name only if ``part`` begins with "." or "_"."""
     regex = re.compile(fnmatch.translate(part))
     return lambda name: regex.match(name) is not None and (part[0] in "._" or not _hidden(name))
 
 
 def _hint(store: Store, path: str) -> str:
-    """The name most like the missing one in the nearest folder that exists."""
+    """Return a hint with the name that is most like the missing one, from the nearest folder that exists."""
     plain = path[: match.start()] if (match := _WILD.search(path)) else path
     folder, _, name = plain.rpartition("/")
     try:

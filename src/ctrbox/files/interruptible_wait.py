@@ -64,6 +64,12 @@ def wait_for(event: threading.Event) -> None:
         pass
 
 
+def wait_until(condition: threading.Condition, holds: Callable[[], bool]) -> None:
+    """Wait until ``holds()`` is true. The caller has the lock of the condition, which is released while it waits."""
+    while not condition.wait_for(holds, TURN_S):
+        pass
+
+
 def taken_from(items: queue.SimpleQueue[T]) -> T:
     """Wait for the next item of the queue, and remove it from the queue."""
     while True:

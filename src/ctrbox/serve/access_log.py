@@ -32,7 +32,7 @@ class AccessLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file, self._checked, self._told = self._open(), time.monotonic(), False
+        self._file, self._checked, self._told = self._open(), time.monotonic(), False  # file: -1 once it is closed
         self._lock = threading.Lock()
 
     def _open(self) -> int:
@@ -54,7 +54,7 @@ class AccessLog:
         trace: str = "",
     ) -> None:
         """Write the line of a request. If the disk is full, the line is lost, and this is logged once; the request is not
-        affected.
+        affected. A closed log ignores the line.
         """
         entry = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -72,6 +72,8 @@ class AccessLog:
         line = orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE)
         try:
             with self._lock:
+                if self._file < 0:  # its number may belong to another file by now
+                    return
                 self._follow()
                 os.write(self._file, line)
             self._told = False
@@ -97,4 +99,8 @@ class AccessLog:
         self._file = opened
 
     def close(self) -> None:
-        os.close(self._file)
+        """Close the file. No line waits to be written, because each is written when its request is answered."""
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ctrbox.files.interruptible_wait import join
 from ctrbox.serve.refused_request import overloaded
 
 Work = Callable[[], Any]
@@ -59,8 +60,8 @@ class ScoringQueue:
         self._started = False  # threads start with the first request: a process that is forked loses those it has
 
     def admit(self, client: str = "") -> float:
-        """Take a place for a client address, which ``leave`` gives back, and return the deadline. Refused if there is no
-        place.
+        """Take a place for a client address, which ``leave`` gives back, and return the deadline. Raise Refused if there is
+        no place.
         """
         with self._lock:
             if self.closed:
@@ -98,8 +99,8 @@ class ScoringQueue:
             raise overloaded(f"the request waited longer than its deadline of {1000 * self.deadline:.0f} ms")
 
     def push(self, work: Work, done: Done, client: str = "") -> None:
-        """Queue ``work``. ``done(result, failure)`` is called on the loop with what ``work()`` returned or raised. Refused if it
-        is full.
+        """Queue ``work``. ``done(result, failure)`` is called on the loop with what ``work()`` returned or raised. Raise Refused
+        if the queue is full.
         """
         deadline = self.admit(client)
         loop = asyncio.get_running_loop()
@@ -126,7 +127,7 @@ class ScoringQueue:
         return await future
 
     def run_here(self, work: Work, client: str = "") -> Any:
-        """Do the same in the caller's thread, which waits for nobody but counts as one of the places."""
+        """Do the same as ``run`` in the caller's thread, which waits for nobody but counts as one of the places."""
         deadline = self.admit(client)
         try:
             self.check(deadline)
@@ -178,12 +179,16 @@ class ScoringQueue:
             self.closed = True
 
     def drain(self, grace: float) -> bool:
-        """Wait up to ``grace`` seconds for work in progress, then end the threads. Return whether all work has ended."""
+        """Wait up to ``grace`` seconds for work in progress, then end the threads. Return whether all work has ended, and all
+        outcomes were handed to their event loops.
+        """
         self.close()
         with self._lock:
             ended = self._idle.wait_for(lambda: not self.pending, grace)
         for _ in self.threads:
             self._handed.put(None)
+        for thread in self.threads if ended else []:
+            join(thread)  # a thread gives up its place before it hands over the outcome
         return ended
 
 

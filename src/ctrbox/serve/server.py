@@ -59,6 +59,7 @@ LIBRARIES = {
     "orjson": "orjson",
 }
 GRPC_THREADS = 2
+RPC_GRACE = 1.0  # seconds that gRPC calls in progress may take after all requests have left the queue
 CATCH_UP_SECONDS = 20.0  # longest time that a process waits for the events of its stream before it serves
 STORED_SECONDS = 5.0  # between two looks at a model on S3 or HDFS, each of which is a request
 TOKEN = "CTRBOX_TOKEN"
@@ -298,7 +299,7 @@ class Server:
             if past.stream is not None:
                 past.stream.start()
                 if not past.stream.wait(CATCH_UP_SECONDS):
-                    log.warning("the events of %s could not be caught up with before serving", past.stream.name)
+                    log.warning("serving begins before all events of %s were fed", past.stream.name)
             if writer is not None:
                 writer.start()
             yield
@@ -338,8 +339,8 @@ class Server:
         front = Listener(service, settings.host, settings.port, self.certificate, sockets)
         rpc = None
         service.access = None if settings.access_log is None else AccessLog(settings.access_log)
-        service.traces = Traces.to(settings.traces, service.name) if settings.traces else None
         try:
+            service.traces = Traces.to(settings.traces, service.name) if settings.traces else None
             if settings.grpc_port:
                 from ctrbox.serve.grpc_server import grpc_server
 
@@ -368,12 +369,17 @@ class Server:
                 log.warning("requests were still under way after %.0f s", GRACE)
             await asyncio.sleep(0.05)  # answers that are ready leave
         finally:
-            if rpc is not None:
-                rpc.stop(1.0)
-            front.stop()
-            await asyncio.sleep(0)  # connections are closed in the loop's next turn
-            if service.traces is not None:
-                await asyncio.to_thread(service.traces.close)
+            try:
+                calls = None if rpc is None else rpc.stop(RPC_GRACE)
+                front.stop()
+                await asyncio.sleep(0)  # connections are closed in the loop's next turn
+                if calls is not None:  # its threads write the lines and spans of the last calls
+                    await asyncio.to_thread(calls.wait, 2 * RPC_GRACE)
+                if service.traces is not None:
+                    await asyncio.to_thread(service.traces.close)
+            finally:
+                if service.access is not None:
+                    service.access.close()
 
 
 def prerank_of(folder: ModelFolder, served: Served, settings: Settings) -> Prerank | None:

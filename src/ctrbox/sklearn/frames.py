@@ -1,9 +1,10 @@
 """Converts dataframes and arrays for ``cb.Classifier``: decides which columns are keys and which are numbers, and fills
 missing values.
 
-A frame is anything that speaks Arrow, a dict of columns, or a 2-D array (columns x0, x1, …). ``Frame.of`` decides what
-each column is and remembers it; ``Frame.read`` brings other rows into the same shape, by name where there are names.
-Refused, with the column named: types that are no feature, infinities, a column that is absent or of another type.
+A frame is any object that provides Arrow data, a dict of columns, or a 2-D array (columns x0, x1, …). ``Frame.of``
+decides what each column is, and keeps this decision; ``Frame.read`` converts other rows in the same way, by name if the
+columns have names. Types that cannot be features, infinities, and columns that are missing or have another type are
+refused; the error names the column.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.exact_casts import decimals_to_float64, times_to_microseconds
+from ctrbox.columns.one_array import one_array
 from ctrbox.errors import DataError, PlanError
 from ctrbox.plan.language.expressions import Expr, col
 
@@ -33,15 +35,15 @@ MARK = "#"  # in names made here; a frame with such names is read as x0, x1, …
 
 
 class InputError(DataError, ValueError):
-    """What was given does not fit; also a ValueError, which is what scikit-learn's tools look for."""
+    """An argument is wrong. This is also a ValueError, because the tools of scikit-learn expect one."""
 
 
 class NotFittedYet(PlanError, ValueError, AttributeError):
-    """Asked to predict before ``fit``."""
+    """A classifier was used before ``fit``."""
 
 
 def not_fitted() -> NotFittedYet:
-    """The error for a classifier that was not fitted; also a NotFittedError of scikit-learn where that is loaded."""
+    """Return the error for a classifier that was not fitted. If scikit-learn is loaded, it is also a NotFittedError."""
     message = "This Classifier instance is not fitted yet; call fit(X, y) first"
     theirs = sys.modules.get("sklearn.exceptions")
     if theirs is None:
@@ -52,10 +54,14 @@ def not_fitted() -> NotFittedYet:
 
 @dataclass(frozen=True)
 class Column:
-    """``kind``: keys, number, both, list or time. ``missing``: fit met rows without a value. ``mean``: of a number.
+    """A column of the dataframe, as ``fit`` found it.
+
+    ``kind``: keys, number, both, list or time. ``missing``: whether rows had no value in ``fit``. ``mean``: the mean of
+    a number.
 
     ``parts``: whether the plan gets the hour and the weekday of a time, -1 for a missing one. Plans of earlier versions get the
-    time itself, 1970-01-01 for a missing one.
+    time itself, 1970-01-01 for a missing one. ``key_of_null``: whether a missing list has the key of a missing element.
+    Classifiers of earlier versions took it for an empty list.
     """
 
     given: str  # as the user calls it
@@ -67,11 +73,12 @@ class Column:
     constant: bool = False
     family: str = "none"  # what fit met: text, number, bool, time, list, or none
     parts: bool = False
+    key_of_null: bool = False
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Columns as they were found in ``fit``, and rows in that shape."""
+    """The columns as ``fit`` found them, and rows converted in this way."""
 
     columns: tuple[Column, ...]
     named: bool
@@ -112,7 +119,7 @@ class Frame:
         return replace(frame, table=frame._table(arrays))
 
     def read(self, given: Any) -> pa.Table:
-        """Other rows with the columns of ``fit``."""
+        """Convert other rows, which must have the columns of ``fit``."""
         names, arrays, named = _arrays(given)
         if not (named and self.named):
             if len(names) != len(self.columns):
@@ -176,7 +183,7 @@ def _check_family(column: Column, array: pa.Array) -> None:
 
 
 def features_of(frame: Frame) -> tuple[dict[str, Expr], dict[str, Expr]]:
-    """Sparse and dense features of a frame's table."""
+    """Return the sparse and the dense features of a frame's table."""
     sparse: dict[str, Expr] = {}
     dense: dict[str, Expr] = {}
     for c in frame.columns:
@@ -214,7 +221,7 @@ def _arrays(given: Any) -> tuple[list[str], list[pa.Array], bool]:
         for name in names:
             if names.count(name) > 1:
                 raise InputError(f"X has two columns {name!r}; give each a name of its own")
-        return names, [table.column(n).combine_chunks() for n in names], True
+        return names, [one_array(n, table.column(n)) for n in names], True
     array = np.asarray(given)
     if array.ndim != 2:
         raise InputError(
@@ -276,9 +283,9 @@ def _column(given: str, name: str, array: pa.Array, asked: str | None) -> Column
     if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
         inner = type_.value_type
         if pa.types.is_integer(inner):
-            return Column(given, name, "list", pa.list_(pa.int64()))
+            return Column(given, name, "list", pa.list_(pa.int64()), key_of_null=True)
         if pa.types.is_string(inner) or pa.types.is_large_string(inner) or pa.types.is_null(inner):
-            return Column(given, name, "list", pa.list_(pa.string()))
+            return Column(given, name, "list", pa.list_(pa.string()), key_of_null=True)
     raise InputError(
         f"column {given!r} has type {array.type}; expected text, numbers, bools, times, or lists of texts or whole numbers"
     )
@@ -332,7 +339,8 @@ def _filled(column: Column, array: pa.Array) -> pa.Array:
     if column.kind != "list":
         return pc.fill_null(values, NONE[str(column.type)])
     if values.null_count:
-        values = pc.if_else(values.is_valid(), values, pa.scalar([], column.type))
+        instead = [NONE[str(column.type.value_type)]] if column.key_of_null else []
+        values = pc.if_else(values.is_valid(), values, pa.scalar(instead, column.type))
     inner = values.values
     if inner.null_count:
         values = pa.ListArray.from_arrays(values.offsets, pc.fill_null(inner, NONE[str(inner.type)]))
@@ -343,7 +351,7 @@ def _filled(column: Column, array: pa.Array) -> pa.Array:
 
 
 def labels_of(y: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The two classes in ascending order, and 1 where a row has the second."""
+    """Return the two classes in ascending order, and an array that is 1 for rows of the second class and 0 for the others."""
     if y is None:
         raise InputError("requires y to be passed, but the target y is None")
     given = np.asarray(y)
@@ -412,7 +420,10 @@ def weights_of(weight: Any, rows: int) -> np.ndarray | None:
 
 
 def stratified(clicked: Sequence[int] | np.ndarray, share: float, seed: int) -> tuple[np.ndarray, int]:
-    """Rows in a random order, those held out last, and how many those are: ``share`` of each class, never all of one."""
+    """Return the rows in a random order, the held-out rows last, and the number of the held-out rows.
+
+    They are ``share`` of each class, but never all rows of a class.
+    """
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(clicked))
     of = np.asarray(clicked)[order]

@@ -1,4 +1,4 @@
-"""Defines callbacks: users' code that a training calls after steps, evaluations and checkpoints, and at its end.
+"""Defines callbacks: users' code that a training calls after steps, evaluations and checkpoints, at its end, and if it fails.
 
 class Print(cb.callbacks.Callback):
     def on_evaluate(self, event):
@@ -8,14 +8,18 @@ class Print(cb.callbacks.Callback):
 
 cb.Trainer(model, table).fit(plan, callbacks=[Print()])
 
-A callback is any object that has at least one of the four methods; `Callback` defines all four as no-ops. Callbacks are called in
+A callback is any object that has at least one of the five methods; `Callback` defines all five as no-ops. Callbacks are called in
 the order in which they are given, in the thread that called ``fit``, between two steps. Any exception other than `StopTraining`
 ends the training with a `TrainError` that names the callback; earlier checkpoints are kept. A callback must return None: to stop
 the training, raise `StopTraining`.
+
+If the training ends by an exception, also by Ctrl-C, `on_failure` is called once for each callback before the exception goes on
+to the caller of ``fit``. The caller gets this exception even if `on_failure` itself fails, which gives only a warning.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +27,7 @@ from typing import Any
 
 from ctrbox.errors import PlanError, TrainError
 
-EVENTS = ("on_step", "on_evaluate", "on_checkpoint", "on_end")
+EVENTS = ("on_step", "on_evaluate", "on_checkpoint", "on_end", "on_failure")
 
 
 class StopTraining(Exception):
@@ -66,7 +70,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class End:
-    """The event at the end of a training. The run folder, if there is one, is complete."""
+    """The event at the end of training. The run folder, if there is one, is complete."""
 
     step: int
     epoch: int
@@ -76,20 +80,38 @@ class End:
     folder: Path | None  # the run folder
 
 
+@dataclass(frozen=True)
+class Failure:
+    """The event when training ends by an exception, such as an error or Ctrl-C."""
+
+    step: int  # number of steps learned so far
+    epoch: int
+    rows: int  # rows learned so far
+    error: BaseException  # what the caller of ``fit`` gets; a KeyboardInterrupt after Ctrl-C
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal (Ctrl-C, SIGTERM) ended the training, and not an error."""
+        return not isinstance(self.error, Exception)
+
+
 class Callback:
     """A callback whose methods do nothing. Derive a class from it and override the methods that you need."""
 
     def on_step(self, event: Step) -> None:
-        """Do nothing. A training calls this method after every step."""
+        """Do nothing. The training calls this method after every step."""
 
     def on_evaluate(self, event: Evaluation) -> None:
-        """Do nothing. A training calls this method after every evaluation of the validation rows."""
+        """Do nothing. The training calls this method after every evaluation of the validation rows."""
 
     def on_checkpoint(self, event: Checkpoint) -> None:
-        """Do nothing. A training calls this method after it has written a checkpoint."""
+        """Do nothing. The training calls this method after it has written a checkpoint."""
 
     def on_end(self, event: End) -> None:
-        """Do nothing. A training calls this method once, when the training and its run folder are complete."""
+        """Do nothing. The training calls this method once, when the training and its run folder are complete."""
+
+    def on_failure(self, event: Failure) -> None:
+        """Do nothing. The training calls this method once if it ends by an exception, such as an error or Ctrl-C."""
 
 
 class Callbacks:
@@ -108,6 +130,20 @@ class Callbacks:
         for one in self.given:
             if hasattr(one, name):
                 self._call(one, name, event)
+
+    def failed(self, event: Failure) -> None:
+        """Call `on_failure` of every callback. An exception there becomes a warning, so that it does not hide the first one."""
+        for one in self.given:
+            if not hasattr(one, "on_failure"):
+                continue
+            try:
+                self._call(one, "on_failure", event)
+            except BaseException as second:  # also Ctrl-C in a callback that hangs
+                told = str(second) or f"{type(one).__name__}.on_failure was ended by {type(second).__name__}"
+                try:
+                    warnings.warn(told, stacklevel=2)
+                except Warning:  # python -W error
+                    event.error.add_note(told)
 
     def _call(self, one: Any, name: str, event: Any) -> None:
         method: Callable[[Any], Any] = getattr(one, name)

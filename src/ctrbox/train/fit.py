@@ -34,7 +34,7 @@ from ctrbox.predict.row_of_bad_value import naming_rows
 from ctrbox.predict.weights_folder import read_state
 from ctrbox.train.batch_feed import Foresight, Handed, keyed
 from ctrbox.train.calibrate import calibrate, warn_of_weights
-from ctrbox.train.callbacks import Callbacks, Checkpoint, End, Evaluation, Step
+from ctrbox.train.callbacks import Callbacks, Checkpoint, End, Evaluation, Failure, Step
 from ctrbox.train.check_model_servers import check_found, describe_fields, missing_shares, warn_of_misses
 from ctrbox.train.checkpoint import checkpoint_path, random_states, read_weights, write_weights
 from ctrbox.train.evaluation import Split, evaluate, watched, watched_name
@@ -226,6 +226,9 @@ class Fit:
                 "on_end", End(state.step, state.epoch, state.seen, run.metrics, summary["stopped"], run.folder)
             )
             return run
+        except BaseException as error:
+            self.callbacks.failed(Failure(self.state.step, self.state.epoch, self.state.seen, error))
+            raise
         finally:
             self.watch.end()
             if self.folder is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ctrbox.arguments.numbers import whole
 from ctrbox.errors import DeviceError, PlanError
-from ctrbox.train.callbacks import Callback, End, Evaluation, Step, StopTraining
+from ctrbox.train.callbacks import Callback, End, Evaluation, Failure, Step, StopTraining
 
 
 def imported(package: str, extra: str, what: str) -> Any:
@@ -39,8 +39,8 @@ class MLflow(Callback):
     """A callback that logs losses and metrics to the active MLflow run, or to a new run that ends with the training.
 
     ``every``: number of steps between two logged training losses; default: 100. ``params``: parameters that are logged once,
-    such as the settings of the job. A run that was active before the training stays active: the code that started it must end
-    it.
+    such as the settings of the job. If the training fails, its new run ends with the status FAILED, or KILLED after Ctrl-C or
+    SIGTERM. A run that was active before the training stays active: the code that started it must end it.
     """
 
     def __init__(self, *, every: int = 100, params: Mapping[str, Any] | None = None) -> None:
@@ -78,12 +78,18 @@ class MLflow(Callback):
             self.mlflow.end_run()
         self.begun, self.mine = False, None  # the next training has a run of its own
 
+    def on_failure(self, event: Failure) -> None:
+        mine, self.begun, self.mine = self.mine, False, None
+        if mine is not None:
+            self.mlflow.end_run("KILLED" if event.interrupted else "FAILED")
+
 
 class WeightsAndBiases(Callback):
     """A callback that logs losses and metrics to a Weights & Biases run: the given run, the active run, or a new run.
 
     ``run``: the run that ``wandb.init`` returned; default: the active run, or else a new run, which is created with
-    ``options`` (project, mode, …) and ends with the training. ``every``: number of steps between two logged training losses;
+    ``options`` (project, mode, …) and ends with the training. If the training fails, this new run ends with exit code 1, or 255
+    after Ctrl-C or SIGTERM, so that it counts as failed. ``every``: number of steps between two logged training losses;
     default: 100.
     """
 
@@ -122,6 +128,12 @@ class WeightsAndBiases(Callback):
         if self.mine:
             run.finish()
             self.mine, self.finished = False, True
+
+    def on_failure(self, event: Failure) -> None:
+        if self.mine:
+            self.mine, self.finished = False, True
+            # These are the exit codes that wandb itself sets when an exception ends the process.
+            self.run.finish(exit_code=255 if event.interrupted else 1)
 
 
 class OptunaPruning(Callback):

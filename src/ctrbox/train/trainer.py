@@ -157,9 +157,9 @@ class Trainer:
           ``monitor`` stops improving.
         - ``calibrate``: correction of the predictions after training. "platt" and "isotonic" fit a map from scores to click
           rates to calibration rows, which are held back for this. The other values correct for sample weights: "weights" adds
-          log(w0 / w1) to every logit and requires weights that depend only on the label; "intercept" adds the number that
-          makes the mean prediction equal to the click rate of the validation rows; a number between -50 and 50 is added
-          itself.
+          log(w0 / w1) to every logit, where w0 and w1 are the weights of a row without and with a click, and requires weights
+          that depend only on the label; "intercept" adds the number that makes the mean prediction equal to the click rate of
+          the validation rows; a number between -50 and 50 is added itself.
         - ``calibrate_share``: share of the training rows that become calibration rows, above 0 and up to 0.9, and at most a
           million rows; the newest training rows are taken; default: 0.1.
         - ``calibrate_by``: name of a sparse feature with one key per row. Each key with at least 1,000 calibration rows (50
@@ -190,7 +190,7 @@ class Trainer:
           search for the worst slices and to compute the importance of features; default: True if ``out`` is given.
           ``best_auc``: the AUC of the true click probabilities, for the report.
         - ``progress``: True shows a progress line. ``callbacks``: objects that are called after steps, evaluations and
-          checkpoints, and at the end (docs/training/callbacks.md).
+          checkpoints, at the end, and if training fails (docs/training/callbacks.md).
         - ``cluster``: where to train, such as ``cb.Cluster(workers=2, servers=2)``; default: in this process.
         """
         if unknown:

@@ -10,8 +10,9 @@ def tune(trial):
         "negatives": trial.suggest_float("negatives", 0.1, 1.0),
     }
 
-The dict may have "model", "table", "optimizer" and every argument of ``Trainer.fit``; what it leaves out is the job's own. Every
-trial begins with fresh weights and empty tables. The study is a file (an Optuna journal, JSON lines), so that it can be resumed.
+The dict may have "model", "table", "optimizer" and every argument of ``Trainer.fit``; for anything that it leaves out,
+the trial uses what the job defines. Every trial begins with fresh weights and empty tables. The study is a file (an
+Optuna journal, JSON lines), so that it can be resumed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ctrbox.arguments.names import nearest
 from ctrbox.compiled_plan.plan import Plan
 from ctrbox.embed.embedder_traits import traits_of
 from ctrbox.errors import CtrboxError, PlanError, TrainError
+from ctrbox.files.atomic import locked
 from ctrbox.files.urls import refuse_url
 from ctrbox.train.progress_line import Watcher
 from ctrbox.train.several_labels import monitors
@@ -45,7 +47,7 @@ STUDY = "study.journal"
 
 
 def space_of(tune: Any, path: Path | str) -> Callable[[Any], Mapping[str, Any]]:
-    """Return the function ``tune`` of a job. PlanError if the job has none."""
+    """Return the function ``tune`` of a job. Raise a `PlanError` if the job does not define it."""
     if tune is None:
         raise PlanError(
             f"{path} declares no search space; define a function from a trial to what it trains: def tune(trial): return "
@@ -121,7 +123,7 @@ def direction_of(metric: str) -> str:
 
 
 def check_metric(metric: str, plan: Plan) -> None:
-    """Raise a PlanError unless trainings over a plan have a metric."""
+    """Raise a `PlanError` unless training with this plan computes the metric."""
     if plan.schema.tasks and metric not in (known := monitors(plan.schema)):
         raise PlanError(
             f"this job has several labels, so its trials are not compared by {metric!r}{nearest(metric, known)}; use "
@@ -160,7 +162,7 @@ class Study:
     def _end_broken(self) -> None:
         """Mark trials that a process left unfinished as failed, because nothing continues them.
 
-        Only the process that tunes calls this. A process that reads the study would end the trial that another one is training.
+        Only the process that holds the lock of the study calls this, because another one would end a trial that is running.
         """
         for trial in self.study.get_trials(deepcopy=False):
             if trial.state == self.optuna.trial.TrialState.RUNNING:
@@ -182,10 +184,29 @@ class Study:
         watch: Callable[[], Watcher] | None = None,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Train ``trials`` more trials. One that fails is recorded with its reason, and the next one begins."""
+        """Train ``trials`` more trials. One that fails is recorded with its reason, and the next one begins.
+
+        Raise a WriteError if another process is adding trials to this study.
+        """
         check_metric(self.metric, plan)
         self.of_trainer = {"bf16": bf16, "common": common}
-        self._end_broken()
+        with locked(self.folder, f"add trials to the study in {self.folder}"):
+            self._end_broken()
+            self._add(trials, tune, plan, model, table, optimizer, settings, threads, watch, tell)
+
+    def _add(
+        self,
+        trials: int,
+        tune: Callable[[Any], Mapping[str, Any]],
+        plan: Plan,
+        model: nn.Module | None,
+        table: Any,
+        optimizer: Any,
+        settings: Mapping[str, Any],
+        threads: int | None,
+        watch: Callable[[], Watcher] | None,
+        tell: Callable[[str], None],
+    ) -> None:
         states = self.optuna.trial.TrialState
         for _ in range(trials):
             trial = self.study.ask()

@@ -6,9 +6,10 @@ vectors = table.pull(keys)                 # the bits of cb.MemoryTable, whateve
 table.push(keys, gradients)
 table.checkpoint()                         # what the folder holds from now on, whatever happens
 
-A folder that holds a table is opened at its last checkpoint. Refused: a folder another process has open, a table of another
-shape, a budget that does not hold a batch, gradients that are not finite (naming the key), files that are damaged (naming
-file and place). A full disk stops the call, loses nothing, and the call can be made again when there is room.
+A folder that holds a table is opened at its last checkpoint. The table refuses a folder that another process has open,
+a table of another shape, a budget that does not hold a batch, gradients that are not finite (the error names the key),
+and damaged files (the error names the file and the place). If the disk is full, the call fails, but nothing is lost,
+and the call can be repeated when there is room.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ from ctrbox.embed.ssd.folder import (
 )
 from ctrbox.errors import BudgetError, CompactionError, DataError, PlanError, SourceError
 from ctrbox.files.atomic import FULL, remove, written_aside
+from ctrbox.files.interruptible_wait import wait_until
 from ctrbox.optimizers.of_table_rows import Optimizer
 
 SHARDS = 64
@@ -473,7 +475,7 @@ class SparseTable(WithCheckpoint, Table):
                 failed = error
         with self._idle:
             self._closed = True
-            self._idle.wait_for(lambda: self._under_way == 0 or not mine)
+            wait_until(self._idle, lambda: self._under_way == 0 or not mine)
         self._native = None
         self._unlock()
         if failed is not None:
