@@ -113,7 +113,7 @@ def test_a_row_of_keys_is_counted_from_the_end() -> None:
     tags = batch().sparse["tags"]
     assert [tags[row].tolist() for row in (-3, -2, -1)] == [tags[row].tolist() for row in (0, 1, 2)]
     assert [keys.tolist() for keys in tags] == [[1, 2], [], [3]]  # type: ignore[attr-defined]
-    with pytest.raises(IndexError, match="row -4 of 3 rows"):
+    with pytest.raises(IndexError, match="there is no row -4, because there are 3 rows"):
         tags[-4]
 
 

@@ -121,12 +121,50 @@ def test_columns_of_a_merged_view_come_all_with_a_request_or_none_of_them() -> N
     job = cb.compile(log, features, device="cpu", threads=1)
     half = pa.table({"f": pa.array([0.5], pa.float32()), "m": [8]})
     both = half.append_column("k", pa.array([9]))
-    assert [job.run(rows).dense.tolist() for rows in (half.select(["f"]), half, both)] == [
-        [[0.5, -1.0, -1.0]],
+    assert [job.run(rows).dense.tolist() for rows in (half.select(["f"]), both)] == [
         [[0.5, -1.0, -1.0]],
         [[0.5, 8.0, 9.0]],
     ]
     assert job.request_schema().names == ["f", "m", "k"]
+    told = (
+        "the request has column 'm' of view 'more', which the plan merges into the log, but lacks column 'k'; send all of 'm', "
+        "'k', or none of them: then the features use the fill values of the view"
+    )
+    with_id = half.append_column("id", pa.array([1]))
+    for rows in (half, half.to_batches()[0], half.to_pylist(), half.to_pylist()[0], with_id):
+        with pytest.raises(DataError) as met:
+            job.run(rows)
+        assert str(met.value) == told
+    # The id, which both views have, does not say whether the columns of the merged view were sent.
+    assert job.run(with_id.select(["id", "f"])).dense.tolist() == [[0.5, -1.0, -1.0]]
+
+
+def test_an_empty_list_of_rows_gives_a_batch_without_rows() -> None:
+    job = plan()
+    shape = job.run(ROWS.slice(0, 0).drop_columns(["y"]))
+    for rows in ([], ()):
+        batch = job.run(rows)
+        assert (batch.rows, batch.dense.shape, batch.label) == (0, (0, shape.dense.shape[1]), None)
+        assert {name: len(field) for name, field in batch.sparse.items()} == dict.fromkeys(shape.sparse, 0)
+        assert batch.schema == shape.schema
+    more = cb.View(pa.table({"id": [1, 2], "m": [3, 4]}), key="id", name="more").fill(m=-1)
+    view = cb.View(ROWS.select(["id", "f"]), key="id", name="log").merge(more).filter(col("f") > 0.7)
+    filtered = cb.compile(view, cb.FeatureSet(dense={"f": "f", "m": "m"}), device="cpu", threads=1).run([])
+    assert (filtered.rows, filtered.dense.shape) == (0, (0, 2))
+
+
+def test_a_request_needs_no_label_from_a_merged_view() -> None:
+    more = cb.View(pa.table({"id": [1, 2], "m": [3, 4], "y": [0, 1]}), key="id", name="more").fill(m=-1, y=0)
+    log = cb.View(ROWS.select(["id", "f"]), key="id", name="log").merge(more)
+    job = cb.compile(log, cb.FeatureSet(label=col("y"), dense={"f": "f", "m": "m"}), device="cpu", threads=1)
+    rows = pa.table({"f": pa.array([0.5], pa.float32()), "m": [8], "y": [1]})
+    batch = job.run(rows.select(["f", "m"]))
+    assert (batch.dense.tolist(), batch.label) == ([[0.5, 8.0]], None)
+    assert job.run(rows).label.tolist() == [1.0]
+    with pytest.raises(
+        DataError, match=r"^the request has column 'y' of view 'more', .* but lacks column 'm'; send all of"
+    ):
+        job.run(rows.select(["f", "y"]))
 
 
 def test_an_id_that_a_step_of_a_merged_view_reads_comes_with_a_request() -> None:
@@ -137,7 +175,9 @@ def test_an_id_that_a_step_of_a_merged_view_reads_comes_with_a_request() -> None
     assert job.request_schema().names == ["m", "id"]
     half = pa.table({"m": [8]})
     assert job.run(half.append_column("id", pa.array([7]))).dense.tolist() == [[8.0, 14.0]]
-    assert job.run(half).dense.tolist() == [[-1.0, -1.0]]
+    assert job.run(pa.table({"id": [7]})).dense.tolist() == [[-1.0, -1.0]]
+    with pytest.raises(DataError, match="lacks column 'id'; send all of 'm', 'id', or none of them"):
+        job.run(half)
 
 
 def test_rows_that_pass_the_filters_are_numbered() -> None:
@@ -305,7 +345,11 @@ def test_columns_of_a_merged_view_in_a_request_are_checked_and_rounded_like_thos
     _, low, none = answer()
     assert answer(f=[0.7], n=[20], s=["b"]) == ([2.0, 20.0], bucket, word)
     assert answer(f=[0.1], n=[20], s=pa.nulls(1)) == ([2.0, 20.0], int(whole.sparse["bucket"].values[0]), none)
-    assert answer() == answer(f=["0.7"]) == ([2.0, -1.0], low, none)
+    assert answer() == ([2.0, -1.0], low, none)
+    with pytest.raises(
+        DataError, match=r"the request has column 'f' of view 'basic', .* but lacks column 'n'; also 's'; send"
+    ):
+        answer(f=["0.7"])
     for columns, told in (
         ({"f": ["0.7"]}, "column 'f' of the request is str, but the plan was built on float"),
         ({"f": [7]}, "column 'f' of the request is int, but the plan was built on float"),

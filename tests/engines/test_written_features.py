@@ -185,7 +185,10 @@ def test_places_that_are_something_else_are_named(tmp_path: Path) -> None:
     (tmp_path / "home" / "thesis.txt").touch()
     for name, told in (
         ("file", "is a file; expected a folder, or a file that ends with .parquet"),
-        ("d.parquet", "is a folder; expected a file or a folder without the ending .parquet"),
+        (
+            "d.parquet",
+            "is a folder, but the ending .parquet stands for a single file; remove the ending, or choose another path",
+        ),
     ):
         assert refused(lambda name=name: plan().materialize(tmp_path / name)) == f"{tmp_path / name} {told}"  # type: ignore[misc]
     assert refused(lambda: plan().materialize(tmp_path / "home")) == (

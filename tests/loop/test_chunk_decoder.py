@@ -103,7 +103,7 @@ def test_a_malformed_line_is_named_and_the_others_are_read() -> None:
         "'ts' is null",
         "'event' is neither 'impression' nor 'click'",
     )
-    assert bad[8] == "2 objects in 1 lines"
+    assert bad[8] == "found 2 objects; expected one per line"
 
 
 @given(

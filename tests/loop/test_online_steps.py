@@ -441,7 +441,8 @@ def test_a_first_start_writes_a_checkpoint_and_a_later_one_says_where_it_goes_on
     steps = Began(clock, _number=number, learner=learner, warm={"done": done}, engine=SimpleNamespace(learned=4321))
     steps._went_on()
     assert steps.did == [*(["checkpoint"] if number == 0 else []), f"between {done}"]
-    assert steps.said == ([] if number == 0 else ["continuing from checkpoint 2: 4,321 examples, 1,234 held"])
+    said = "continuing from checkpoint 2: 4,321 examples learned, 1,234 impressions waiting"
+    assert steps.said == ([] if number == 0 else [said])
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.01])

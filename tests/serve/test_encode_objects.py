@@ -249,9 +249,9 @@ def png_of(side: int) -> bytes:
         ({"ad_image": {"7": {"image": "", "text": ""}}}, "got an object with 'image', 'text'"),
         (
             {"ad_image": {"7": {"text": "red"}}},
-            "object '7' of 'ad_image' is sent as text, but the encoder of this field takes image",
+            "object '7' of 'ad_image' is sent as 'text', but the encoder of this field takes 'image'",
         ),
-        ({"title": {"7": sent(b"red")}}, "is sent as image, but the encoder of this field takes text"),
+        ({"title": {"7": sent(b"red")}}, "is sent as 'image', but the encoder of this field takes 'text'"),
         ({"user": {"7": sent(b"red")}}, "does not compute vectors for 'user'"),
         (
             {"ad_image": {"7": sent(b"GIF89a")}},
@@ -325,7 +325,7 @@ def test_encoders_that_did_not_make_the_vectors_are_refused_at_the_start(world: 
     plain = {"ad_id": np.arange(9), "image": np.zeros((9, WIDE), np.float32)}
     file = cb.tables.write_vectors(tmp_path / "plain.ctrvec", plain, key=world.image, vector="image")
     folder = create(tmp_path / "model", world.plan, world.fitted(file), context=["user"])
-    with pytest.raises(PlanError, match="published without the facts of their encoder"):
+    with pytest.raises(PlanError, match="published without a description of their encoder, so the server cannot check"):
         open_served(folder, encoders={"ad_image": pixels()})
     made = open_served(folder)
     assert isinstance(made, ServedModel)

@@ -199,7 +199,7 @@ def test_what_is_remembered_is_bounded(world: ImageWorld, served: ServedModel) -
     ("objects", "words"),
     [
         ([], "must be a JSON object with one entry per field"),
-        ({"ad_image": []}, "must be a JSON object from ids to lists"),
+        ({"ad_image": []}, "must be a JSON object that maps ids to lists"),
         ({"ad_imag": {"1": [0.0] * WIDTH}}, "nearest: 'ad_image'"),
         ({"user": {"1": [0.0] * WIDTH}}, "does not compute vectors for 'user'"),
         ({"ad_image": {"1": [0.0] * (WIDTH - 1)}}, f"has 15 numbers; expected {WIDTH}"),

@@ -89,7 +89,7 @@ def test_dense_columns_of_context_and_candidates_come_in_the_order_of_the_model(
     candidates = batch_of(2, [[4, 5, 6, 7], [8, 9, 10, 11]])
     assert scorer._dense(context, candidates).tolist() == [[7, 2, 3, 4, 5, 6, 1], [11, 2, 3, 8, 9, 10, 1]]
     candidates.dense[1, 2] = np.inf
-    with pytest.raises(DataError, match=r"^dense column 'image\[2\]' of candidate 1 is inf$"):
+    with pytest.raises(DataError, match=r"^dense column 'image\[2\]' of candidate 1 is inf; expected a finite number$"):
         scorer._dense(context, candidates)
 
 

@@ -240,7 +240,8 @@ def test_vectors_of_another_training_and_damaged_files_are_refused(place: Path, 
             PrerankFolder.open(folder, run)
     with torch.no_grad():
         run.model.towers["user"][-1].bias[0] += 1
-    with pytest.raises(DataError, match=r"were made with another training or another plan .* make the folder again from this run"):
+    told = r"were made by another training run than the served one, or with another plan; make the folder again from this run"
+    with pytest.raises(DataError, match=told):
         PrerankFolder.open(place / "ads.prerank", run)
     with pytest.raises(PlanError, match=r"only a run of cb\.models\.TwoTower"):
         opened(place, "ranking", prerank_run=place / "ranking")

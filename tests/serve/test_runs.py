@@ -17,9 +17,12 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import BudgetError, CtrboxError, DataError, PlanError
 from ctrbox.serve.model_folder import ModelFolder, create
+from ctrbox.serve.request_queue import ScoringQueue
+from ctrbox.serve.routes import Routes
 from ctrbox.serve.served_click_model import ServedModel
 from ctrbox.serve.served_models import ServedRun, open_served
 from ctrbox.serve.server import Server, Settings
+from ctrbox.serve.service import Limits, Service
 from tests.serve.running import running
 from tests.train.worlds import checkerboard, on_disk
 
@@ -72,6 +75,91 @@ def test_a_request_needs_no_id_for_columns_of_a_merged_view(tmp_path: Path) -> N
     scores, _ = served.score(served.reader.from_json(orjson.dumps({"candidates": rows})))
     assert scores.tolist() == run.predict(rows).tolist()
     assert len(set(scores.tolist())) == 3
+
+
+def test_columns_of_a_merged_view_are_all_needed_by_a_run_and_refused_by_a_published_model(tmp_path: Path) -> None:
+    ids = list(range(400))
+    log = pa.table({"id": ids, "ad": [k % 7 for k in ids], "user": [k % 5 for k in ids], "y": [k % 2 for k in ids]})
+    pq.write_table(log, tmp_path / "log.parquet")
+    pq.write_table(pa.table({"id": ids, "price": [k / 400 for k in ids], "rank": ids}), tmp_path / "more.parquet")
+    more = cb.View(tmp_path / "more.parquet", key="id", name="more").fill(price=0.0, rank=0)
+    merged = cb.View(tmp_path / "log.parquet", key="id").fill(y=0, ad=0, user=0).merge(more, ordered=True)
+    features = cb.FeatureSet(
+        label=col("y"),
+        sparse={"ad": col("ad").key(), "user": col("user").key()},
+        dense={"price": "price", "rank": col("rank").log1p()},
+    )
+    plan = cb.compile(merged, features, device="cpu")
+    model = cb.models.DeepFM(plan.schema, dim=4, hidden=(8,))
+    run = cb.Trainer(model, cb.MemoryTable(4)).fit(plan, batch_size=100, epochs=1, out=tmp_path / "run")
+    told = (
+        "features read column 'price' of view 'more', which the plan merges as a stream; requests to a published model cannot "
+        "bring the columns of this view, so these features always use its fill values; serve the run folder instead, or train "
+        "with merge(…, ordered=False), which looks the rows up by their id"
+    )
+    with pytest.warns(UserWarning, match="features read column") as warned:
+        create(tmp_path / "published", plan, run, context=["user"])
+    assert [str(w.message) for w in warned if "merges" in str(w.message)] == [told]
+    engine = cb.DeepFFM(plan.schema, k=4, hidden=(4,), bits=10, context=plan.features_of(["user"]))
+    with pytest.warns(UserWarning, match="features read column 'price' of view 'more'"):
+        create(tmp_path / "ffm", plan, engine, context=["user"])
+
+    user = {"user": 1}
+
+    def refused(kind: str, rows: list[dict[str, object]]) -> list[str]:
+        """What is said of a request in JSON, row by row and by column, and as tensors."""
+        served = open_served(ModelFolder.open(tmp_path / kind), allow_views=[str(tmp_path)])
+        columns = {n: [row[n] for row in rows] for n in rows[0]}
+        found = []
+        for read in (
+            lambda: served.reader.from_json(orjson.dumps({"context": user, "candidates": rows})),
+            lambda: served.reader.from_json(orjson.dumps({"context": user, "candidates": columns})),
+            lambda: served.reader.from_tensors({n: np.array(values) for n, values in {"user": [1], **columns}.items()}),
+        ):
+            with pytest.raises(DataError) as met:
+                served.score(read())
+            found.append(str(met.value))
+        return found
+
+    some: list[dict[str, object]] = [{"ad": 1, "price": 0.5}, {"ad": 2, "price": 0.5}]
+    why = (
+        "column 'rank'; column 'rank' is from view 'more', of which a request needs all columns that the features read"
+    )
+    assert refused("run", some) == [f"candidates lack {why}", f"candidates lack {why}", f"the request lacks {why}"]
+    none = refused("run", [{"ad": 1}, {"ad": 2}])
+    assert [text.split("; column")[0] for text in none] == [
+        "candidates lack column 'price'; also 'rank'",
+        "candidates lack column 'price'; also 'rank'",
+        "the request lacks column 'price'; also 'rank'",
+    ]
+    never = (
+        "column 'price' is from view 'more', which the plan merges into the log; requests to a published model cannot bring the "
+        "columns of this view, so its features use the fill values of the view; leave these columns out, or serve the run folder"
+    )
+    for kind in ("published", "ffm"):
+        assert refused(kind, some) == [f"candidates: {never}", f"candidates: {never}", never]
+
+    # Native code leaves such requests to Python.
+    served = open_served(ModelFolder.open(tmp_path / "ffm"), allow_views=[str(tmp_path)])
+    routes = Routes(Service(served, "model", ScoringQueue(0, 8, 1.0), Limits()))
+    plain = served.plain()
+    assert plain is not None
+    for price in ([], [("price", "FP64", [1], np.array([0.5]).tobytes())]):
+        sent = [(n, "INT64", [1], np.array([1]).tobytes()) for n in ("user", "ad")] + price
+        values = {"user": [1], "ad": [1], "price": [0.5]}
+        inputs = [{"name": n, "datatype": kind, "shape": shape, "data": values[n]} for n, kind, shape, _ in sent]
+        tensors = orjson.dumps({"inputs": inputs})
+        rows = orjson.dumps({"context": user, "candidates": [{"ad": 1, **({"price": 0.5} if price else {})}]})
+        answers = [plain.json(rows), plain.infer(tensors, len(tensors)), plain.tensors(sent)]
+        assert [one is None for one in answers] == [bool(price)] * 3
+        if price:
+            for call, text in (
+                (lambda rows=rows: routes.score(rows), f"candidates: {never}"),
+                (lambda tensors=tensors: routes.infer(tensors, None, ""), never),
+            ):
+                with pytest.raises(DataError) as met:
+                    call()
+                assert str(met.value) == text
 
 
 def test_a_run_has_no_engine(folder: Path) -> None:

@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import ctrbox as cb
@@ -27,6 +28,7 @@ from ctrbox.serve.served_models import open_served
 from ctrbox.serve.server import Server, Settings
 from ctrbox.serve.service import Limits, Service
 from ctrbox.serve.state_of_histories import ServedPast, StateWriter
+from ctrbox.serve.view_refresh import ViewRefresher
 from tests.serve.running import running
 
 SECOND = 1_000_000
@@ -80,8 +82,6 @@ def plan_of(data: Any) -> cb.Plan:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run, a published run, a Deep FFM, and the state of the first half of the log."""
-    import pyarrow.parquet as pq
-
     place = tmp_path_factory.mktemp("past")
     pq.write_table(table(), place / "log.parquet")
     plan = plan_of(place / "log.parquet")
@@ -448,3 +448,75 @@ def test_a_server_keeps_its_state_through_a_restart(place: Path, tmp_path: Path)
     with running(place / "ffm", *options) as server:
         assert server.get("/v1/events").json()["position"] == "offset 1900"
         assert server.score(request_of(row)).json()["scores"] == after
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models whose histories read a joined view, which no feature reads, and their state of the first half of the log."""
+    place = tmp_path_factory.mktemp("joined")
+    pq.write_table(table(), place / "log.parquet")
+    (place / "ads").mkdir()
+    pq.write_table(pa.table({"ad": range(9), "brand": [ad % 3 for ad in range(9)]}), place / "ads" / "a.parquet")
+    ads = cb.View(place / "ads", key="ad", name="ads")
+    log = cb.View(place / "log.parquet", key="id", name="log").join(ads, on="ad").fill(brand=-1)
+    log = log.with_history(
+        seen=cb.history("brand", by="user", time="ts", last=4),
+        n=cb.past(by="brand", time="ts").count(within="1h"),
+    )
+    features = cb.FeatureSet(
+        label=col("clicked"), sparse={"user": col("user").key(), "seen": col("seen").key()}, dense={"n": "n"}
+    )
+    plan = cb.compile(log, features, device="cpu", threads=1)
+    model = cb.models.DeepFM(plan.schema, dim=4, hidden=(8,))
+    run = cb.Trainer(model, cb.MemoryTable(4)).fit(plan, batch_size=500, epochs=1, out=place / "run")
+    create(place / "published", plan, run, context=("user", "ts", "device", "seen"))
+    engine = cb.DeepFFM(
+        plan.schema, k=4, hidden=(4,), bits=10, context=plan.features_of(("user", "ts", "device", "seen"))
+    )
+    engine.learn(next(iter(plan.batches(2_000))))
+    create(place / "ffm", plan, engine, context=("user", "ts", "device", "seen"))
+    state = plan.histories()
+    state.observe(table().slice(0, HALF))
+    state.save(place / "half.past")
+    return place
+
+
+@pytest.mark.parametrize("kind", ["run", "published", "ffm"])
+def test_histories_read_the_new_rows_of_joined_views_after_a_refresh(joined: Path, tmp_path: Path, kind: str) -> None:
+    shutil.copytree(joined, tmp_path / "world")
+    place, data = tmp_path / "world", table()
+    ads = {"ads": str(place / "ads")}
+
+    def opened() -> Any:
+        return open_served(
+            ModelFolder.open(place / kind), allow_views=[str(joined)], views=ads, state=place / "half.past"
+        )
+
+    def scores(served: Any) -> list[float]:
+        row = data.slice(HALF + 120, 1).to_pylist()[0]
+        return [served.score(served.reader.from_json(request_of(row, 9)))[0].tolist() for _ in range(2)][1]
+
+    served = opened()
+    assert served.views.names == served.views.refreshable == ["ads"]
+    before = scores(served)
+    file = place / "ads" / "a.parquet"
+    pq.write_table(pa.table({"ad": range(9), "brand": [ad // 3 for ad in range(9)]}), file.with_name("_a"))
+    file.with_name("_a").rename(file)
+    assert scores(served) == before
+    refresher = ViewRefresher(served)
+    refresher.ask()
+    assert refresher.look()
+    assert (refresher.refreshed, refresher.refused) == (1, 0)
+    request = served.reader.from_json(request_of(data.slice(HALF + 120, 1).to_pylist()[0]))
+    assert served.answer(request).views == b"ads=2"
+    now = opened()
+    # Keys of requests are those of the new rows; events that were fed before keep theirs.
+    assert scores(served) == scores(now) != before
+    for mine in (served, now):
+        mine.past.histories.observe(data.slice(HALF, 120))
+    assert scores(served) == scores(now)
+    # A state that is read again keeps the rows of the joined views.
+    shutil.copy(place / "half.past", place / "other.past")
+    (place / "other.past").rename(place / "half.past")
+    assert served.past.renew()
+    assert scores(served) == scores(opened())

@@ -145,7 +145,7 @@ def words(*elements: tuple[int, bytes]) -> bytes:
         ),
         ({"parameters": {"binary_data_size": True}}, b"1", "input 'x' declares True bytes of binary data"),
         ({}, b"123", "1 bytes after the JSON belong to no input; declare them with binary_data_size"),
-        ({"shape": [3]}, b"12", "input 'x': 2 bytes, expected 3 for [3] of INT8"),
+        ({"shape": [3]}, b"12", "input 'x' has 2 bytes, expected 3 for shape [3] of INT8"),
         ({"datatype": "BOOL"}, b"\x01\x02", "input 'x': byte 1 of BOOL is 2; expected 0 or 1"),
         (
             {"datatype": "BYTES", "parameters": {"binary_data_size": 7}},

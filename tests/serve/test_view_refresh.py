@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from ctrbox.compiled_plan import refreshed_views
 from ctrbox.compiled_plan.refreshed_views import JoinedViews
 from ctrbox.engines.missed_keys import JoinCount
 from ctrbox.errors import DataError, PlanError, SourceError
@@ -344,15 +345,15 @@ def test_a_worker_does_not_give_a_version_to_files_that_changed_while_it_read_th
 
     published()
     follower, before = ViewFollower(served, Desk(board, 0)), scores(served, world)
-    reopened = JoinedViews._reopened
+    reopened = refreshed_views.reopened_frame
 
-    def reopened_later(self: JoinedViews, frame: Any) -> Any:
+    def reopened_later(graph: Any, frame: Any) -> Any:
         if frame.name == "ads":
             rewritten(views["ads"], with_("bid", 7.5))
-        return reopened(self, frame)
+        return reopened(graph, frame)
 
     with monkeypatch.context() as patched:
-        patched.setattr(JoinedViews, "_reopened", reopened_later)
+        patched.setattr(refreshed_views, "reopened_frame", reopened_later)
         assert not follower.look()
     assert scores(served, world) == before
     assert served.answer(served.reader.from_json(asked(world))).views == b"users=1, ads=1"

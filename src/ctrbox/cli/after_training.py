@@ -191,7 +191,7 @@ def predict(
 def predictions(
     run: Any, data: str, columns: Columns | None = None, state: Path | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Key columns and probability, in the order of the log; without a key, the probability alone."""
+    """Yield the key columns and the probability, in the order of the log; without a key, only the probability."""
     import pyarrow as pa
 
     from ctrbox.plan.language.expressions import col
@@ -248,10 +248,12 @@ class Columns:
             )
 
     def of(self, keys: pa.Table | None, p: np.ndarray | None) -> pa.RecordBatch:
-        """Return one part of the predictions; without any, the columns they would have."""
+        """Return one part of the predictions or, without ``p``, their columns without rows."""
         import pyarrow as pa
 
-        columns = {} if keys is None else {name: keys.column(name).combine_chunks() for name in keys.column_names}
+        from ctrbox.columns.one_array import one_array
+
+        columns = {} if keys is None else {name: one_array(name, keys.column(name)) for name in keys.column_names}
         if p is None:
             types = {name: self.run.plan.log.source.schema.field(name).type for name in self.run.plan.log.key}
             columns = {name: pa.array([], kind) for name, kind in types.items()}

@@ -76,7 +76,7 @@ class Ragged:
         if row < 0:
             row += len(self)
             if row < 0:
-                raise IndexError(f"row {row - len(self)} of {len(self):,} rows")
+                raise IndexError(f"there is no row {row - len(self)}, because there are {len(self):,} rows")
         return self.values[self.offsets[row] : self.offsets[row + 1]]
 
     def take(self, rows: np.ndarray) -> Ragged:
@@ -99,7 +99,7 @@ class Ragged:
 
 
 def as_array(tensor: Any) -> np.ndarray:
-    """NumPy's view of an array that may be a tensor of torch, brought over where it lies on a device."""
+    """Return an array, or a tensor of torch, as a NumPy array; a tensor on a GPU is copied."""
     return tensor if isinstance(tensor, np.ndarray) else np.asarray(tensor.cpu().numpy())
 
 
@@ -128,10 +128,10 @@ def _taken_on_device(ragged: Any, rows: Any) -> Ragged:
 
 
 class Fields(Mapping[str, Ragged]):
-    """Fields by name, each wrapped when first asked for: a request of one row must not pay for 40 arrays it may not read."""
+    """Fields by name. Each is wrapped when it is first read, so that a request of one row does not pay for 40 unused arrays."""
 
     def __init__(self, names: Sequence[str], make: Callable[[int], Ragged], native: Any = None) -> None:
-        """``native``: the batch that they are views of, for those who read it without them."""
+        """``native``: the native batch that the fields are views of, for code that reads it directly."""
         self.native = native
         self._at = {name: k for k, name in enumerate(names)}
         self._make = make

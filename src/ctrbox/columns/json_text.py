@@ -1,6 +1,6 @@
 """Parses JSON text strictly: duplicate names in an object, NaN and Infinity are errors.
 
-Most parsers keep the last of two equal names without a word, so a request could mean two things.
+Most parsers silently keep the last of two equal names, so a request could mean two things.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ctrbox.errors import DataError
 
 
 def strict_json(text: bytes) -> Any:
-    """Read JSON. Raises DataError for a name that comes twice, ValueError for text that is not JSON."""
+    """Parse JSON. Raise a DataError if a name occurs twice in an object, and a ValueError if the text is not JSON."""
     try:
         return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
     except RecursionError:

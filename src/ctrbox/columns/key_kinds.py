@@ -28,7 +28,7 @@ def joined(first: str, second: str) -> str:
 
 
 def mismatch(trained: Mapping[str, Any], planned: Mapping[str, str]) -> str:
-    """Say of the first field that has another kind in a plan than in a model what both have; empty where there is none."""
+    """Describe the first field whose kind in a plan differs from that in a model; return "" if there is none."""
     for name, kind in trained.items():
         other = planned.get(name, "")
         if isinstance(kind, str) and kind in TOLD and other and kind != other:

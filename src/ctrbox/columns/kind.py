@@ -12,12 +12,12 @@ LETTERS = {name: letter for letter, name in NAMES.items()} | {"string": "s", "ti
 
 
 def name_of(kind: str) -> str:
-    """'*s' → 'list[str]'."""
+    """Return the name of a kind for users: 'list[str]' for '*s'."""
     return f"list[{NAMES[kind[1:]]}]" if kind.startswith("*") else NAMES[kind]
 
 
 def kind_named(name: str) -> str | None:
-    """'list[str]' → '*s'; None for an unknown name."""
+    """Return the kind with this name: '*s' for 'list[str]'; None for an unknown name."""
     if name.startswith("list[") and name.endswith("]"):
         inner = LETTERS.get(name[5:-1])
         return None if inner is None else "*" + inner
@@ -25,7 +25,7 @@ def kind_named(name: str) -> str | None:
 
 
 def kind_of_arrow(type_: pa.DataType) -> str | None:
-    """The kind a column of this Arrow type is read as; None when it is not a simple type."""
+    """Return the kind as which a column of this Arrow type is read; None if the type is not simple."""
     if pa.types.is_dictionary(type_):
         return kind_of_arrow(type_.value_type)
     if pa.types.is_boolean(type_):
@@ -57,5 +57,5 @@ ARROW = {
 
 
 def arrow_type(kind: str) -> pa.DataType:
-    """What a column of this kind is handed out as."""
+    """Return the Arrow type in which a column of this kind is handed out."""
     return pa.large_list(ARROW[kind[1:]]) if kind.startswith("*") else ARROW[kind]

@@ -52,11 +52,11 @@ class RawColumn:
         self.numpy = self._numpy()
 
     def _numpy(self) -> Any:
-        """The NumPy type of a column of numbers: three times faster than Arrow's conversion of a list."""
+        """Return the NumPy type of a column of numbers; NumPy converts a list three times faster than Arrow."""
         return np.dtype(self.type.to_pandas_dtype()) if self.kind in ("i", "f") else None
 
     def array(self, values: Sequence[Any]) -> pa.Array:
-        """Convert JSON values to a column. DataError names the first value that is not one."""
+        """Convert JSON values to a column. A DataError names the first value that does not fit."""
         met = frozenset(map(type, values))
         try:
             if self.numpy is not None and met <= self.nulls:
@@ -93,7 +93,7 @@ class RawColumn:
         return self._grouped(self._scalars(inner, self.type.value_type), values)
 
     def _grouped(self, inner: pa.Array, rows: Sequence[Any]) -> pa.Array:
-        """Cut the values of all rows, one behind the other, into the lists that the rows have."""
+        """Cut the values of all rows, which follow each other, into the lists of the rows."""
         lengths = [0 if row is None else len(row) for row in rows]
         size = getattr(self.type, "list_size", None)
         if size is not None and any(n != size for n, row in zip(lengths, rows, strict=True) if row is not None):
@@ -102,7 +102,7 @@ class RawColumn:
         return pc.if_else(pa.array([row is not None for row in rows], pa.bool_()), lists, None).cast(self.type)
 
     def complaint(self, values: Sequence[Any]) -> str:
-        """Describe the first value that cannot be taken; called when there is one."""
+        """Describe the first value that does not fit. Call it only if there is one."""
         for row, value in enumerate(values):
             try:
                 if self.is_list and not isinstance(value, list | None):
@@ -131,7 +131,7 @@ class RawColumn:
         return f"{name_of(self.kind)}{exact}"
 
     def far(self, value: Any) -> str:
-        """Say of a time, or of the first of a list, that it lies outside the years 0001 to 9999; empty where none does."""
+        """Say that a time, or the first such time of a list, lies outside the years 0001 to 9999; return "" if none does."""
         if self.letter != "t":
             return ""
         found = (outside_years(v, self.unit) for v in (value if isinstance(value, list) else [value]))
@@ -139,7 +139,7 @@ class RawColumn:
         return f"; {told}" if told else ""
 
     def from_tensor(self, values: np.ndarray) -> pa.Array:
-        """Convert a tensor, one value per row; of a column of lists a matrix. DataError where type, shape or a value is wrong."""
+        """Convert a tensor with one value per row, or a matrix for a column of lists. A misfit is a DataError."""
         letter = {"b": "b", "i": "i", "u": "i", "f": "f", "O": "s", "S": "s"}.get(values.dtype.kind, "?")
         fits = letter == self.letter or (self.letter, letter) in (("f", "i"), ("t", "s"))
         fits = fits or (self.letter == "t" and letter == "i" and self.unit is not None)
@@ -170,15 +170,15 @@ class RawColumn:
 
 
 def finite(values: pa.Array) -> pa.Array:
-    """Return the fractions as they are. Raises OverflowError where one is infinite or not a number."""
+    """Return the fractions as they are; raise an OverflowError if one is infinite or NaN."""
     if not pc.all(pc.is_finite(values), min_count=0).as_py():
         raise OverflowError("a value is not finite")
     return values
 
 
 def narrower(mine: pa.DataType, planned: pa.DataType) -> pa.DataType | None:
-    """Return the type to which fractions are rounded before a plan reads them: float32 where the plan was built on float32 and
-    they are float64, because keys and buckets of 0.1 differ between the two. None: they are read as they are."""
+    """Return the type to which fractions are rounded before a plan reads them: float32 if the plan was built on float32 and
+    they are float64, because keys and buckets of 0.1 differ between the two types. None: they are read as they are."""
     if pa.types.is_float64(mine) and pa.types.is_float32(planned):
         return pa.float32()
     if not (_is_list(mine) and _is_list(planned)) or narrower(mine.value_type, planned.value_type) is None:
@@ -194,7 +194,7 @@ def _is_list(type_: pa.DataType) -> bool:
 
 
 def narrowed(values: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Round fractions, or lists of them, to the nearest of another width. Raises OverflowError where a finite one would become
+    """Round fractions, or lists of them, to the nearest of another width. Raise an OverflowError if a finite one would become
     infinite."""
     made = values.cast(wanted)
     one, other = (made.flatten(), values.flatten()) if _is_list(wanted) else (made, values)
@@ -208,7 +208,7 @@ def tensor_type(dtype: Any) -> str:
 
 
 def brief(value: Any) -> str:
-    """Show a value of a stranger in at most 41 characters."""
+    """Show any value in at most 41 characters."""
     try:
         text = repr(value)
     except RecursionError:

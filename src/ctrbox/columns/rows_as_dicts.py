@@ -19,7 +19,7 @@ from ctrbox.errors import DataError
 
 
 def is_dicts(rows: Any) -> bool:
-    """Whether these are one row or a list of rows as dicts."""
+    """Return whether these rows are a dict, or a list of dicts."""
     if isinstance(rows, Mapping):
         return True
     return isinstance(rows, list | tuple) and bool(rows) and all(isinstance(row, Mapping) for row in rows)
@@ -54,7 +54,7 @@ def table_of_dicts(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, time_un
 
 
 def plain(value: Any, time: bool) -> Any:
-    """The value as JSON would have it; ``time``: it stands in a column of times."""
+    """Return the value in the form that JSON would give it; ``time``: whether its column has times."""
     if time and isinstance(value, datetime | date | np.datetime64):
         return iso_text(value)
     if isinstance(value, np.ndarray):
@@ -67,7 +67,7 @@ def plain(value: Any, time: bool) -> Any:
 
 
 def iso_text(value: Any) -> str | None:
-    """ISO 8601 text of a moment, or None for NaT."""
+    """Return a time as ISO 8601 text, or None for NaT."""
     if value != value:
         return None
     if isinstance(value, np.datetime64):

@@ -51,7 +51,7 @@ _COMMON_TEXT = re.compile(_COMMON[1:-1])
 
 
 def checked_unit(unit: object) -> str:
-    """Return the unit. PlanError where it is none of ``UNITS``."""
+    """Return the unit; raise a PlanError if it is none of ``UNITS``."""
     if not isinstance(unit, str) or unit not in UNITS:
         listed = ", ".join(f"{short!r} ({long})" for short, long in UNITS.items())
         raise PlanError(f"unit={unit!r} is not a unit of time; expected one of {listed}")
@@ -59,7 +59,7 @@ def checked_unit(unit: object) -> str:
 
 
 def checked_units(units: Mapping[str, str] | None, columns: Sequence[str]) -> dict[str, str]:
-    """Return the declared units by column. PlanError names a column that does not exist, or a unit that is not one."""
+    """Return the declared units by column; raise a PlanError if a column does not exist, or a unit is none of ``UNITS``."""
     found = dict(units or {})
     for name, unit in found.items():
         if name not in columns:
@@ -73,7 +73,7 @@ def checked_units(units: Mapping[str, str] | None, columns: Sequence[str]) -> di
 
 
 def check_are_times(units: Mapping[str, str], schema: pa.Schema) -> None:
-    """Raise PlanError where a unit is declared for a column that is not a time, for which it would do nothing."""
+    """Raise a PlanError if a unit is declared for a column that is not a time, where it would have no effect."""
     for name, unit in units.items():
         kind = kind_of_arrow(schema.field(name).type)
         if kind in ("t", "*t"):
@@ -88,7 +88,7 @@ def check_are_times(units: Mapping[str, str], schema: pa.Schema) -> None:
 
 
 def outside_years(value: Any, unit: str | None) -> str:
-    """Say in which year a number of a unit lies and which unit it may count; empty where it lies in the years 0001 to 9999."""
+    """Say in which year a number of a unit lies, and which unit it may count; return "" for the years 0001 to 9999."""
     if type(value) is not int or unit is None or FIRST <= _microseconds(value, unit) <= LAST:
         return ""
     # The calendar repeats after 400 years of 146,097 days.
@@ -106,7 +106,7 @@ def outside_years(value: Any, unit: str | None) -> str:
 def likely_unit(microseconds: int, unit: str) -> tuple[int, str, date] | None:
     """Return the number of ``unit`` that a time was made of, the unit that puts it into the years 2000 to 2099, and its day then.
 
-    Return None where no other unit does. Of nanoseconds the last three digits are not known any more.
+    Return None if no other unit does. The last three digits of nanoseconds are lost.
     """
     number = microseconds * 1000 if unit == "ns" else microseconds // MICROSECONDS[unit]
     for other in UNITS:
@@ -121,7 +121,7 @@ def _microseconds(value: int, unit: str) -> int:
 
 
 def brief_number(value: int) -> str:
-    """Show a whole number of a stranger in at most 40 characters: 39 digits hold 128 bits."""
+    """Show a whole number of any size in at most 40 characters: 39 digits hold 128 bits."""
     return str(value) if value.bit_length() <= 128 else f"a number of {value.bit_length():,} bits"
 
 
@@ -134,7 +134,7 @@ def accepted(unit: str | None) -> str:
 
 
 def as_time_advice(name: str, kind: str | None) -> str:
-    """Say how a column of a frame becomes a time; empty where it is neither text nor a whole number. ``kind``: what it is."""
+    """Say how a column of a frame becomes a time; return "" unless its ``kind`` is text or a whole number."""
     how = {"s": "utc=True", "i": "unit='s'"}.get(kind or "")
     if how is None:
         return ""
@@ -143,7 +143,7 @@ def as_time_advice(name: str, kind: str | None) -> str:
 
 
 def times_of(values: Sequence[Any], unit: str | None) -> pa.Array:
-    """Convert text, whole numbers and nulls, in any mixture. Raises ValueError or a subclass where one is not a time."""
+    """Convert text, whole numbers and nulls, in any mixture. Raise a ValueError or a subclass if one is not a time."""
     if len(values) == 1 and type(values[0]) is str and _COMMON_TEXT.fullmatch(values[0]):
         # The context of a request: what Arrow does for a column takes 0.2 ms for one value, most of it for the expressions.
         return pa.array([datetime.fromisoformat(values[0].removesuffix("Z"))], TIME)
@@ -158,7 +158,7 @@ def times_of(values: Sequence[Any], unit: str | None) -> pa.Array:
 
 
 def times_of_text(text: pa.Array) -> pa.Array:
-    """Convert ISO 8601 text. The twin of ``parse_time`` in native/operators/times.h."""
+    """Convert ISO 8601 text. This function is the twin of ``parse_time`` in native/operators/times.h."""
     common = pc.and_(pc.match_substring_regex(text, _COMMON), pc.invert(pc.starts_with(text, "0000")))
     if pc.all(common, min_count=0).as_py():
         return pc.utf8_rtrim(text, "Z").cast(TIME)
@@ -179,7 +179,7 @@ def times_of_text(text: pa.Array) -> pa.Array:
 
 
 def times_of_numbers(numbers: pa.Array, unit: str | None) -> pa.Array:
-    """Convert whole numbers that count ``unit`` since 1970; without a unit they are refused."""
+    """Convert whole numbers that count ``unit`` since 1970; without a unit, they are refused."""
     if unit is None:
         raise ValueError("a number without a unit")
     if not pa.types.is_integer(numbers.type):

@@ -1,7 +1,7 @@
 """Applies a plan to other data, whose columns must have the kinds that the plan was built with.
 
-Without this check a file whose user ids are text, where they were numbers, would be read without a word: its keys would be
-others, and every score chance.
+Without this check, a file whose user ids are text, although they were numbers before, would be read without an error: its keys
+would be different, and every score would be random.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def plan_over(plan: Plan, data: Any, label: bool, views: Mapping[str, Any] | Non
 
 
 def only_fitted(graph: Graph) -> frozenset[str]:
-    """Return the columns of the log that are read only to learn values, such as the label of a click rate: nothing reads them in
-    a plan that has these values."""
+    """Return the columns of the log that are read only to learn values, such as the label of a click rate. A plan that has these
+    values does not read them."""
     log = graph.frames[0]
     needed = closure([*(output.node for output in graph.outputs), *log.filters])
     past = set(getattr(log.view.source, "read_for_histories", ()))
@@ -63,7 +63,7 @@ def only_fitted(graph: Graph) -> frozenset[str]:
 def _agreeing(
     view: View, then: View, read: dict[int, set[str]], strict: bool, spare: frozenset[str] = frozenset()
 ) -> View:
-    """Return ``view`` held to the columns that are read of ``then``, which has the same steps.
+    """Return ``view`` with a check that its data has the columns that are read of ``then``, which has the same steps.
 
     ``spare``: columns that the other data may lack.
     """

@@ -24,11 +24,11 @@ _fingerprints: weakref.WeakKeyDictionary[Plan, tuple[list[np.ndarray], str]] = w
 
 
 def fingerprint(plan: Plan) -> str:
-    """A digest of everything that decides the bits of a batch, the same in every process.
+    """Return a digest of everything that decides the bits of a batch; it is the same in every process.
 
-    Features, steps of views, the kinds and null facts of the columns that are read, dictionaries, what was
-    fitted, and the names and CUDA bodies of user operators; not paths, names of views, sizes of files or
-    budgets. Computed once for each fitted state of a plan.
+    It covers features, steps of views, the kinds and null facts of the columns that are read, dictionaries, fitted values, and
+    the names and CUDA bodies of user operators, but not paths, names of views, sizes of files or budgets. It is computed once
+    for each fitted state of a plan.
     """
     learned = [array for _, state in sorted(plan.fitted.items()) for _, array in sorted(state.items())]
     known = _fingerprints.get(plan)
@@ -61,10 +61,10 @@ def _canonical_form(plan: Plan) -> dict[str, Any]:
 
 
 def histories_fingerprint(log: View) -> str:
-    """A digest of everything that decides the state behind the histories of a log: its steps up to the last ``with_history``.
+    """Return a digest of all that decides the state of the histories of a log: its steps up to the last ``with_history``.
 
     It covers the expressions and spans of the histories, the steps before them, and the kinds and null facts of the columns that
-    they read; not features, data or budgets. Two plans with equal histories can use the same state.
+    they read, but not features, data or budgets. Two plans with equal histories can use the same state.
     """
     last = max(place for place, step in enumerate(log.steps) if isinstance(step, WithHistory))
     view = log.with_steps(log.steps[: last + 1])
@@ -125,7 +125,7 @@ def _unfiltered_form(plan: Plan) -> str:
 
 
 def columns_read(graph: Graph) -> dict[int, set[str]]:
-    """The columns that are read of each view, by the view's id."""
+    """Return the columns that are read of each view, by the view's id."""
     read: dict[int, set[str]] = {}
     for frame in graph.frames:
         for place, source in enumerate(frame.sources):
@@ -134,9 +134,9 @@ def columns_read(graph: Graph) -> dict[int, set[str]]:
 
 
 def columns_of(view: View, wanted: set[str] | None = None) -> list[list[Any]]:
-    """Name, kind ("" where it has none), width of a fixed-size list, and whether nulls may be met.
+    """Return, for each column: name, kind ("" if it has none), width of a fixed-size list, and whether it may have nulls.
 
-    Of data that was given to a saved plan the recorded null facts count, so that the plan keeps its fingerprint.
+    For data that was given to a saved plan, the recorded null facts count, so that the plan keeps its fingerprint.
     """
     found = []
     nullable = getattr(view.source, "nullable_then", view.source.nullable)

@@ -1,6 +1,7 @@
 """Defines ``Plan``, the compiled job: the public face of the graph and of the engine behind it.
 
-How batches are walked through, expressions computed and work reported is told in `batch_order`, `computing` and `work_done`.
+The modules `batch_order`, `compute` and `time_of_operators` of `ctrbox.engines` walk through batches, compute expressions and
+report the work of operators.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Plan:
         return self._like(**changes)
 
     def _like(self, **changes: Any) -> Plan:
-        """Return a copy with other values of these attributes. Its program is made anew, its graph is this plan's."""
+        """Return a copy with other values of these attributes. It shares the graph with this plan, but builds its own program."""
         made = copy.copy(self)
         vars(made).update(changes, _extractor=None, _requests=None, _lock=threading.Lock())
         if "fitted" in changes:
@@ -204,7 +205,7 @@ class Plan:
 
     @staticmethod
     def _known(device: Any) -> Any:
-        """A device whose size is asked of the GPU here, where there is one."""
+        """Return the device, with the memory of this machine's GPU if the device names it."""
         named = device == "auto" or device == "cuda" or gpu_number(device) is not None
         if not named or not gpu_here():
             return device
@@ -397,9 +398,12 @@ class Plan:
         """Compute the features of a few raw rows of the log, such as the rows of a request, with the operators of the plan.
 
         ``rows``: any object with the Arrow PyCapsule interface, a dict, or a list of dicts. Dicts are checked by the rules of
-        requests. If the columns of the label are missing, the batch has no labels. Filters apply: ``batch.index`` then says
-        which rows of the request are in the batch.
+        requests, and an empty list gives a batch without rows. If the columns of the label are missing, the batch has no
+        labels. Columns of a view that is merged as a stream are used if the rows have all of them that features read, and
+        filled if they have none. Filters apply: ``batch.index`` then says which rows of the request are in the batch.
         """
+        if isinstance(rows, list | tuple) and not rows:
+            rows = self.request_schema().empty_table()
         rows = self.table_of_dicts(rows) if is_dicts(rows) else single(rows)
         full, unlabeled = self._requests or (None, None)
         if full is not None and full.knows(rows):
@@ -409,14 +413,15 @@ class Plan:
         if full is None:
             full = Requests(self._request_extractor())
             self._requests = (full, None)
-        if full.lacks(names_of(rows)):
+        names = names_of(rows)
+        if full.lacks(names) or full.incomplete(names):  # what is missing may be no more than the label
             unlabeled = unlabeled or self._without_labels(full.extractor)
             self._requests = (full, unlabeled)
             return unlabeled.run(rows)
         return full.run(rows)
 
     def request_schema(self, *, label: bool = False) -> pa.Schema:
-        """The columns that a request may contain.
+        """Return the columns that a request may contain.
 
         They are the columns of the log that features read, and the columns of views that are merged as streams. With
         ``label``, they include the columns of the label and the weight.
@@ -443,7 +448,7 @@ class Plan:
         return {name: unit for view in [*merged, self.log] for name, unit in view.time_units.items()}
 
     def features_of(self, columns: Sequence[str]) -> list[str]:
-        """The features that read nothing but these columns of the log, and views that are joined by them.
+        """Return the features that read nothing but these columns of the log and the views that are joined by them.
 
         A request computes these features once for all its candidates.
         """
@@ -452,7 +457,7 @@ class Plan:
         return features_of(self, columns)
 
     def _request_extractor(self) -> Extractor:
-        """The CPU's program, whatever the plan's device is: a handful of rows is no work for a GPU."""
+        """Return a program for the CPU, whatever the device of the plan is, because a few rows are no work for a GPU."""
         if self._extractor is not None or not wants_gpu(self.device):
             return self.extractor()
         self.fit()
@@ -465,7 +470,7 @@ class Plan:
         outputs = [o for o in full.outputs if o.role not in LABELS]
         schema = replace(full.schema, label=False, weight=False, tasks=())
         options = self._options(schema=schema, outputs=outputs, dimensions=full.dimensions)
-        return Requests(Extractor(without_label_filters(self.graph), self.fitted, **options))
+        return Requests(Extractor(without_label_filters(self.graph), self.fitted, **options), full.loaded[1:])
 
     def _options(self, **others: Any) -> dict[str, Any]:
         """Return the arguments of an `Extractor` of this plan: those that all of them share, and ``others``."""
@@ -480,7 +485,7 @@ class Plan:
         return {name: {"rows": s.rows, "seconds": s.seconds} for name, s in stages.items()}
 
     def profile(self) -> dict[str, float]:
-        """Seconds of each kind of operator, summed over all threads."""
+        """Return the seconds of each kind of operator, summed over all threads."""
         return time_of_operators.seconds_of_operators(self.extractor())
 
     @property

@@ -8,10 +8,10 @@
     20 + H          …      the blobs, one after the other: words (Arrow IPC), ids, vectors, fitted arrays
     size - 32       32     SHA-256 of everything before
 
-A file is written aside, synced and renamed. Reading believes nothing before its checksum fits, runs no code
-of the file, and imports a user's operator only when it is allowed to. Operators that the
-caller hands over are used as they are. Paths are kept as they were given,
-secrets in them are not; no path is opened before the plan runs, and then only where the user allows it (`saved_views`).
+A file is written under another name, synced and renamed. Reading uses no data before its checksum was compared, runs no
+code of the file, and imports a user's operator only if the caller allows it. Operators that the caller passes are used as
+they are. Paths are stored as they were given, but without secrets; no path is opened before the plan runs, and then only
+if the user allows it (`saved_views`).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Blobs:
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Write a plan to a file. PlanError where it holds something that cannot be found again."""
+    """Write a plan to a file; raise a PlanError if it contains something that loading could not find again."""
     writer, blobs = Writer(), Blobs()
     log = writer.view(plan.log)
     check_names(writer.views)
@@ -181,8 +181,8 @@ def load_plan(
     ``allow_operators``: True imports the operators that the plan names; a list allows these operators alone and imports nothing.
     ``allow_views``: paths that the plan may open when it runs, beyond those below the current folder or beside the plan.
 
-    Of a column that could be null when the plan was saved it is still said that it can, whatever the new data
-    hold: so a request's rows may lack what the log's rows lacked.
+    A column that could be null when the plan was saved may still be null, whatever the new data contain. Rows of requests may
+    therefore lack what rows of the log lacked.
     """
     place = local_path(path, "a saved plan")
     header, blobs = _read(place)
@@ -204,7 +204,7 @@ def load_plan(
 def paths_to_allow(path: Path, *, log: bool = True) -> list[str] | None:
     """Return the paths that a user must allow before a saved plan can read its views; ``log=False`` leaves out its log.
 
-    None means that allowing paths is not enough: a view held rows in memory, or the plan has operators of the user's own.
+    None means that allowing paths is not enough, because a view had rows in memory, or the plan has operators of the user.
     """
     try:
         load_plan(path)
@@ -224,7 +224,7 @@ def paths_to_allow(path: Path, *, log: bool = True) -> list[str] | None:
 def _beside(path: Path) -> Path:
     """Return the folder whose data a plan may open: the plan's own, or the one that holds the folder of its run or model.
 
-    Of runs/job, where `ctrbox train` puts a run, it is the folder in which it was trained.
+    For a run in runs/JOB, where `ctrbox train` puts it, this is the folder that contains runs.
     """
     folder = path.parent.resolve()
     if not any((folder / name).is_file() for name in ("config.json", "serve.json")):
@@ -233,7 +233,7 @@ def _beside(path: Path) -> Path:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[memoryview]]:
-    """Header and blobs of a file, every checksum compared."""
+    """Return the header and the blobs of a file, after all checksums were compared."""
     try:
         with open_regular(path, follow=True) as file:
             size = os.fstat(file.fileno()).st_size
@@ -424,7 +424,7 @@ def _operator(written: dict[str, Any], allowed: bool | Sequence[UserOperator]) -
 
 
 def _encoder(written: dict[str, Any], allowed: Sequence[Any]) -> UserOperator:
-    """Return the allowed encoder that has the facts of the one that was saved, the checksum of its weights among them."""
+    """Return the allowed encoder that has the facts of the saved one, including the checksum of its weights."""
     facts = {
         name: a_text(value, "a fact of an encoder") for name, value in a_dict(written.get("facts"), "facts").items()
     }
@@ -440,7 +440,7 @@ def _encoder(written: dict[str, Any], allowed: Sequence[Any]) -> UserOperator:
     near = next((dict(one.facts) for one in encoders if dict(one.facts).get("name") == facts.get("name")), None)
     if near is None:
         raise PlanError(
-            f"{wanted}, which a saved plan does not hold; pass it: cb.Plan.load(…, allow_operators=[encoder])"
+            f"{wanted}, which a saved plan does not contain; pass it: cb.Plan.load(…, allow_operators=[encoder])"
         )
     other = [fact for fact in facts if near.get(fact) != facts[fact]] or ["width"]
-    raise PlanError(f"{wanted}; the encoder of that name that was given has other {' and '.join(other)}")
+    raise PlanError(f"{wanted}; the given encoder of this name has other {' and '.join(other)}")

@@ -2,8 +2,9 @@
 
     JoinedViews ──► found(name): the files that lie at the paths of a view now      ──► refreshed(): other JoinedViews
 
-`JoinedViews` is a plan with its joined views loaded. `refreshed` reads some of them again from their paths, and returns another
-`JoinedViews`: the graph stays as it is, only the loaded rows are replaced, and those of views that join a replaced one. The new
+`JoinedViews` is a plan with its joined views loaded, and with those that the state of its histories reads, of which it has
+programs of its own. `refreshed` reads some of them again from their paths, and returns another `JoinedViews`: the graphs stay as
+they are, only the loaded rows are replaced, and those of views that join a replaced one. The new
 data are checked against the plan: another type, a missing column, a null in a column that had none, a key that occurs
 twice, or no row at all is an error, and the caller continues with the old views.
 
@@ -12,20 +13,23 @@ Rows in memory, and a fixed version of a Delta Lake or Iceberg table, have no ne
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ctrbox.compiled_plan.plan import Plan
 from ctrbox.compiled_plan.saved_views import reopened
 from ctrbox.engines.cpu.assemble_program import Dimension
+from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cpu.joined_views import load_dimension
+from ctrbox.engines.history.columns_read import Expressions
 from ctrbox.errors import CtrboxError, DataError, SourceError
 from ctrbox.files.filesystems import File, find_files
-from ctrbox.plan.graph.graph import FrameSpec, SourceSpec
+from ctrbox.plan.graph.graph import FrameSpec, Graph, SourceSpec
 from ctrbox.views.columns_as_recorded import AgreeingSource, Described, files_behind
 from ctrbox.views.source import Source
 
@@ -52,28 +56,90 @@ class LoadedView:
     seconds: float = 0.0  # that reading took
 
 
-class JoinedViews:
-    """A plan with its joined views loaded. It does not change; `refreshed` returns another one."""
+class Part:
+    """One graph with its joined views loaded: that of the plan, or that of expressions that its histories read."""
 
-    def __init__(self, plan: Plan) -> None:
-        frames = [frame for frame in plan.graph.frames[1:] if frame.role != "log"]
+    def __init__(self, extractor: Extractor) -> None:
+        self.graph, self.tables = extractor.graph, extractor.tables
+        self.chunk_rows, self.threads = extractor.chunk_rows, extractor.threads
+        self.dimensions = extractor.dimensions
+        self.frames = [frame for frame in joined(self.graph) if frame.id in self.dimensions]
+
+    def needs(self, frame: FrameSpec) -> set[int]:
+        return {n.param("frame") for n in self.graph.nodes(frame) if n.op == "row"}
+
+    def below(self, names: Collection[str]) -> set[str]:
+        """Return the views of ``names``, and those that join one of them in this graph."""
+        changed: set[int] = {frame.id for frame in self.frames if frame.name in names}
+        grew = True
+        while grew:
+            more = {f.id for f in self.frames if f.id not in changed and self.needs(f) & changed}
+            grew = bool(more)
+            changed |= more
+        return {*names, *(frame.name for frame in self.frames if frame.id in changed)}
+
+    def read_again(self, again: Collection[str], stop: threading.Event) -> Iterator[tuple[FrameSpec, Dimension, float]]:
+        """Yield each frame of these views with its new rows, and the seconds that they took to read."""
+        dimensions = dict(self.dimensions)
+        waiting = [frame for frame in self.frames if frame.name in again]
+        left = {frame.id for frame in waiting}
+        while waiting:
+            frame = next(f for f in waiting if not self.needs(f) & left - {f.id})
+            began = time.perf_counter()
+            fresh = reopened_frame(self.graph, frame)
+            made = load_dimension(self.graph, fresh, self.tables, dimensions, self.chunk_rows, self.threads, stop)
+            dimensions[frame.id] = made
+            yield frame, made, time.perf_counter() - began
+            waiting.remove(frame)
+            left.remove(frame.id)
+
+
+class JoinedViews:
+    """A plan with its joined views loaded. It does not change; `refreshed` returns another one.
+
+    ``histories``: what the state of its histories reads of events and of rows to be scored (`Histories.expressions`).
+    ``of_histories`` has a program for each of them, over the same version of the views.
+    """
+
+    def __init__(self, plan: Plan, histories: Sequence[Expressions] = ()) -> None:
+        frames = [frame for graph in (plan.graph, *(e.graph for e in histories)) for frame in joined(graph)]
         found = {frame.name: files_if_there(frames, frame.name) for frame in frames}
-        loaded_before = plan._dimensions is not None
+        loaded_before = plan._dimensions is not None or any(e.is_loaded for e in histories)
         at = time.time()
-        dimensions = plan._request_extractor().dimensions
         self.plan = plan
-        self.dimensions: Mapping[int, Dimension] = dimensions
-        self.frames = [frame for frame in frames if frame.id in dimensions]
+        self.histories = tuple(histories)
+        extractor = plan._request_extractor()
+        self.of_histories = tuple(e.extractor(plan.threads) for e in histories)
+        self.parts = [Part(e) for e in (extractor, *self.of_histories)]
         self.loaded = {}
         for name in self.names:
             files = found[name]
-            changed = loaded_before and files is not None and changed_since_read(frames, name, files)
+            changed = loaded_before and files is not None and changed_since_read(self.all_frames, name, files)
             digest = "" if files is None else CHANGED if changed else files.digest
             self.loaded[name] = LoadedView(1, digest, self.rows(name), at)
 
     @property
+    def frames(self) -> list[FrameSpec]:
+        """The joined views of the plan's own graph."""
+        return self.parts[0].frames
+
+    @property
+    def dimensions(self) -> Mapping[int, Dimension]:
+        return self.parts[0].dimensions
+
+    @property
+    def all_frames(self) -> list[FrameSpec]:
+        return [frame for part in self.parts for frame in part.frames]
+
+    @property
     def names(self) -> list[str]:
-        return list(dict.fromkeys(frame.name for frame in self.frames))
+        return list(dict.fromkeys(frame.name for frame in self.all_frames))
+
+    @property
+    def numbers_of_histories(self) -> list[int]:
+        """The versions of the views that histories read."""
+        names = dict.fromkeys(frame.name for part in self.parts[1:] for frame in part.frames)
+        return [self.loaded[name].number for name in names]
 
     @property
     def refreshable(self) -> list[str]:
@@ -81,12 +147,12 @@ class JoinedViews:
         return [name for name in self.names if self.loaded[name].digest]
 
     def rows(self, name: str) -> int:
-        """Return the number of rows of a view; of one that is joined several times, those of the largest."""
-        return max(self.dimensions[frame.id].rows for frame in self.frames if frame.name == name)
+        """Return the number of rows of a view; for a view that is joined several times, that of the largest."""
+        return max(p.dimensions[frame.id].rows for p in self.parts for frame in p.frames if frame.name == name)
 
     def found(self, name: str) -> FoundFiles:
-        """List the files that are at the paths of a view now. SourceError if they cannot be listed."""
-        found = files_of(self.frames, name)
+        """List the files that are at the paths of a view now; raise a SourceError if they cannot be listed."""
+        found = files_of(self.all_frames, name)
         if found is None:
             raise SourceError(
                 f"view {name!r} has no files, so it cannot be read again; only views of files can be refreshed"
@@ -95,52 +161,46 @@ class JoinedViews:
 
     def below(self, names: Collection[str]) -> list[str]:
         """Return the views of ``names`` and those that join one of them, in the order in which they are loaded."""
-        changed: set[int] = {frame.id for frame in self.frames if frame.name in names}
-        grew = True
-        while grew:
-            more = {f.id for f in self.frames if f.id not in changed and self._needs(f) & changed}
-            grew = bool(more)
-            changed |= more
-        return list(dict.fromkeys(frame.name for frame in self.frames if frame.id in changed))
-
-    def _needs(self, frame: FrameSpec) -> set[int]:
-        return {n.param("frame") for n in self.plan.graph.nodes(frame) if n.op == "row"}
+        changed, before = set(names), -1
+        while len(changed) > before:  # a view that joins a changed one in one graph is read again for all of them
+            before = len(changed)
+            for part in self.parts:
+                changed = part.below(changed)
+        return [name for name in self.names if name in changed]
 
     def refreshed(
         self, names: Collection[str], numbers: Mapping[str, int] | None = None, stop: threading.Event | None = None
     ) -> JoinedViews:
         """Read these views again, with those that join them. ``numbers``: what to call the new ones; default: one more.
 
-        What is wrong with the data is a `CtrboxError` or an `OSError`, and this object stays as it is.
+        Raise a `CtrboxError` or an `OSError` if something is wrong with the data. This object stays as it is.
         """
         stop = threading.Event() if stop is None else stop
         again = self.below(names)
-        plan, extractor = self.plan, self.plan._request_extractor()
-        dimensions = dict(self.dimensions)
         loaded = dict(self.loaded)
         # A view that only joins a changed one is read from its own files too, as they are now.
         found = {name: self.found(name) for name in again if self.loaded[name].digest}
-        waiting = [frame for frame in self.frames if frame.name in again]
-        left = {frame.id for frame in waiting}
         seconds = dict.fromkeys(again, 0.0)
-        while waiting:
-            frame = next(f for f in waiting if not self._needs(f) & left - {f.id})
-            began = time.perf_counter()
-            dimensions[frame.id] = load_dimension(
-                plan.graph, self._reopened(frame), extractor.tables, dimensions, plan.chunk_rows, plan.threads, stop
-            )
-            seconds[frame.name] += time.perf_counter() - began
-            waiting.remove(frame)
-            left.remove(frame.id)
-            if not dimensions[frame.id].rows and (had := self.dimensions[frame.id].rows):
-                raise DataError(
-                    f"view {frame.name!r} is empty now, but had {had:,} rows before, so the server keeps the old rows; write "
-                    "at least one row, or restart the server if the view must be empty"
-                )
         made = object.__new__(JoinedViews)
-        made.dimensions, made.frames = dimensions, self.frames
-        made.plan = plan._like()
-        vars(made.plan)["_dimensions"] = dimensions
+        made.histories, made.parts = self.histories, []
+        for part in self.parts:
+            now = copy.copy(part)
+            now.dimensions = dict(part.dimensions)
+            for frame, dimension, took in part.read_again(again, stop):
+                seconds[frame.name] += took
+                if not dimension.rows and (had := part.dimensions[frame.id].rows):
+                    raise DataError(
+                        f"view {frame.name!r} is empty now, but had {had:,} rows before, so the server keeps the old rows; "
+                        "write at least one row, or restart the server if the view must be empty"
+                    )
+                now.dimensions[frame.id] = dimension
+            made.parts.append(now)
+        made.plan = self.plan._like()
+        vars(made.plan)["_dimensions"] = made.parts[0].dimensions
+        made.of_histories = tuple(
+            e.extractor_over(part.dimensions, part.threads)
+            for e, part in zip(self.histories, made.parts[1:], strict=True)
+        )
         for name in again:
             before = loaded[name]
             number = before.number + 1 if numbers is None else numbers[name]
@@ -149,21 +209,27 @@ class JoinedViews:
         made.loaded = loaded
         return made
 
-    def _reopened(self, frame: FrameSpec) -> FrameSpec:
-        """Return the frame over the data that are at its paths now, checked against the columns of the plan."""
-        view = frame.view
-        fresh = reopened(view.source)
-        if fresh is None:
-            return frame
-        columns = self.plan.graph.columns(frame, 0)
-        types = {name: view.source.schema.field(name).type for name in columns}
-        nullable = frozenset(name for name in columns if view.source.nullable(name))
-        held = Described(view.name, types, nullable, cure=CURE)
-        try:
-            source: Source = AgreeingSource(fresh.open(), held, strict=True)
-        except CtrboxError as error:
-            raise type(error)(f"view {view.name!r}: {error}") from error
-        return replace(frame, sources=[SourceSpec(view._changed(source=source)), *frame.sources[1:]])
+
+def joined(graph: Graph) -> list[FrameSpec]:
+    """Return the joined views of a graph."""
+    return [frame for frame in graph.frames[1:] if frame.role != "log"]
+
+
+def reopened_frame(graph: Graph, frame: FrameSpec) -> FrameSpec:
+    """Return the frame over the data that are at its paths now, checked against the columns of its graph."""
+    view = frame.view
+    fresh = reopened(view.source)
+    if fresh is None:
+        return frame
+    columns = graph.columns(frame, 0)
+    types = {name: view.source.schema.field(name).type for name in columns}
+    nullable = frozenset(name for name in columns if view.source.nullable(name))
+    held = Described(view.name, types, nullable, cure=CURE)
+    try:
+        source: Source = AgreeingSource(fresh.open(), held, strict=True)
+    except CtrboxError as error:
+        raise type(error)(f"view {view.name!r}: {error}") from error
+    return replace(frame, sources=[SourceSpec(view._changed(source=source)), *frame.sources[1:]])
 
 
 def changed_since_read(frames: list[FrameSpec], name: str, found: FoundFiles) -> bool:

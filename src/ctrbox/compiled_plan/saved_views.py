@@ -42,7 +42,7 @@ MOST_COLUMNS = 100_000
 
 
 def check_names(views: Sequence[View]) -> None:
-    """Rows in memory are found again by the view's name, so two such sources cannot share one."""
+    """Raise a PlanError if two views share a name and one of them has rows in memory, which loading finds by the name."""
     named: dict[str, Source] = {}
     for view in views:
         mine = _data(view.source)
@@ -81,7 +81,7 @@ def _plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _data(source: Source) -> Source:
-    """The data itself, behind what holds it to a description."""
+    """Return the data itself, without the source that compares it with a description."""
     source = base_of(source)
     return source.inner if isinstance(source, AgreeingSource) else source
 
@@ -181,7 +181,7 @@ def read_view(
 ) -> View:
     """Return a view of a plan's file; its data stays unopened unless ``given`` has other data for it.
 
-    ``made``: what was made so far by what it stands for, so that views of one source share it and its footers are read once.
+    ``made``: the sources made so far, by their description, so that views share a source and its footers are read once.
     """
     name = a_text(entry.get("name"), "a view's name")
     key = texts(entry.get("key"), "a key")

@@ -4,10 +4,10 @@
               └───► what candidates read of it ─► frame of 1 row ─┐
     candidate rows ────────────────────────────────────────────── ┴► batch of n rows    each request
 
-Every operator that reads nothing but the context's columns, and the views joined by them, runs over one row: also where a
-candidate's feature (a cross, an overlap) or a filter goes on with its result, which is then read by all candidates from that one
-row. The operators are the plan's own, so the features have the bits of the plan over the joined rows. Filters run with the
-candidates; ``index`` of their batch says who passed.
+Every operator that reads nothing but the context's columns, and the views joined by them, runs over one row. This also holds if
+a candidate's feature (a cross, an overlap) or a filter uses its result: all candidates then read the result of that one row.
+The operators are the plan's own, so the features have the bits of the plan over the joined rows. Filters run with the candidates;
+``index`` of their batch says which candidates passed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ARRAY = 256  # bytes of a small array beside its values: its object, its share o
 
 @dataclass(frozen=True)
 class ContextPart:
-    """What one context row gave: its features, and what candidates read of it.
+    """The results of one context row: its features, and the values that candidates read of it.
 
     The frame holds exactly its own bytes and keeps nothing of the request alive, so that a cache can count its bytes. The
     features are in buffers with room for more rows; a caller that keeps them should keep the part that `owned` returns.
@@ -150,7 +150,7 @@ class Split:
         return ContextPart(batch, frame.compacted())
 
     def candidates(self, context: Any, rows: Any) -> Batch:
-        """The candidates' features, from rows of ``candidate_schema``; without those that a filter drops.
+        """Return the features of the candidates, from rows of ``candidate_schema``, without the candidates that a filter drops.
 
         ``context``: the frame of the context's part. ``rows``: a record batch, or a native frame of just these columns.
         """
@@ -183,7 +183,7 @@ class Split:
 
     @staticmethod
     def _read(extractor: Extractor) -> list[str]:
-        """The log's columns that programs load: an id that only a merge looks at stands behind them."""
+        """Return the log's columns that programs load; an id that only a merge reads comes after them."""
         return [n for n in extractor.columns[0] if n not in extractor.only_for_merge]
 
     @staticmethod
@@ -195,7 +195,7 @@ class Split:
         return batch if prepared.selected is None else replace(batch, index=prepared.selected)
 
     def joined(self, part: ContextPart, candidates: Batch) -> Batch:
-        """One batch with the context's features in every row: what the plan makes of the joined rows."""
+        """Return one batch with the context's features in every row, as the plan makes it from the joined rows."""
         rows = candidates.rows
         columns: dict[str, np.ndarray] = {}
         for batch in (part.batch, candidates):
@@ -225,8 +225,8 @@ def own(batch: Batch) -> Batch:
 
 
 def features_of(plan: Plan, columns: Sequence[str]) -> list[str]:
-    """The features that read nothing but these columns of the log and the views joined by them, as models name them:
-    the columns of a dense vector are numbered."""
+    """Return the features that read nothing but these columns of the log and the views joined by them, under the names that
+    models use: the columns of a dense vector are numbered."""
     known = plan.log.source.schema.names
     for name in columns:
         if name not in known:
@@ -237,7 +237,7 @@ def features_of(plan: Plan, columns: Sequence[str]) -> list[str]:
 
 
 def reads_only(graph: Graph, columns: frozenset[str]) -> set[int]:
-    """The log's nodes, by id, that read no other raw column than these."""
+    """Return the ids of the log's nodes that read no other raw columns than these."""
     mine: set[int] = set()
     log = graph.frames[0]
     for node in closure([*(o.node for o in graph.outputs), *log.filters]):  # inputs before users
@@ -250,7 +250,7 @@ def reads_only(graph: Graph, columns: frozenset[str]) -> set[int]:
 
 
 def frontier(roots: Sequence[Node], mine: set[int]) -> list[Node]:
-    """The nodes of ``mine`` that others read, or that are asked for themselves; constants are at home everywhere."""
+    """Return the nodes of ``mine`` that are roots, or that nodes outside of ``mine`` read; constants belong to both sides."""
     found: dict[int, Node] = {}
     for node in closure(roots, mine):
         if node.id not in mine:

@@ -1,1 +1,1 @@
-"""Runs plans by one of two engines: ``cpu`` and ``cuda``. The modules of this folder are common to both."""
+"""Runs plans with one of two engines, ``cpu`` or ``cuda``. The modules of this folder are common to both."""

@@ -55,7 +55,7 @@ def parts(
     start: Position | None,
     stop: int | None,
 ) -> Generator[tuple[Batch, Position, int], None, None]:
-    """Yield, of each batch of n rows, rows n·part/of to n·(part + 1)/of, the position after the batch, and n."""
+    """Yield, for each batch of n rows, its rows n·part/of to n·(part + 1)/of, the position after the batch, and n."""
     whole("of", of, 1, 4096)
     whole("part", part, 0, of - 1)
     batches = walk(engine, batch_size, shuffle, seed, start, None, stop)

@@ -1,4 +1,4 @@
-"""A stream of batches and its position: where a stream stands belongs to the stream, not to the plan that made it."""
+"""Defines a stream of batches and its position. The stream keeps the position, not the plan that made the stream."""
 
 from __future__ import annotations
 

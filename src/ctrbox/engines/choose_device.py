@@ -1,4 +1,4 @@
-"""Chooses the device of a plan: checks the given name, and resolves "auto" to a GPU where one can be used."""
+"""Chooses the device of a plan: checks the given name, and resolves "auto" to a GPU if one can be used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ctrbox.plan.placement.device_description import Device, device_named, gpu_h
 
 
 def checked_device(device: Any) -> Any:
-    """The device as it was named; PlanError where that names none, whether or not there is a GPU here."""
+    """Return the device as it was given. Raise a PlanError if it names no device, whether or not there is a GPU here."""
     if not isinstance(device, Device):
         device_named(device, gpu_bytes=1)
     return device
@@ -27,13 +27,14 @@ def device_of_labels(features: FeatureSet, device: Any) -> Any:
     )
     if kind == "cuda":
         raise PlanError(
-            f"a plan with several labels (labels=) runs on the CPU only, got device={named!r}; use device='cpu', or one label="
+            f"a plan with several labels (labels=) runs on the CPU only, got device={named!r}; use device='cpu', or "
+            "a single label (label=)"
         )
     return "cpu" if named == "auto" else named
 
 
 def wants_gpu(device: Any) -> bool:
-    """Whether a plan for ``device`` runs on a GPU here: always where one is named, for "auto" where one can be used."""
+    """Return whether a plan for ``device`` runs on a GPU: always if it names one, and for "auto" if this process can use one."""
     if isinstance(device, Device):
         return device.kind == "cuda"
     if device != "auto":

@@ -197,7 +197,7 @@ def not_read(met: Met) -> str:
     """Say which values a cast takes, and what could make these fit."""
     op, text = met.node.op, met.example or ""
     if met.node.args[0].kind == "f":
-        return "NaN, infinite numbers and numbers beyond 64 bits have no whole number"
+        return "NaN, infinite numbers and numbers beyond 64 bits cannot be converted to whole numbers"
     advice = ""
     if text != text.strip():
         advice = "; remove the white space first: .strip()"

@@ -4,10 +4,10 @@ Columns of the file, in this order: the log's key under its own name, then the c
 features are float32, vectors fixed_size_list<float32>; sparse features are int64 keys, one per row or
 list<int64>. One row for each row of the log that passes its filters, in the order of the log.
 
-A key column holds the very keys of the plan that wrote it: value and field are hashed in already, and the
-field's metadata ``ctrbox.space`` names the space. Hashed again with ``.key()`` they would be other keys.
+A key column contains the keys of the plan that wrote it: value and space are hashed already, and the field's metadata
+``ctrbox.space`` names the space. Do not hash them again with ``.key()``, which would give other keys.
 
-Nothing is seen at ``path`` until everything is on disk, and on any failure what was there stays (`engines.aside`).
+Nothing appears at ``path`` before everything is on disk. If writing fails, what was there before stays.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def materialize(
     row_group_rows: int = 65_536,
     part_rows: int = PART_ROWS,
 ) -> int:
-    """Write features (default: all dense and sparse ones) with the instance id; returns the rows written.
+    """Write features (default: all dense and sparse ones) with the instance id, and return the number of rows.
 
     A ``path`` that ends with ".parquet" is one file, any other a folder of part files of ``part_rows`` rows. A folder may
     also be on s3:// or hdfs://; it is written to the local disk first and then uploaded, and ``cb.View`` reads it there.
@@ -88,7 +88,7 @@ def materialize(
 
 
 def refuse_own_input(plan: Any, place: Path, stored: StoredFolder | None = None) -> None:
-    """A plan must not replace what it reads: its log, a joined view, the events of a history, the basic features it merges."""
+    """Raise a PlanError if a plan would replace what it reads: its log, a joined or merged view, or the events of a history."""
     for view in (plan.log, *plan.log.brought()):
         for file in files_behind(view.source):
             if stored is not None and file.shown.startswith(f"{stored.url}/"):
@@ -117,7 +117,7 @@ def chosen(plan: Any, features: list[str] | None) -> list[Output]:
 
 
 def key_node(plan: Any) -> Node:
-    """The log's key column, as read."""
+    """Return the node of the log's key column."""
     log = plan.graph.frames[0]
     if len(log.key) != 1:
         met = f"its key is {log.key}" if log.key else "it has no key"
@@ -148,7 +148,7 @@ def file_schema(key: Node, outputs: list[Output], fingerprint: str) -> pa.Schema
 
 
 def tables(plan: Any, key: Node, outputs: list[Output], schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
-    """The log as tables of ``rows`` rows, ids and features computed in one run of one program."""
+    """Yield the log as tables of ``rows`` rows, whose ids and features one program computes together."""
     plan.fit()
     columns = [Output("column", key.name, key), *(Output("column", o.name, o.node, o.width) for o in outputs)]
     extractor = Extractor(plan.graph, plan.fitted, **plan._options(schema=NO_BATCH, outputs=columns))
@@ -178,7 +178,7 @@ def check_ids(ids: pa.Array, what: str, name: str, before: int) -> None:
 
 
 def shape(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    """A kept column as the file has it; the same bits as in a batch."""
+    """Return a kept column in the form of the file, with the same bits as in a batch."""
     if pa.types.is_fixed_size_list(type_):
         return vectors(array, type_)
     if pa.types.is_list(type_):
@@ -195,7 +195,7 @@ def shape(array: pa.Array, type_: pa.DataType) -> pa.Array:
 
 
 def vectors(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Lists as vectors of one length: what is missing is zero, what is too much is cut."""
+    """Return lists as vectors of one length: missing elements are zero, and surplus elements are left out."""
     width = type_.list_size
     offsets, values = array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=False)
     lengths = np.minimum(np.diff(offsets), width)
@@ -230,11 +230,14 @@ def stored_target(path: str | os.PathLike[str]) -> StoredFolder | None:
 
 
 def target(path: str | os.PathLike[str]) -> Path:
-    """The place to write; what lies there already must be what an earlier run wrote, and nothing else."""
+    """Return the place to write, which must be new or contain only what an earlier run wrote."""
     place = local_path(path, "a folder or file that materialize writes")
     if place.suffix == ".parquet":
         if place.is_dir():
-            raise PlanError(f"{place} is a folder; expected a file or a folder without the ending .parquet")
+            raise PlanError(
+                f"{place} is a folder, but the ending .parquet stands for a single file; remove the ending, or choose "
+                "another path"
+            )
         if place.exists() and not place.is_file():
             raise PlanError(f"{place} is a pipe, a socket or a device, which is not replaced; expected a file")
     elif place.exists():
@@ -289,7 +292,7 @@ class Parts:
         self.rows += table.num_rows
 
     def close(self) -> None:
-        """Footer, buffers and file are on disk when this returns."""
+        """Write the footer, and return when the whole file is on disk."""
         assert self.file is not None
         try:
             self.writer.close()
@@ -301,7 +304,7 @@ class Parts:
             raise
 
     def abandon(self) -> None:
-        """Let go of the file, whatever state it is in."""
+        """Close the file, whatever state it is in."""
         for closing in (self.writer, self.file):
             if closing is not None:
                 with contextlib.suppress(Exception):

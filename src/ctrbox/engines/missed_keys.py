@@ -1,8 +1,8 @@
 """Counts, for each join of a plan, the keys that were looked up and those that have no row in the joined view.
 
 A left join gives such rows the nulls of the view, cleaned like any other, so ids that are written in another way on the two sides
-('0017' and '17') leave every joined column empty and nothing fails. Counted on the CPU and on the GPU alike, with the rows that
-were read; null keys are not counted. A key that is met in several rows counts once for each. Rows that are merged by id count,
+('0017' and '17') leave every joined column empty and nothing fails. The CPU and the GPU count alike, while rows are
+read; null keys are not counted. A key that occurs in several rows counts once for each row. Rows that are merged by id count,
 too.
 """
 
@@ -31,7 +31,7 @@ FIRST_KEYS = 1000  # keys of which none was found, until a warning says so; fewe
 
 @dataclass(frozen=True)
 class JoinCount:
-    """A join of one view. ``missed``: keys without a row in the view; ``keys``: all that are not null."""
+    """The counts of a join with one view. ``missed``: keys without a row in the view; ``keys``: all keys that are not null."""
 
     view: str
     on: tuple[str, ...]  # columns that the key is made of, on the left side
@@ -82,7 +82,8 @@ class Joins:
                 f"none of the first {count.keys:,} keys ({', '.join(count.on)}) has a row in view {count.view!r}"
                 f"{' at or before its own time' if as_of else ''}, so every "
                 f"column that comes from this view is null or filled{self.examples(count)}. Compare the ids of both sides: "
-                f"leading zeros, upper and lower case, white space, swapped columns{'; and their times' if as_of else ''}",
+                "leading zeros, upper and lower case, white space, swapped columns"
+                f"{'. Also compare their times' if as_of else ''}",
                 stacklevel=2,
             )
 
@@ -98,7 +99,7 @@ class Joins:
 
 
 def watched(stream: Iterable[T], *warners: Callable[[int], None]) -> Generator[T, None, None]:
-    """Hand a stream on. After its first item and at its end ask each of ``warners`` to warn of what met at least so many rows."""
+    """Yield the items of a stream; after the first one and at the end, call ``warners`` with the least count to warn of."""
     first = True
     for item in stream:
         if first:
@@ -142,7 +143,7 @@ def left_columns(node: Node) -> tuple[str, ...]:
 
 
 def first_values(frame: FrameSpec, names: tuple[str, ...]) -> str:
-    """Return the first row's values of some columns; "" where a source may be read only once, or has no rows."""
+    """Return the first row's values of some columns; "" if the source may be read only once, or has no rows."""
     source: Any = opened(frame.view.source)
     if isinstance(source, StreamSource) or not set(names) <= set(source.schema.names):
         return ""

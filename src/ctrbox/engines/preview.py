@@ -87,7 +87,7 @@ def _computed(view: View, known: pa.Schema, rows: int) -> Iterator[pa.Table]:
 
 
 def for_notebook(view: View) -> str:
-    """Return the columns of a view and its first rows as HTML; in place of rows that cannot be read, why they cannot."""
+    """Return the columns of a view and its first rows as HTML. If the rows cannot be read, the reason takes their place."""
     types = {field.name: f"{field.type}{'' if field.nullable else ', not null'}" for field in schema(view)}
     try:
         rows = head(view, SHOWN)

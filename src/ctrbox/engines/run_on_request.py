@@ -1,7 +1,7 @@
 """Runs a plan on the few raw rows of a request, with the same programs that made the training batches.
 
-A request needs the columns of the log that features read. It needs no label and no weight, and no instance id; columns of a
-streamed merge may come with it, otherwise they are missing and filled.
+A request needs the columns of the log that features read. It needs no label and no weight, and no instance id. The columns of a
+view that is merged as a stream may come with it: all that are read, or none, and then they are missing and filled.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import pyarrow as pa
 from ctrbox.arguments.names import lacking
 from ctrbox.columns.batch import Batch
 from ctrbox.columns.kind import kind_of_arrow, name_of
+from ctrbox.columns.one_array import one_batch
 from ctrbox.columns.raw_values import narrowed, narrower
 from ctrbox.columns.times import as_time_advice
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cpu.frames_and_arrow import frame_of
 from ctrbox.engines.cpu.morsel_stages import Prepared, Rows
 from ctrbox.errors import DataError
+from ctrbox.plan.graph.graph import Graph
 from ctrbox.views.columns_as_recorded import AgreeingSource, Described
 from ctrbox.views.source import Origin, Source, open_source
 
@@ -27,7 +29,7 @@ ORIGIN = Origin("request", 0)
 
 
 def single(rows: Any) -> Any:
-    """A table of one chunk as the record batch it is; anything else as it was."""
+    """Return a table of one chunk as a record batch, and anything else as it is."""
     if isinstance(rows, pa.Table) and rows.num_rows and rows.column(0).num_chunks == 1:
         batches = rows.to_batches()
         return batches[0] if len(batches) == 1 else rows
@@ -35,10 +37,14 @@ def single(rows: Any) -> Any:
 
 
 class Requests:
-    """Runs requests through one extractor; remembers the last schema that was found to be right."""
+    """Runs requests through one extractor; remembers the last schema that was found to be right.
 
-    def __init__(self, extractor: Extractor) -> None:
+    ``sent``: the columns of each merged view that show that a request brings the view; those of the label are among them.
+    """
+
+    def __init__(self, extractor: Extractor, sent: list[list[str]] | None = None) -> None:
         self.extractor = extractor
+        self.sent = extractor.loaded[1:] if sent is None else sent
         self.needed = [n for n in extractor.columns[0] if n not in extractor.only_for_merge]
         log, *others = [source.view.source.schema for source in extractor.log.sources]
         self.types: dict[str, pa.DataType] = {n: log.field(n).type for n in extractor.columns[0]}
@@ -60,11 +66,26 @@ class Requests:
         return [n for n in self.needed if n not in names]
 
     def merged(self, names: list[str]) -> list[list[str]]:
-        """Return the columns that are read of each merged view: all of them, or none where the request lacks one."""
+        """Return the columns that are read of each merged view: all of them, or none where the request has none."""
         return [part if set(part) <= set(names) else [] for part in self.extractor.loaded[1:]]
 
+    def incomplete(self, names: list[str]) -> str:
+        """Return why a request is wrong that has some, but not all, columns of a merged view; "" if there is no such view."""
+        log, *others = self.extractor.log.sources
+        of_log = log.view.source.schema.names  # such a column, as the id, does not say whether the other view was sent
+        for source, part, sent in zip(others, self.extractor.loaded[1:], self.sent, strict=True):
+            came = [n for n in sent if n in names and n not in of_log]
+            missing = [n for n in part if n not in names]
+            if came and missing:
+                return (
+                    f"the request has {listed(came)} of view {source.view.name!r}, which the plan merges into the log, but "
+                    f"lacks {lacking(missing, names)}; send all of {', '.join(map(repr, part))}, or none of them: "
+                    "then the features use the fill values of the view"
+                )
+        return ""
+
     def run(self, rows: Any) -> Batch:
-        """The batch of a request. ``index`` says which of its rows passed the filters, where there are filters."""
+        """Return the batch of a request. If there are filters, ``index`` says which of its rows passed them."""
         sources, count = self.sources(rows)
         if not self.extractor.stages.steps:
             return self.extractor.run([(Prepared(count, sources, None, ORIGIN), 0, count)])
@@ -109,9 +130,11 @@ class Requests:
         return batch
 
     def check(self, source: Source) -> None:
-        """DataError unless the request has every column, of the kind the plan was built on."""
+        """Raise a DataError unless the request has every column, in the kind that the plan was built on."""
         if missing := self.lacks(source.schema.names):
             raise DataError(f"the request lacks {lacking(missing, source.schema.names)}")
+        if wrong := self.incomplete(source.schema.names):
+            raise DataError(wrong)
         for name in dict.fromkeys(n for part in (self.needed, *self.merged(source.schema.names)) for n in part):
             mine, planned = source.schema.field(name).type, self.types[name]
             kind, wanted = kind_of_arrow(mine), kind_of_arrow(planned)
@@ -129,14 +152,24 @@ class Requests:
                 )
 
 
+def listed(names: list[str]) -> str:
+    return f"column{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
+
+
+def merged_as_streams(graph: Graph) -> dict[str, str]:
+    """Return the view of each column that the log gets from a view that is merged as a stream, without those of the log."""
+    log, *others = [source.view for source in graph.frames[0].sources]
+    return {n: v.name for v in others for n in v.source.schema.names if n not in log.source.schema.names}
+
+
 def whole(source: Source, columns: list[str]) -> pa.RecordBatch:
-    """All rows of a source as one record batch."""
+    """Return all rows of a source as one record batch."""
     parts = [m.rows for m in source.scan(columns)]
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * sum(p.num_rows for p in parts), pa.struct([])))
     if not parts:
         return pa.RecordBatch.from_arrays([pa.array([], source.schema.field(n).type) for n in columns], columns)
-    return parts[0] if len(parts) == 1 else pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+    return parts[0] if len(parts) == 1 else one_batch(pa.Table.from_batches(parts))
 
 
 def names_of(rows: Any) -> list[str]:

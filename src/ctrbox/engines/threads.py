@@ -1,4 +1,4 @@
-"""Checks ``threads=`` for all functions that take it, and warns where more threads cannot help."""
+"""Checks ``threads=`` for all functions that take it, and warns if more threads cannot help."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_EXTRACTING, MOST_LEARNING = 1024, 256  # threads
 
 
 def checked_threads(threads: Any, most: int, *, rows: int | None = None, stacklevel: int = 3) -> int:
-    """Return the number of threads if it is one from 1 to ``most``; warn where it is above the usable cores or ``rows``.
+    """Return the number of threads if it is from 1 to ``most``; warn if it is above the number of usable cores or ``rows``.
 
     ``rows``: the number of rows that are worked on at once.
     """

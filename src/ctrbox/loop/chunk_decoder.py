@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ctrbox.columns.json_text import strict_json
+from ctrbox.columns.one_array import one_array
 from ctrbox.columns.raw_values import brief
 from ctrbox.errors import CtrboxError, DataError
 from ctrbox.files.filesystems import first_line
@@ -156,7 +157,7 @@ def _not_json(rows: pa.Table) -> dict[int, str]:
     """
     found: dict[int, str] = {}
     for name in rows.schema.names:
-        column = rows.column(name).combine_chunks()
+        column = one_array(name, rows.column(name))
         if pa.types.is_floating(column.type):
             values = pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
             for row in np.flatnonzero(~np.isfinite(values)).tolist():
@@ -189,7 +190,7 @@ def _parsed(
         try:
             batch = parse_json(text, schema)
             if batch.num_rows != len(at):  # two objects in a line
-                raise pa.ArrowInvalid(f"{batch.num_rows} objects in {len(at)} lines")
+                raise pa.ArrowInvalid(f"found {batch.num_rows} objects; expected one per line")
         except (pa.ArrowException, ValueError) as error:
             why = why or first_line(error)
             continue

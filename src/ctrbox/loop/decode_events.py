@@ -24,6 +24,7 @@ from pyarrow import types as pt
 
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.kind import kind_of_arrow
+from ctrbox.columns.one_array import one_array
 from ctrbox.columns.raw_values import WRONG, RawColumn, brief, narrowed
 from ctrbox.columns.times import (
     FEBRUARY_1970,
@@ -220,7 +221,7 @@ def typed_rows(table: pa.Table, layout: Layout) -> tuple[pa.Table, dict[int, str
     made = {layout.event: kinds}
     for name in wanted:
         if name != layout.event:
-            made[name] = _column(_one(rows.column(name)), layout.column(name), bad)
+            made[name] = _column(one_array(name, rows.column(name)), layout.column(name), bad)
     return pa.table(made), bad
 
 
@@ -277,11 +278,11 @@ def _each(array: pa.Array, convert: Callable[[pa.Array], pa.Array], column: RawC
 def events_of(rows: pa.Table, bad: Mapping[int, str], layout: Layout) -> tuple[Events, list[tuple[int, str]]]:
     """Return the rows of `typed_rows` as events, and the rows that are not events, with the reason."""
     wrong = dict(bad)
-    kinds = _one(rows.column(layout.event))
+    kinds = one_array(layout.event, rows.column(layout.event))
     click, shown = _is(kinds, CLICK), _is(kinds, IMPRESSION)
     clock = layout.column(layout.time)
-    time, known_time = _microseconds(_one(rows.column(layout.time)), clock, wrong)
-    ids = _one(rows.column(layout.id))
+    time, known_time = _microseconds(one_array(layout.time, rows.column(layout.time)), clock, wrong)
+    ids = one_array(layout.id, rows.column(layout.id))
     known = ids.is_valid().to_numpy(zero_copy_only=False)
     good = (click | shown) & known_time & known
     good[list(wrong)] = False
@@ -295,7 +296,9 @@ def events_of(rows: pa.Table, bad: Mapping[int, str], layout: Layout) -> tuple[E
 
 
 def _raw(rows: pa.Table, field: pa.Field) -> pa.Array:
-    return _one(rows.column(field.name)) if field.name in rows.schema.names else pa.nulls(rows.num_rows, field.type)
+    if field.name not in rows.schema.names:
+        return pa.nulls(rows.num_rows, field.type)
+    return one_array(field.name, rows.column(field.name))
 
 
 def source_schema(source: MemorySource, names: Sequence[str]) -> pa.Schema:
@@ -328,10 +331,6 @@ def _fields(tree: dict[str, Any]) -> list[pa.Field]:
     return [pa.field(n, pa.struct(_fields(t)) if isinstance(t, dict) else t) for n, t in tree.items()]
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-
-
 def _conformed(array: pa.Array, type: pa.DataType, name: str) -> pa.Array:
     """Convert to the type of the log if this changes no value: whole numbers to whole numbers, text to text, numbers to
     fractions.
@@ -357,7 +356,7 @@ def _written(type: pa.DataType, time: pa.DataType) -> pa.DataType:
 
 
 def _kinds(column: pa.ChunkedArray, name: str) -> pa.Array:
-    array = _one(column)
+    array = one_array(name, column)
     if pt.is_dictionary(array.type):
         array = array.dictionary_decode()
     if not is_text(array.type):

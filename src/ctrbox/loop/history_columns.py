@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ctrbox.columns.one_array import one_batch
 from ctrbox.compiled_plan.plan import Plan
 from ctrbox.engines.history.history_columns_of_log import PastSource
 from ctrbox.engines.history.native_states import TOO_LARGE, not_finite
@@ -28,7 +29,7 @@ LATE = "it is older than the newest example by more than the lateness of the his
 
 
 def histories_of(plan: Plan) -> Histories | None:
-    """Return the empty state of a plan's histories; None if the plan has none. PlanError if the loop cannot feed them."""
+    """Return the empty state of a plan's histories, or None if it has none. Raise a PlanError if the loop cannot feed them."""
     if not isinstance(plan.log.source, PastSource):
         return None
     made = plan.histories()
@@ -98,9 +99,9 @@ class PastOfExamples:
                 for begin, part in ((0, rows.slice(0, middle)), (middle, rows.slice(middle)))
             ]
             parts = [part for part, _ in halves]
-            both = pa.Table.from_batches(parts).combine_chunks().to_batches()
+            both = one_batch(pa.Table.from_batches(parts))
             places = np.concatenate([halves[0][1], halves[1][1] + middle])
-            return both[0] if both else parts[0], places
+            return both, places
         for place in np.setdiff1d(np.arange(len(rows)), done.kept).tolist():
             bad_row(at + place, LATE)
         made = {name: done.rows.column(name) for name in self.histories.made}

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ctrbox.columns.one_array import one_batch
 from ctrbox.errors import BudgetError, DataError
 from ctrbox.loop.decode_events import Events, Layout
 from ctrbox.views.simple_types import is_text
@@ -250,8 +251,7 @@ class Join:
         schema = self.layout.columns
         if not at:
             return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
-        taken = pa.Table.from_batches(parts, schema).take(pa.array(at, pa.int64())).combine_chunks()
-        return taken.to_batches()[0]
+        return one_batch(pa.Table.from_batches(parts, schema).take(pa.array(at, pa.int64())))
 
     def _keep(self, block: Block) -> None:
         self._blocks[block] = None
@@ -273,7 +273,7 @@ class Join:
         self._small = []
         if not blocks:
             return
-        rows = pa.Table.from_batches([b.rows for b in blocks]).combine_chunks().to_batches()[0]
+        rows = one_batch(pa.Table.from_batches([b.rows for b in blocks]))
         made, at = Block(rows, sum(b.waiting for b in blocks)), 0
         for block in blocks:
             self._drop(block)
@@ -337,7 +337,7 @@ class Join:
         return {"newest": self.newest, "counts": asdict(self.counts)}, impressions, clicks
 
     def restore(self, numbers: dict[str, Any], impressions: pa.Table, clicks: pa.Table) -> None:
-        """Restore a new join from what ``state`` returned. DataError if the rows are not those of this plan."""
+        """Restore a new join from what ``state`` returned. Raise a DataError if the rows are not those of this plan."""
         schema = self.layout.columns
         met = pa.schema([f for f in impressions.schema if f.name not in (ID, TIME, CLICKED, CHUNK, LINE)])
         if met.names != schema.names or [f.type for f in met] != [f.type for f in schema]:
@@ -348,8 +348,8 @@ class Join:
                 "or choose another output folder"
             )
         self.newest, self.counts = int(numbers["newest"]), Counts(**numbers["counts"])
-        rows = impressions.combine_chunks()
-        block = Block(rows.select(schema.names).to_batches()[0] if len(rows) else None, len(rows))
+        rows = impressions
+        block = Block(one_batch(rows.select(schema.names)) if len(rows) else None, len(rows))
         if len(rows):
             self._keep(block)
         columns = [rows.column(n).to_pylist() for n in (ID, TIME, CLICKED)]

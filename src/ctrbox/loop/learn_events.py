@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ctrbox.columns.batch import Batch
+from ctrbox.columns.one_array import one_batch
 from ctrbox.compiled_plan.plan import Plan
 from ctrbox.engines.run_on_request import ORIGIN
 from ctrbox.errors import DataError, PlanError
@@ -151,7 +152,7 @@ class Learner:
         self.dropped, self.refused = int(numbers["dropped"]), int(numbers["refused"])
         ready, columns = tables["ready"], self.join.layout.columns
         if len(ready):
-            rows = ready.select(columns.names).combine_chunks().to_batches()[0]
+            rows = one_batch(ready.select(columns.names))
             self._ready.append(Examples(rows, ready.column(CLICKED).to_numpy(), origin_of(ready)))
 
 

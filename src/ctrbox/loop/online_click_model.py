@@ -8,8 +8,9 @@ order in which the loop learns from them, wherever chunks end and whenever the l
 their batch is full, and a checkpoint contains them. The weights then depend only on the order of the events, as those of a Deep
 FFM do.
 
-In a checkpoint, the folder ``model`` has what a checkpoint of a training has (predict/weights_folder.py): dense weights, tables
-with the states of their optimizers, the state of the dense optimizer, and torch's random state, which dropout uses.
+In a checkpoint of the loop, the folder ``model`` has the same contents as a checkpoint of `cb.Trainer`
+(predict/weights_folder.py): dense weights, tables with the states of their optimizers, the state of the dense optimizer, and
+torch's random state, which dropout uses.
 
 The class refuses several labels, a GPU, tables whose rows cannot be published, and Model Servers. It also refuses a trained run
 that has a calibration, another plan, another model or another optimizer. It does so before anything is written.
@@ -32,6 +33,7 @@ from torch import nn
 
 from ctrbox.arguments.names import named_arguments
 from ctrbox.columns.batch import Batch, Schema
+from ctrbox.columns.one_array import one_batch
 from ctrbox.compiled_plan.plan import Plan
 from ctrbox.engines.choose_device import wants_gpu
 from ctrbox.errors import DataError, PlanError, SourceError
@@ -177,7 +179,7 @@ class OnlineClickModel:
     # ---- learning
 
     def examples(self, batch: Batch) -> Batch:
-        """Return the batch without the columns that a step does not read. DataError if the model cannot learn from a row."""
+        """Return the batch without the columns that a step does not read. Raise a DataError for a row it cannot learn from."""
         batch = batch.cpu()
         assert batch.label is not None
         label = np.asarray(batch.label, np.float32)
@@ -251,7 +253,7 @@ class OnlineClickModel:
         self._parts = []
         if (rows := tables.get("batch")) is not None:
             label = rows.column(CLICKED).to_numpy()
-            (features,) = rows.drop_columns([CLICKED]).combine_chunks().to_batches()
+            features = one_batch(rows.drop_columns([CLICKED]))
             batch = Batch.from_arrow(replace(self._schema, label=False), features)
             self._parts = [replace(batch, schema=self._schema, label=label)]
 

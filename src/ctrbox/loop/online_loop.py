@@ -315,7 +315,7 @@ class OnlineLoop:
         self._next_state = max(self._next_state, began + (time.monotonic() - began) / self.checkpoint_share)
 
     def _end(self) -> None:
-        """Save and publish what was learned. WriteError if that fails, because nothing tries again after the end."""
+        """Save and publish what was learned. Raise a WriteError if that fails, because nothing tries again after the end."""
         if self._changed or not self._number:
             self._checkpoint()
         lost = self._changed or not self._number
@@ -442,7 +442,8 @@ class OnlineLoop:
             self._checkpoint()  # from now on a start is a start from a checkpoint
         else:
             self.tell(
-                f"continuing from checkpoint {self._number}: {self.engine.learned:,} examples, {self.learner.join.held:,} held"
+                f"continuing from checkpoint {self._number}: {self.engine.learned:,} examples learned, "
+                f"{self.learner.join.held:,} impressions waiting"
             )
         self._between(publish=self.warm["done"])  # a version may be due from before
         self._learn()

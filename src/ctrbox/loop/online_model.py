@@ -56,7 +56,7 @@ class OnlineModel(Predictor, Protocol):
         """Take the weights that a new model folder starts with. The loop calls it before it writes anything."""
 
     def examples(self, batch: Batch) -> Any:
-        """Convert a batch with labels to what ``learn`` takes. DataError if the model cannot take one of its rows."""
+        """Convert a batch with labels to what ``learn`` takes. Raise a DataError if the model cannot take one of its rows."""
 
     def learn(self, examples: Any) -> None:
         """Predict the examples, then learn from them. ``progress`` contains the metrics of the predictions."""
@@ -70,7 +70,7 @@ class OnlineModel(Predictor, Protocol):
     def restored(self, folder: Path, learned: Any) -> OnlineModel:
         """Return the model of a checkpoint, which learned from this number of examples.
 
-        PlanError if the checkpoint is sound and has other settings than this model; DataError or SourceError if it is damaged.
+        Raise a PlanError if the checkpoint has other settings than this model, and a DataError or SourceError if it is damaged.
         """
 
     def tables(self) -> dict[str, pa.Table]:

@@ -39,7 +39,7 @@ class Answered:
         asked: ScoreExpression | None,
         views: bytes = b"",
     ) -> Answered:
-        """Return the answer for predictions (rows,) of one label, or (rows, labels) in float64 of several."""
+        """Return the answer. ``predictions``: (rows,) for one label; (rows, labels) in float64 for several labels."""
         if not labels:
             return Answered(version, predictions, views=views)
         score = ranking = None

@@ -138,7 +138,7 @@ class Door:
         if client.held > self.client_bytes:
             return (
                 f"requests from your address may use at most {self.client_bytes:,} bytes of this server's memory; retry when "
-                "earlier ones are answered"
+                "earlier requests are answered"
             )
         while self.held > self.most_bytes:
             reading = [c for c in self.clients.values() if c.reading]

@@ -41,7 +41,7 @@ class RawEncoder:
     def vector(self, raw: Raw, what: str) -> Floats:
         """Return the vector of an item as float32, (width,). ``what`` names the item in errors."""
         if raw.kind and raw.kind != self.facts.kind:
-            raise DataError(f"{what} is sent as {raw.kind}, but the encoder of this field takes {self.facts.kind}")
+            raise DataError(f"{what} is sent as {raw.kind!r}, but the encoder of this field takes {self.facts.kind!r}")
         named = f"{what}, {'a text' if self.facts.kind == TEXT else 'an image'} of {len(raw.data):,} bytes,"
         try:
             return self.items.vector(raw.data)
@@ -54,7 +54,7 @@ class RawEncoder:
 
 
 class RawEncoders:
-    """The encoders of a server by field of the model."""
+    """The encoders of a server, by field of the model."""
 
     def __init__(self, by_field: Mapping[str, RawEncoder] | None = None, most: int = MOST_IMAGES) -> None:
         self.by_field, self.most = dict(by_field or {}), most
@@ -87,7 +87,7 @@ class RawEncoders:
         return encoders
 
     def check(self, tables: Mapping[str, PublishedVectors]) -> list[str]:
-        """Refuse a version whose vectors were made by other encoders; return warnings about differences by rounding."""
+        """Raise an error if other encoders made the vectors of a version. Return warnings about differences by rounding."""
         warnings = {}
         for name, mine in self.by_field.items():
             if name not in tables:
@@ -139,8 +139,8 @@ class RawEncoders:
 def facts_of(name: str, table: PublishedVectors) -> EncodedBy:
     if table.encoder is None:
         raise PlanError(
-            f"the vectors of {name!r} were published without the facts of their encoder, so it cannot be checked that the "
-            "given one is the same: make the vector file with `ctrbox vectors encode` or cb.tables.encode, train, and "
+            f"the vectors of {name!r} were published without a description of their encoder, so the server cannot check that "
+            "the given encoder made them; make the vector file with `ctrbox vectors encode` or cb.tables.encode, train, and "
             "publish again"
         )
     return table.encoder
@@ -156,6 +156,6 @@ def _named(name: str, weights: Any, made_by: EncodedBy) -> Encoder:
 
 
 def rounded(vector: Floats, dtype: np.dtype[Any]) -> Floats:
-    """Return a vector with the numbers that a vector file of this type holds."""
+    """Return a vector as float32, with its numbers rounded to the type of a vector file."""
     with np.errstate(over="ignore"):
         return vector.astype(dtype).astype(np.float32)

@@ -4,7 +4,7 @@
 
 The position in the state is JSON with the number of the last message that was fed. It is set together with the message's events
 and saved with them, so each message counts exactly once, however often the server starts. Every worker reads the whole stream for
-itself, through a consumer without acknowledgements that only it knows. Equal messages in equal order give equal states, so the
+itself, through a consumer of its own without acknowledgements. Equal messages in equal order give equal states, so the
 states of the workers differ only by messages that have not reached all of them yet, which takes a few milliseconds.
 
 A stream must keep its messages for all readers: it needs limits retention. A message that POST /v1/events would refuse is

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -25,11 +25,14 @@ class RowReader:
         known: Sequence[str],
         elsewhere: Mapping[str, str],
         where: str,
+        merged: Mapping[str, str] | None = None,
     ) -> None:
         """Make a reader for the part of a request that is called ``where``.
 
-        ``elsewhere`` names the columns that belong to another part of the request, and this part.
+        ``elsewhere`` names the columns that belong to another part of the request, and this part. ``merged`` names the view of
+        columns that the plan merges into the log as a stream.
         """
+        self.merged = {} if merged is None else merged
         self.schema, self.known, self.elsewhere, self.where = schema, frozenset(known), elsewhere, where
         self.columns = list(columns)
         self.names = schema.names
@@ -82,18 +85,21 @@ class RowReader:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema) if arrays else nameless(rows)
 
     def check(self, names: tuple[str, ...]) -> Callable[[Any], Any]:
-        """Return what selects the columns that are read. DataError if a column is missing, unknown or belongs to another part."""
+        """Return a function that selects the columns that are read.
+
+        Raise a DataError if a column is missing, is unknown, or belongs to another part of the request.
+        """
         for name in names:
             if name in self.elsewhere:
                 raise DataError(
                     f"column {name!r} belongs to the request's {self.elsewhere[name]}, not to its {self.where}"
                 )
             if name not in self.known:
-                near = nearest(name, sorted(self.known - set(self.elsewhere)))
-                raise DataError(f"{self.where}: the log has no column {name[:100]!r}{near}")
+                raise DataError(f"{self.where}: {unknown(name, self.known - set(self.elsewhere), self.merged)}")
         missing = [name for name in self.names if name not in names]
         if missing:
-            raise DataError(f"{self.where} lack{'s' * (self.where == 'context')} {lacking(missing, names)}")
+            lacks = f"{self.where} lack{'s' * (self.where == 'context')} {lacking(missing, names)}"
+            raise DataError(lacks + why_needed(missing, self.merged))
         pick: Callable[[Any], Any] = itemgetter(*self.names) if self.names else len
         if len(self.seen) < 64:
             self.seen[names] = pick
@@ -112,6 +118,27 @@ class RowReader:
                         "same columns"
                     )
         return f"{self.where}: rows have different columns"
+
+
+def unknown(name: str, known: Collection[str], merged: Mapping[str, str]) -> str:
+    """Return why a request must not have a column."""
+    if name in merged:
+        return (
+            f"column {name!r} is from view {merged[name]!r}, which the plan merges into the log; requests to a published model "
+            "cannot bring the columns of this view, so its features use the fill values of the view; leave these columns out, "
+            "or serve the run folder"
+        )
+    return f"the log has no column {name[:100]!r}{nearest(name, sorted(known))}"
+
+
+def why_needed(missing: Sequence[str], merged: Mapping[str, str]) -> str:
+    """Return the advice for columns that a request lacks, if the plan merges the first of them from another view."""
+    name = next((n for n in missing if n in merged), None)
+    if name is None:
+        return ""
+    return (
+        f"; column {name!r} is from view {merged[name]!r}, of which a request needs all columns that the features read"
+    )
 
 
 def nameless(rows: int) -> pa.RecordBatch:

@@ -119,7 +119,7 @@ def together(parts: Iterable[Figures]) -> Figures:
 
 
 def carried(figures: Figures) -> Figures:
-    """Return the figures of a worker that ended without its present values: only what counts on."""
+    """Return the counts of a worker that has ended, which its successor continues; present values are left out."""
     if not figures:
         return {}
     return {**figures, "gauges": {}, "unlearned": [], "vectors": None, "versions": [], "views": {}, "past": []}

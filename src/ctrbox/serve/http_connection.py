@@ -315,7 +315,7 @@ class Connection(asyncio.Protocol):
             self.respond(answer_of(refused), head, route, began, traced)
 
     def traced(self, head: Head, route: str) -> Traced | None:
-        """Begin the span of a request that is scored; None if it is not sampled."""
+        """Begin and return the span of a request that is scored. Return None if it is not sampled."""
         assert self.service.traces is not None
         headers = head.headers
         carrier = {n.decode(): headers[n].decode("latin-1") for n in (b"traceparent", b"tracestate") if n in headers}

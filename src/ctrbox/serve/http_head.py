@@ -1,4 +1,4 @@
-"""Parses the head of an HTTP/1.1 request strictly: whatever two servers could understand differently is refused.
+"""Parses the head of an HTTP/1.1 request strictly: it refuses whatever two servers could understand differently.
 
     POST /v1/score HTTP/1.1 CRLF
     Host: 127.0.0.1:8000 CRLF

@@ -1,4 +1,4 @@
-"""Parses the JSON of a request with ``orjson``, and checks that no name in an object is duplicate or unknown."""
+"""Parses the JSON of a request with ``orjson``, and checks that no name in an object occurs twice or is unknown."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from ctrbox.serve.refused_request import Refused
 
 
 def read_json(text: bytes) -> Any:
-    """Read JSON. Raises ``orjson.JSONDecodeError`` for text that is not JSON, DataError for a name that occurs twice.
+    """Read JSON. Raise ``orjson.JSONDecodeError`` for text that is not JSON, and DataError for a name that occurs twice.
 
-    `orjson` keeps the last of two equal names. Written out again, the value then has fewer strings than the text had: they are
-    counted by their quotes, which takes about as long as the reading itself. Only a text that fails is read slowly and named.
+    `orjson` keeps the last of two equal names. If the value is written out again, it then has fewer quotes than the text.
+    Counting them takes about as long as reading the text. Only a text that differs is read again with `strict_json`, which is
+    slower and names the fault.
     """
     found = orjson.loads(text)
     try:

@@ -36,9 +36,9 @@ class Listener:
 
     Raises PlanError if it cannot listen at the address.
 
-    ``sockets`` are those that workers share, which listen already. The kernel then wakes every worker for a new connection, and
-    the first worker that asks gets it. To prevent that a fast worker gets all of them, a worker takes one connection at a time,
-    and a worker that has more connections than another waits a moment before it takes the next.
+    ``sockets`` are sockets that the workers share and that listen already. The kernel then wakes every worker for a new
+    connection, and the first worker that asks gets it. So that a fast worker does not get all of them, a worker takes one
+    connection at a time, and a worker that has more connections than another waits a moment before it takes the next.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Listener:
 
 
 def listening_sockets(host: str, port: int) -> list[socket.socket]:
-    """Open the sockets of every address of ``host``. PlanError if it is not possible to listen at any of them."""
+    """Open the sockets of every address of ``host``. Raise a PlanError if it is not possible to listen at any of them."""
     opened: list[socket.socket] = []
     failure: Exception | None = None
     try:

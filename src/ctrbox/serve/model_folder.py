@@ -169,7 +169,7 @@ class ModelFolder:
             raise DataError(
                 f"{self.folder / PLAN} has fingerprint {plan.fingerprint[:16]}"
                 f"…, but the model was made with "
-                f"{self.fingerprint[:16]}…: a view has other columns, or nulls in other columns"
+                f"{self.fingerprint[:16]}…: since then, the columns of a view, or the columns that have nulls, have changed"
             )
         return plan
 

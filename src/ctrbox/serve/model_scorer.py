@@ -188,8 +188,8 @@ class ModelScorer:
             return self._found(batch, self.context_sides, own)
 
     def score(self, context: Batch, found: Found, candidates: Batch, own: Own) -> tuple[Floats, int, tuple[Asked, ...]]:
-        """Return probabilities, the number of distinct keys of the request without any vector, and key counts of the candidates
-        by field.
+        """Return the probabilities, the number of distinct keys of the request that have no vector, and, by field, the key
+        counts of the candidates.
 
         For several labels, return predictions (rows, labels) in float64 instead of probabilities.
         """
@@ -213,7 +213,7 @@ class ModelScorer:
     def _calibrated(
         self, calibration: Calibration | TaskCalibration, logits: Floats, context: Batch, candidates: Batch
     ) -> Floats:
-        """Return the calibrated logits; the field by which they are calibrated may be the context's or the candidates'."""
+        """Return the calibrated logits. The field of the calibration may belong to the context or to the candidates."""
         if calibration.by is None:
             return calibration.apply(logits, None)
         if calibration.by in candidates.sparse:
@@ -280,7 +280,8 @@ class ModelScorer:
         if not np.isfinite(whole).all():
             row, column = np.argwhere(~np.isfinite(whole))[0]
             raise DataError(
-                f"dense column {self.split.schema.dense_names[column]!r} of candidate {row} is {whole[row, column]}"
+                f"dense column {self.split.schema.dense_names[column]!r} of candidate {row} is {whole[row, column]}; expected "
+                "a finite number"
             )
         return torch.from_numpy(whole)
 

@@ -62,7 +62,7 @@ class Plain(NamedTuple):
 
 @contextmanager
 def errors_of_python() -> Iterator[None]:
-    """Raise what the path through Python raises."""
+    """Convert errors of native code inside the context to those that the path through Python raises."""
     try:
         yield
     except _native.BadPart as error:

@@ -6,9 +6,9 @@
     tensors objects.ad_image [n, width] and objects.ad_image.id [n]       the same in the Open Inference Protocol; of type BYTES
                                                                           and shape [n], images or texts in UTF-8
 
-An object counts where its key has no published vector; then the version's sub-model runs on it. Images and texts are encoded
-before (encode_objects.py). A list of tokens may be shorter than the sub-model's width. Counts are bounded here; width, type and
-numbers are held against the version that scores.
+An object is used only if its key has no published vector. Images and texts are first encoded (encode_objects.py); then the
+sub-model of the version computes the vector. A list of tokens may be shorter than the width of the sub-model. The number of
+objects is limited here; their width, type and numbers are compared with the version that scores.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def from_json(given: Any) -> dict[str, Objects]:
     found = {}
     for field, by_id in given.items():
         if not isinstance(by_id, dict):
-            raise DataError(f"objects of {field[:100]!r} must be a JSON object from ids to lists, got {brief(by_id)}")
+            raise DataError(
+                f"objects of {field[:100]!r} must be a JSON object that maps ids to lists, got {brief(by_id)}"
+            )
         rows = [raw_of(field, name, one) if isinstance(one, dict) else one for name, one in by_id.items()]
         found[field] = Objects(list(by_id), rows)
     return bounded(found)

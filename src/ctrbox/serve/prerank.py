@@ -4,10 +4,11 @@
                   {"context": …, "k": 400}                   → {"candidates": {"ad_id": […]}, "scores": […], "index": "hnsw"}
     /v1/cascade   the same, and "objects" and "score" of /v1/score → the best K, scored by the model of the server
 
-The score of pre-rank is the inner product of the vectors of user and ad, without the bias of the model; best first, equal
-scores in the order of the candidates (of the ads, in the order of the view). The context of pre-rank are the columns that
-the user's fields read, and a candidate is given by the columns that the key of the ads reads. In a cascade, context and
-candidates also have the columns that the served model reads; where no candidates are given, those of the folder are sent on.
+The score of pre-rank is the inner product of the vectors of user and ad, without the bias of the model. The best candidates come
+first, and equal scores in the order of the candidates or, for all ads, of the view. The context of pre-rank consists of the
+columns that the fields of the user read, and a candidate of those that the key of the ads reads. In a cascade, context and
+candidates also have the columns that the served model reads. If a request has no candidates, the columns of the ads in the folder
+are passed to the served model.
 
 If a request names an ad that has no vector, the ad is left out and counted. The served model reads only the best K.
 """
@@ -109,7 +110,7 @@ class Prerank:
     # ---- a request
 
     def read(self, body: bytes, *, cascade: bool = False) -> dict[str, Any]:
-        """Return the members of a request, of which the context is an object; Refused where one is unknown or wrong."""
+        """Return the members of a request. Raise Refused if a member is unknown or has a wrong value."""
         try:
             given = read_json(body)
         except orjson.JSONDecodeError as error:

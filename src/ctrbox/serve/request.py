@@ -28,7 +28,7 @@ from ctrbox.columns.raw_values import RawColumn, brief
 from ctrbox.columns.times import FIRST, LAST, MICROSECONDS
 from ctrbox.errors import DataError
 from ctrbox.serve import objects_in_requests
-from ctrbox.serve.fields_of_requests import RowReader
+from ctrbox.serve.fields_of_requests import RowReader, unknown, why_needed
 from ctrbox.serve.json_body import check_members, read_json
 from ctrbox.serve.objects_in_requests import Objects
 from ctrbox.serve.refused_request import Refused
@@ -52,7 +52,8 @@ class RequestReader:
 
     ``known``: every column of the log. ``context``: the columns that come once per request; None: each request decides.
     ``time_units``: unit of whole numbers in columns of times, by column (`ctrbox.columns.times`). ``frames``: whether requests
-    may contain native frames; otherwise they contain record batches.
+    may contain native frames; otherwise they contain record batches. ``merged``: the view of each column that the plan merges
+    into the log as a stream.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class RequestReader:
         time_units: Mapping[str, str] | None = None,
         *,
         frames: bool = True,
+        merged: Mapping[str, str] | None = None,
     ) -> None:
+        self.merged = {} if merged is None else merged
         self.schema, self.known, self.most = schema, list(known), most_candidates
         self.context = None if context is None else frozenset(context)
         self.columns = {f.name: RawColumn(f, (time_units or {}).get(f.name)) for f in schema}
@@ -101,7 +104,7 @@ class RequestReader:
 
     def _reader(self, names: list[str], elsewhere: Mapping[str, str], where: str) -> RowReader:
         schema = pa.schema([self.schema.field(n) for n in names])
-        return RowReader([self.columns[n] for n in names], schema, self.known, elsewhere, where)
+        return RowReader([self.columns[n] for n in names], schema, self.known, elsewhere, where, self.merged)
 
     def readers(self, context: Any) -> tuple[RowReader, RowReader]:
         if self._fixed is not None:
@@ -175,7 +178,7 @@ class RequestReader:
             if name in beside:
                 continue
             if name not in self.known:
-                raise DataError(f"the log has no column {name[:100]!r}{nearest(name, self.known)}")
+                raise DataError(unknown(name, self.known, self.merged))
             if name not in self.columns:
                 continue
             column = self.columns[name]
@@ -184,7 +187,7 @@ class RequestReader:
             plain[name] = values
         missing = [name for name in self.schema.names if name not in plain]
         if missing:
-            raise DataError(f"the request lacks {lacking(missing, tensors)}")
+            raise DataError(f"the request lacks {lacking(missing, tensors)}{why_needed(missing, self.merged)}")
         rows = max((len(v) for v in plain.values() if v.ndim), default=0)
         once = self.context
         if once is None:
@@ -257,7 +260,7 @@ def fast_reader(columns: Sequence[RawColumn], ignored: Sequence[str], most: int)
 
 
 def described_for_native(column: RawColumn) -> tuple[str, str, int, int, bool, int] | None:
-    """Describe a column to the native reader; None if it cannot read the column.
+    """Return the description of a column for the native reader; None if it cannot read the column.
 
     The parts are its name, its kind, the least and the largest number, whether it is float32, and the microseconds of one unit if
     numbers can be times.

@@ -110,7 +110,7 @@ class ServedModel(SplitModel[LiveModel]):
         if self.past is not None:
             if not request.rows:
                 return Scored(no_scores(self.tasks), live.version, parts.told)
-            request = self.past.request(request, split.context_schema, split.candidate_schema)
+            request = self.past.request(request, split.context_schema, split.candidate_schema, parts.views)
         own, ran = scorer.embed(request.objects) if request.objects else (NOTHING, 0)
         key = parts.cache_key(live.version) + request.key
         met = cast("CachedContext | None", self.cache.get(key))

@@ -26,6 +26,7 @@ from ctrbox.compiled_plan.plan import Plan
 from ctrbox.compiled_plan.refreshed_views import JoinedViews
 from ctrbox.compiled_plan.split_for_requests import ContextPart, Split
 from ctrbox.engines.missed_keys import JoinCount, counted_in
+from ctrbox.engines.run_on_request import merged_as_streams
 from ctrbox.errors import DataError, PlanError
 from ctrbox.ffm.engine import DeepFFM, scored
 from ctrbox.plan.language.user_operators import UserOperator
@@ -158,7 +159,7 @@ class ServedFfm(SplitModel[Live]):
         self.known = KnownKeys()
 
     def over(self, live: Live, parts: SplitViews) -> Live:
-        """Return a version that reads these joined views. DataError unless the engine's fields are features of the plan."""
+        """Return a version that reads these joined views. Raise a DataError if a field of the engine is not in the plan."""
         split = parts.split
         known = split.schema.key_kinds
         for name in live.engine.fields:
@@ -194,7 +195,7 @@ class ServedFfm(SplitModel[Live]):
         if self.past is not None:
             if not request.rows:
                 return Scored(no_scores(self.tasks), live.version, parts.told)
-            request = self.past.request(request, split.context_schema, split.candidate_schema)
+            request = self.past.request(request, split.context_schema, split.candidate_schema, parts.views)
         key = live.key + request.key
         found = cast("CachedContext | _native.RequestContext | None", self.cache.get(key))
         if found is None:
@@ -264,12 +265,16 @@ class Scorer:
 def reader_of(
     plan: Plan, split: Split, context: Sequence[str], most_candidates: int, past: ServedPast | None
 ) -> RequestReader:
-    """Return the reader of requests for a plan in two parts. With ``past``, requests contain no history columns."""
+    """Return the reader of requests for a plan that is split into the context and the candidates.
+
+    With ``past``, requests contain no history columns, because the server computes them.
+    """
     fields = [*split.context_schema, *split.candidate_schema]
-    names, units = plan.log.source.schema.names, plan.time_units
+    names, units, merged = plan.log.source.schema.names, plan.time_units, merged_as_streams(plan.graph)
     if past is None:
-        return RequestReader(pa.schema(fields), names, context, most_candidates, units)
-    return RequestReader(pa.schema(past.fields(fields)), names, past.context, most_candidates, units, frames=False)
+        return RequestReader(pa.schema(fields), names, context, most_candidates, units, merged=merged)
+    schema = pa.schema(past.fields(fields))
+    return RequestReader(schema, names, past.context, most_candidates, units, frames=False, merged=merged)
 
 
 def size_of(context: CachedContext | _native.RequestContext) -> int:
@@ -320,7 +325,7 @@ class ServedRun:
         from ctrbox.predict.unlearned_keys import tell_of_keys  # brings torch, which a Deep FFM is served without
 
         self.tasks, self.past = run.click_model.tasks, past
-        views = JoinedViews(run.plan)
+        views = JoinedViews(run.plan, past.histories.expressions if past else ())
         self.live = LiveRun(run, views, told_of(views))
         self._joined: list[JoinCount] = []  # in views that were replaced
         self.cache = ContextCache(0)
@@ -338,8 +343,9 @@ class ServedRun:
         ]
         schema = pa.schema([*(everything if past is None else past.fields(everything)), *beside])
         self.reader = RequestReader(
-            schema, [*log.names, *(f.name for f in beside)], None, most_candidates, plan.time_units
-        )
+            schema, [*log.names, *(f.name for f in beside)], None, most_candidates, plan.time_units,
+            merged=merged_as_streams(plan.graph),
+        )  # fmt: skip
 
     def objects(self) -> dict[str, int]:
         return {}
@@ -363,6 +369,8 @@ class ServedRun:
             self.prerank.take_views(run)
         joined = self.joins()
         self.live, self._joined = LiveRun(run, views, told_of(views)), joined
+        if self.past is not None:
+            self.past.take_views(views)
 
     def joins(self) -> list[JoinCount]:
         now = counted_in(r.extractor for r in self.run.plan._requests or () if r is not None)
@@ -385,7 +393,7 @@ class ServedRun:
         columns |= {n: candidates.column(n) for n in candidates.schema.names}
         table = pa.table(columns)
         if self.past is not None:
-            table = self.past.histories.added_to(table)
+            table = self.past.histories.added_to(table, extractors=live.views.of_histories)
         scores = as_scores(live.run.predictions_of_rows(table, warn=False), self.tasks)
         return Scored(scores, self.version, live.told)
 

@@ -138,7 +138,7 @@ class Service:
         return found
 
     def answer_plain(self, body: bytes) -> Answered | None:
-        """Score the JSON of a request in one native call; None if it has to be read first."""
+        """Score the JSON of a request in one native call. Return None if Python has to read it first."""
         plain = self.served.plain()
         if plain is None:
             return None
@@ -151,7 +151,7 @@ class Service:
     def infer_plain(self, body: bytes, header: str | None, version: str) -> tuple[Answered, InferRequest] | None:
         """Score a request of the Open Inference Protocol in one native call.
 
-        ``header`` is as for `read_infer`, and ``version`` as for `answer`. None if the request has to be read first.
+        ``header`` is as for `read_infer`, and ``version`` as for `answer`. Return None if Python has to read the request first.
         """
         plain, json_bytes = self.served.plain(), length_of_json(header, len(body))
         if plain is None or json_bytes is None:
@@ -167,7 +167,7 @@ class Service:
         return Answered(plain.version, scores, views=plain.views), InferRequest(asked, {}, binary)
 
     def tensors_plain(self, tensors: Sequence[Tensor], version: str) -> Answered | None:
-        """Score a request that came as tensors in one native call; None if it has to be read first."""
+        """Score a request that came as tensors in one native call. Return None if Python has to read it first."""
         plain = self.served.plain()
         if plain is None:
             return None
@@ -227,7 +227,7 @@ class Service:
         return self.prerank
 
     def score(self, request: Request, version: str = "") -> tuple[np.ndarray, int]:
-        """Return what `Served.score` does; ``version``: refuse to answer with another one."""
+        """Return what `Served.score` returns; ``version``: refuse to answer with another version."""
         return self.scored(request, version)[:2]
 
     def scored(self, request: Request, version: str = "") -> Scored:

@@ -42,7 +42,7 @@ class SplitModel(ABC, Generic[Live]):
         self.context = context
         self.cache = ContextCache(cache_bytes)
         self._changing = threading.Lock()  # held by whoever replaces ``live``
-        self._parts = SplitViews.of(JoinedViews(plan), context)
+        self._parts = SplitViews.of(JoinedViews(plan, past.histories.expressions if past else ()), context)
 
     @abstractmethod
     def over(self, live: Live, parts: SplitViews) -> Live:
@@ -80,5 +80,7 @@ class SplitModel(ABC, Generic[Live]):
         with self._changing:
             live = self.over(self.live, parts)
             before, self._parts, self.live = self._parts, parts, live
+            if self.past is not None:
+                self.past.take_views(views)
         if before.of_context != parts.of_context:
             self.cache.clear()

@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from ctrbox.columns.raw_values import brief
 from ctrbox.compiled_plan.plan import Plan
+from ctrbox.compiled_plan.refreshed_views import JoinedViews
 from ctrbox.engines.history.native_states import READ_BACK
 from ctrbox.engines.history.saved_states import MOST_POSITION
 from ctrbox.engines.history.state_of_histories import Histories, Taken
@@ -70,8 +71,7 @@ class ServedPast:
         self.refused = 0  # renewed files that could not be read
         bare = plan._like()
         vars(bare)["_dimensions"] = None  # joined views that the server replaces are not kept alive by this
-        self._load = lambda: bare.histories(file)
-        self._state = self._load(), 0  # replaced together, so that a request reads both values of the same file
+        self._state = bare.histories(file), 0  # replaced together, so that a request reads both values of the same file
         self.schema: pa.Schema = plan.log.source.schema
         made = self.histories.made
         self.context = None if context is None else tuple(name for name in context if name not in made)
@@ -93,8 +93,11 @@ class ServedPast:
             kept.setdefault(name, pa.field(name, value))
         return list(kept.values())
 
-    def request(self, request: Request, context: pa.Schema, candidates: pa.Schema) -> Request:
-        """Return a request with the history columns in both of its parts, which get these columns."""
+    def request(self, request: Request, context: pa.Schema, candidates: pa.Schema, views: JoinedViews) -> Request:
+        """Return a request with the history columns in both of its parts, which get these columns.
+
+        ``views``: the version of the joined views that the whole request reads.
+        """
         row, rows = request.context(), request.candidates
         zeros = pa.array(np.zeros(request.rows, np.int32))
         asked = {
@@ -103,16 +106,16 @@ class ServedPast:
         }
         histories, renewed = self._state  # read once: another thread may renew it
         with histories.locked():
-            found = histories.columns_of(pa.table(asked))
+            found = histories.columns_of(pa.table(asked), extractors=views.of_histories)
             changes = histories.changes
-        state = b"%d.%d " % (renewed, changes)
+        state = b"%d.%d.%s " % (renewed, changes, ",".join(map(str, views.numbers_of_histories)).encode())
         first = {name: found.column(name).slice(0, 1) for name in self.once}
         once = {name: row.column(name) for name in row.schema.names} | first
         each = {name: rows.column(name) for name in rows.schema.names}
         each |= {name: found.column(name) for name in found.schema.names if name not in self.once}
         made = pa.RecordBatch.from_arrays([once[f.name] for f in context], schema=context)
         scored = pa.RecordBatch.from_arrays([each[f.name] for f in candidates], schema=candidates)
-        # A context that is kept holds its histories, so it is another one after the next event.
+        # A context that is kept holds its histories, so it is another one after the next event, and with other joined views.
         return replace(request, context=lambda: made, candidates=scored, key=state + request.key)
 
     @property
@@ -131,8 +134,12 @@ class ServedPast:
         version = version_of(self.file)
         if version == self.read_file:
             return False
-        self._state, self.read_file = (self._load(), self.renewed + 1), version
+        self._state, self.read_file = (self.histories.emptied().load(self.file), self.renewed + 1), version
         return True
+
+    def take_views(self, views: JoinedViews) -> None:
+        """Read other joined views of events from the next call on. A request names its own version (`request`)."""
+        self.histories.use_views(views.of_histories)
 
     # ---- events
 

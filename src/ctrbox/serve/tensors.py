@@ -108,7 +108,7 @@ def read_infer(body: bytes, header_bytes: str | None, labels: Sequence[str] = ()
 
 
 def length_of_json(header_bytes: str | None, length: int) -> int | None:
-    """Return the bytes of the JSON of a body of ``length`` bytes; None if the header says something else than a part of it."""
+    """Return how many bytes of a body of ``length`` bytes are JSON; None if the header is not a number up to ``length``."""
     if header_bytes is None:
         return length
     plain = header_bytes.isascii() and header_bytes.isdigit() and len(header_bytes) < 16
@@ -116,7 +116,7 @@ def length_of_json(header_bytes: str | None, length: int) -> int | None:
 
 
 def wanted_outputs(outputs: Any, every: bool, possible: Sequence[str]) -> dict[str, bool]:
-    """Return the outputs that a request names, and whether each is wanted as binary; ``every``: if it does not say so."""
+    """Return the outputs that a request names, and whether each is wanted as binary; ``every`` is the default for this."""
     if not outputs:
         return {}
     if not isinstance(outputs, list):
@@ -160,7 +160,7 @@ def from_binary(name: str, datatype: str, shape: Sequence[int], data: bytes) -> 
     dtype = NUMPY[datatype]
     if len(data) != count * dtype.itemsize:
         raise wrong(
-            f"input {name!r}: {len(data)} bytes, expected {count * dtype.itemsize} for {list(shape)} of {datatype}"
+            f"input {name!r} has {len(data)} bytes, expected {count * dtype.itemsize} for shape {list(shape)} of {datatype}"
         )
     if datatype == "BOOL":
         given = np.frombuffer(data, np.uint8)

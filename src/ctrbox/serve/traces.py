@@ -84,7 +84,7 @@ class Traces:
         return Traces(provider)
 
     def begin(self, name: str, carrier: Mapping[str, str], facts: Mapping[str, Any]) -> Traced | None:
-        """Begin the span of a request; None if it is not sampled. ``carrier``: its traceparent and tracestate."""
+        """Begin and return the span of a request; None if it is not sampled. ``carrier``: its traceparent and tracestate."""
         given = {key: value for key, value in carrier.items() if len(value) <= LONGEST_HEADER}
         parent = self._propagator.extract(given) if "traceparent" in given else None
         span = self._tracer.start_span(name, parent, self._trace.SpanKind.SERVER, dict(facts))

@@ -87,8 +87,8 @@ def form(service: Service) -> str:
     options = '-H "Authorization: Bearer $TOKEN" ' if service.token else ""
     return (
         '<section><h2>Try a request</h2><p class="note">The fields are the columns of the raw log that the model reads, each '
-        "with an example value. An empty field is sent as null; of a text, as an empty text. A real request may have many "
-        'candidates: see <a href="/docs">routes</a>.</p>'
+        "with an example value. An empty field is sent as null, or as an empty text if it is a text. A real request may have "
+        'many candidates: see <a href="/docs">routes</a>.</p>'
         f'<form id="try">{parts}<button>Score this candidate</button></form><p id="scored"></p>'
         '<details id="as-curl" hidden><summary>The same request with curl</summary>'
         f'<pre id="curl" data-options="{escape(options)}"></pre></details></section>'

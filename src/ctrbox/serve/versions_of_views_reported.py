@@ -51,7 +51,7 @@ def lines_of_views(service: Service, now: Figures) -> list[str]:
         "view_rows": ("Rows of a joined view.", lambda one: one["rows"]),
         "view_age_seconds": ("Time since a joined view was read.", lambda one: since(one["read_at"])),
         "view_stale_seconds": (
-            "Time for which newer files of a joined view could not be read; 0 where it is not stale.",
+            "Time for which newer files of a joined view could not be read; 0 if it is not stale.",
             lambda one: one["stale"]["seconds"] if one["stale"] else 0,
         ),
     }

@@ -8,9 +8,9 @@ What requests read is replaced only when all rows of a view were read and agree 
 counted once for each reason, readiness says that the view is stale, and the same files are tried again after 1 s, 2 s, 4 s
 and so on up to a minute, or as soon as they change. The failure of one view does not delay the others.
 
-With several workers, the supervisor does this, without a thread of its own between two reads, so that a worker that it starts
-later has the newest rows too. When it has read a view, it says so on the board, and each worker reads the view itself
-(`ViewFollower`): from the same files, or, if they have changed since, only when the supervisor has read them as well. So a
+With several workers, the supervisor reads the views, so that a worker that it starts later has the newest rows too. It has no
+thread for this between two reads. When it has read a view, it says so on the board, and each worker reads the view itself
+(`ViewFollower`): from the same files or, if they have changed since, only when the supervisor has read them as well. So a version
 number stands for the same rows in all workers.
 """
 
@@ -217,7 +217,7 @@ class ViewFollower(Watcher):
         behind = [name for name, one in mine.loaded.items() if name in asked and asked[name]["number"] > one.number]
 
         def others() -> bool:
-            """Whether the files are others than those that the supervisor has read; it will read them too."""
+            """Return whether the files have changed since the supervisor read them; it will then read them again."""
             return any(mine.found(name).digest != asked[name]["digest"] for name in behind if mine.loaded[name].digest)
 
         if not behind or others():

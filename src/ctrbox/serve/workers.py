@@ -421,7 +421,7 @@ def words_of(status: int) -> str:
 
 
 def reserved(host: str, port: int) -> list[socket.socket]:
-    """Reserve a port at which workers will listen with SO_REUSEPORT. PlanError if another process uses it."""
+    """Reserve a port at which workers will listen with SO_REUSEPORT. Raise a PlanError if another process uses it."""
     held: list[socket.socket] = []
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(

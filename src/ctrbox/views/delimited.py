@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from ctrbox.arguments.names import nearest
+from ctrbox.columns.one_array import one_batch
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File, first_line
 from ctrbox.views.fields_of_delimited_text import (
@@ -29,7 +30,7 @@ from ctrbox.views.fields_of_delimited_text import (
 from ctrbox.views.files_without_row_index import BlockError, NoRows, Parse
 from ctrbox.views.simple_types import Leaf
 from ctrbox.views.text_guesses import evident_delimiter, is_a_header, is_a_row
-from ctrbox.views.text_in_blocks import Block, NotText, check_text, one_batch, text_blocks
+from ctrbox.views.text_in_blocks import Block, NotText, check_text, text_blocks
 from ctrbox.views.text_options import TextOptions
 
 _ROW = re.compile(r"Row #(\d+): ")
@@ -166,7 +167,7 @@ class Csv:
         options = self.options
         if options.header is False and options.names is None:
             raise SourceError(
-                f"header=False needs the names of the columns of {file.shown}, which has {len(fields)}: names=[…]"
+                f"header=False needs the names of the columns of {file.shown}, which has {len(fields)} of them: names=[…]"
             )
         if options.names is not None and len(options.names) != len(fields):
             raise SourceError(

@@ -1,7 +1,7 @@
 """Reads JSON lines into Arrow batches: one object on each line; a missing field is null; fields that first occur after the
 first block are ignored unless `types=` declares them.
 
-Whole numbers are int while all of them fit 64 bits and no fraction is met; with fractions the column is float. A whole
+Whole numbers are int if all of them fit into 64 bits and there is no fraction; with fractions, the column is float. A whole
 number that a double would round is never rounded: a column of whole numbers becomes text, and next to fractions it is
 refused. Strings that are all ISO 8601 dates or times of whole seconds in the first block become times, the other strings
 are text; times with fractions of a second are declared (`types=`).
@@ -20,12 +20,13 @@ import pyarrow as pa
 import pyarrow.json as pajson
 from pyarrow import types as pt
 
+from ctrbox.columns.one_array import one_batch
 from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File, first_line
 from ctrbox.views.fields_of_delimited_text import DECLARED, EXACT, exact_whole, number_as_time
 from ctrbox.views.files_without_row_index import BlockError, Parse
 from ctrbox.views.simple_types import Leaf
-from ctrbox.views.text_in_blocks import Block, NotText, check_text, no_null_type, one_batch, text_blocks
+from ctrbox.views.text_in_blocks import Block, NotText, check_text, no_null_type, text_blocks
 from ctrbox.views.text_options import TextOptions
 
 _ROW = re.compile(r" in row (\d+)$")
@@ -84,7 +85,7 @@ class Json:
         return found
 
     def _inferred(self, block: Block) -> pa.Schema:
-        """Return the types of the first block's fields; those that `types=` declares are given."""
+        """Return the types of the first block's fields; `types=` decides the types of the fields that it names."""
         met = self._checked(block, None, exact=False).schema
         self._unknown = frozenset(_without_values(met))
         wanted = _tree(met)
@@ -117,7 +118,7 @@ class Json:
             yield partial(self._read, block, schema)
 
     def _read(self, block: Block, schema: pa.Schema) -> pa.RecordBatch:
-        """Return the rows of a block; where a column of text holds whole numbers, their digits."""
+        """Return the rows of a block; whole numbers in a column of text become their digits."""
         tree = _tree(schema)
         written = [path for path in self._texts if _has(tree, path) and _all_numbers(block.data, path)]
         if not written:
@@ -128,7 +129,7 @@ class Json:
         return self._checked(block, pa.schema(_fields(tree))).cast(schema)
 
     def _checked(self, block: Block, schema: pa.Schema | None, exact: bool = True) -> pa.RecordBatch:
-        """Parse a block; what cannot be parsed is a `BlockError` that knows its row."""
+        """Parse a block; raise a `BlockError` with the row if something cannot be parsed."""
         try:
             check_text(block, self.options)
             batch = parse_json(block.data, schema, exact=exact)
@@ -181,7 +182,7 @@ def _value_at(data: bytes, column: str, row: int) -> Any:
 
 
 def _without_values(fields: Any, above: str = "") -> Iterator[str]:
-    """Yield the dotted names of columns of which no value was met."""
+    """Yield the dotted names of columns in which no value was found."""
     for field in fields:
         if pt.is_struct(field.type):
             yield from _without_values(field.type, f"{above}{field.name}.")
@@ -201,7 +202,7 @@ def _all_numbers(data: bytes, path: Path) -> bool:
 
 
 def _check_plain(data: bytes, path: Path) -> None:
-    """Refuse numbers of a column of text that are not written as plain whole numbers: their text would be another."""
+    """Refuse numbers of a column of text that are not plain whole numbers, because they could be written in several ways."""
     if not _UNPLAIN.search(data):
         return
     for row, line in enumerate(line for line in data.split(b"\n") if line.strip()):
@@ -215,7 +216,7 @@ def _check_plain(data: bytes, path: Path) -> None:
             name = ".".join(path)
             raise BlockError(
                 f"column {name!r} is read as text and holds the number {value[:60]}, expected strings, or whole numbers "
-                f"without a fraction or an exponent; write such numbers as strings, or pass types={{{name!r}: 'float'}}}}",
+                f"without a fraction or an exponent; write such numbers as strings, or pass types={{{name!r}: 'float'}}",
                 row,
             )
 
@@ -225,7 +226,7 @@ def _lines_before(data: bytes, at: int) -> int:
 
 
 def _check_lines(data: bytes, rows: int) -> None:
-    """Refuse objects that share a line or use several: their rows could not be cut into blocks."""
+    """Refuse objects that share a line or use several lines, because a file is cut into blocks at line ends."""
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     if lines == rows:
         return
@@ -241,14 +242,14 @@ def _check_lines(data: bytes, rows: int) -> None:
 
 
 def _led(block: bytes) -> int:
-    """Return how many rows must go before a block: pyarrow crashes where the first value is null."""
+    """Return how many rows must be put before a block, because pyarrow crashes if the first value is null."""
     return 1 if _NULL_FIRST.match(block) else 0
 
 
 def parse_json(block: bytes, schema: pa.Schema | None, *, exact: bool = True) -> pa.RecordBatch:
-    """Parse lines of JSON as rows: of the given columns alone, or of those that are met.
+    """Parse lines of JSON as rows with the given columns, or with all columns of the lines if none are given.
 
-    A whole number that a double would round is `Rounded`, a ``pa.ArrowInvalid``, unless `exact` is False.
+    A whole number that a double would round raises `Rounded`, a ``pa.ArrowInvalid``, unless `exact` is False.
     """
     lead = _led(block)
     data = b"{}\n" + block if lead else block
@@ -263,7 +264,7 @@ def parse_json(block: bytes, schema: pa.Schema | None, *, exact: bool = True) ->
 
 
 def _check_exact(block: bytes, column: pa.Array, path: Path, rows: np.ndarray) -> None:
-    """Refuse floats that were whole numbers and are not the same any more. `rows` are the rows of the values."""
+    """Refuse floats that rounded a whole number of the file. `rows` are the rows of the values."""
     if pt.is_struct(column.type):
         for field, inner in zip(column.type, column.flatten(), strict=True):
             _check_exact(block, inner, (*path, field.name), rows)
@@ -304,7 +305,7 @@ def _rounded(line: bytes, path: Path) -> str | None:
 
 
 def _broken_line(block: bytes, schema: pa.Schema | None) -> int | None:
-    """Return the first row that cannot be parsed alone; None when each can (they disagree about a type)."""
+    """Return the first row that cannot be parsed alone; None if each row can be (then their types differ)."""
     lines = [line for line in block.splitlines() if line.strip()]
     low, high = 0, len(lines)
     while low < high:
@@ -360,7 +361,7 @@ def _path(name: str, met: pa.Schema) -> Path:
 
 
 def _steady(type: pa.DataType) -> pa.DataType:
-    """Return the type that holds for the whole view: times keep fractions of a second that come later."""
+    """Return the type for the whole view, in which times keep fractions of a second that occur later."""
     return pa.timestamp("us") if pt.is_timestamp(type) else no_null_type(type)
 
 

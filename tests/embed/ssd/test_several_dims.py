@@ -92,6 +92,31 @@ def test_another_split_of_dims_is_restored(tmp_path: Path) -> None:
             again.restore(tmp_path / "eights")
 
 
+def test_rows_of_dims_that_were_not_saved_are_gone_after_a_restore(tmp_path: Path) -> None:
+    with tables(tmp_path / "two") as two:
+        pushed(two, 2)
+        kept = rows(two)
+        two.save(tmp_path / "saved")
+        two[16].save(tmp_path / "alone")
+    with tables(tmp_path / "three", (4, 8, 16)) as three:
+        pushed(three)
+        before = rows(three)
+        (tmp_path / "saved" / "checkpoint-1" / "dim-16" / "MANIFEST").rename(tmp_path / "aside")
+        with pytest.raises(CtrboxError):
+            three.restore(tmp_path / "saved")
+        assert all((table == before[dim]).all() for dim, table in rows(three).items())
+        (tmp_path / "aside").rename(tmp_path / "saved" / "checkpoint-1" / "dim-16" / "MANIFEST")
+        three.restore(tmp_path / "saved")
+        assert len(three[8]) == 0
+        assert all((three[dim].export()[1] == kept[dim]).all() for dim in (4, 16))
+    with tables(tmp_path / "three", (4, 8, 16)) as again:
+        assert [len(part) for part in again] == [len(kept[4]), 0, len(kept[16])]
+        pushed(again)
+        assert len(again[8]) > 0
+        again.restore(tmp_path / "alone")
+        assert [len(part) for part in again] == [0, 0, len(kept[16])]
+
+
 def test_tables_without_an_optimizer_of_their_own_take_that_of_what_they_restore(tmp_path: Path) -> None:
     adam = cb.optim.Adam(lr=0.3)
     with cb.tables.SparseTables(tmp_path / "a", (4, 16), ram="4MB", optimizer=adam) as made:

@@ -211,7 +211,9 @@ def test_stopped_encoding_goes_on_and_gives_the_same_bytes(tmp_path: Path, tail:
     assert not (tmp_path / "b.ctrvec").exists()
     with pytest.raises(DataError, match="an unfinished encoding that used another encoder"):
         cb.tables.encode(tmp_path / "b.ctrvec", folder, tiny(seed=1), key=KEY, batch_size=4)
-    with pytest.raises(DataError, match="an unfinished encoding that used another encoder, batch size"):
+    with pytest.raises(
+        DataError, match="an unfinished encoding that used another encoder, prepare function, batch size"
+    ):
         cb.tables.encode(tmp_path / "b.ctrvec", folder, tiny(), key=KEY, batch_size=5)
     encoder = tiny()
     done = cb.tables.encode(tmp_path / "b.ctrvec", folder, encoder, key=KEY, batch_size=4)
@@ -219,6 +221,25 @@ def test_stopped_encoding_goes_on_and_gives_the_same_bytes(tmp_path: Path, tail:
     assert (tmp_path / "b.ctrvec").read_bytes() == (tmp_path / "a.ctrvec").read_bytes()
     assert done.report.read_bytes() == whole.report.read_bytes()
     assert not kept.parent.exists()
+
+
+def test_an_encoding_does_not_go_on_with_another_prepare_of_the_same_name(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "images", 9)
+
+    def encoder(by: float) -> cb.tables.Encoder:
+        def prepare(image: Any) -> torch.Tensor:
+            return small(image) * by
+
+        return cb.tables.Encoder(Tiny(), prepare, name="tiny")
+
+    with pytest.raises(KeyboardInterrupt):
+        cb.tables.encode(tmp_path / "b.ctrvec", folder, stopping_after(encoder(1.0), 2), key=KEY, batch_size=2)
+    assert encoder(1.0).facts == encoder(2.0).facts
+    with pytest.raises(
+        DataError, match="an unfinished encoding that used another encoder, prepare function, batch size or"
+    ):
+        cb.tables.encode(tmp_path / "b.ctrvec", folder, encoder(2.0), key=KEY, batch_size=2)
+    assert cb.tables.encode(tmp_path / "b.ctrvec", folder, encoder(1.0), key=KEY, batch_size=2).resumed == 4
 
 
 @pytest.mark.slow  # a process that imports torch takes seconds; the test above stops inside one
@@ -324,10 +345,23 @@ def test_two_images_of_one_key_are_refused_and_nothing_is_lost(tmp_path: Path) -
     (tmp_path / "images").mkdir()
     for name in ("a.png", "a.webp"):
         (tmp_path / "images" / name).write_bytes(saved(picture(1), name[2:].upper()))
-    with pytest.raises(DataError, match="has two vectors, in rows 0 and 1"):
+    (tmp_path / "images" / "Z.png").write_bytes(b"no image")  # is skipped, and comes first
+    with pytest.raises(DataError, match=r"has two vectors, of a\.png and of a\.webp; expected one per key$"):
         cb.tables.encode(tmp_path / "v.ctrvec", tmp_path / "images", tiny(), key=KEY)
     (tmp_path / "images" / "a.webp").rename(tmp_path / "images" / "b.webp")
-    assert cb.tables.encode(tmp_path / "v.ctrvec", tmp_path / "images", tiny(), key=KEY, batch_size=32).items == 2
+    assert cb.tables.encode(tmp_path / "v.ctrvec", tmp_path / "images", tiny(), key=KEY, batch_size=32).items == 3
+
+
+def test_an_item_without_a_key_is_named_by_its_row_in_the_input(tmp_path: Path) -> None:
+    ads = pa.table({"ad": [1, 2, 3, None, 5], "title": ["a", None, "b", "c", "d"]})
+    pq.write_table(ads, tmp_path / "ads.parquet")
+    encoder = cb.tables.Encoder(Letters(), kind="text")
+    for data, row in ((ads, "memory row 3"), (tmp_path / "ads.parquet", f"{tmp_path}/ads.parquet row 3")):
+        with pytest.raises(DataError) as told:
+            cb.tables.encode(
+                tmp_path / "v.ctrvec", cb.View(data), encoder, key=col("ad").key(space="title"), column="title"
+            )
+        assert str(told.value) == f"this encoding: the key of {row} is null"
 
 
 class Letters(nn.Module):

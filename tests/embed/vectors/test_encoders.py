@@ -84,10 +84,32 @@ def test_images_run_in_whole_batches_where_the_device_is_no_cpu() -> None:
     assert [one.whole_batches for one in (tiny(), texts(), *elsewhere)] == [False, False, True, False]
 
 
+def test_a_lambda_needs_the_name_of_its_encoder() -> None:
+    with pytest.raises(PlanError) as told:
+        cb.tables.Encoder(Tiny(), lambda image: small(image))
+    assert str(told.value) == (
+        "prepare= is a lambda, which has no name that tells it from another one; give the encoder a name that changes with it, "
+        "name='…', or write prepare as a function with def"
+    )
+    assert cb.tables.Encoder(Tiny(), lambda image: small(image), name="v1").facts.name == "v1"
+
+
+def test_only_a_function_of_the_user_has_a_digest() -> None:
+    class Mine(Crop):
+        pass
+
+    assert [one.code for one in (texts(), cb.tables.Encoder(Tiny()), cb.tables.Encoder(Tiny(), Crop(8, 10)))] == [
+        "",
+        "",
+        "",
+    ]
+    assert len(tiny().code) == len(cb.tables.Encoder(Tiny(), Mine()).code) == 64
+
+
 def test_the_width_is_that_of_a_trial() -> None:
     assert (texts().width, tiny().width, tiny(width=7).width) == (3, 4, 7)
     tried: list[Any] = []
-    made = cb.tables.Encoder(Tiny(), lambda image: (tried.append(image), small(image))[1])
+    made = cb.tables.Encoder(Tiny(), lambda image: (tried.append(image), small(image))[1], name="tried")
     assert made.width == 4
     assert [(one.size, one.mode, one.getextrema()) for one in tried] == [((256, 256), "RGB", ((0, 0),) * 3)]
 

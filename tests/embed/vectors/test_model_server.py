@@ -307,7 +307,7 @@ def test_another_submodel_or_optimizer_is_refused(tmp_path: Path) -> None:
 def test_missing_keys_are_an_error_where_asked(tmp_path: Path) -> None:
     server = cb.tables.ModelServer(data(tmp_path), dim=3, missing="error")
     server.pull(np.array([0, 1, 2]))  # the null slot is no missing key
-    with pytest.raises(DataError, match=r"key 77 and 1 others of a batch have no row in .*missing='zero'"):
+    with pytest.raises(DataError, match=r"2 keys of a batch have no row in .*, such as key 77; missing='zero'"):
         server.pull(np.array([1, 77, 0, -5]))
     with pytest.raises(PlanError, match="nearest: 'error'"):
         cb.tables.ModelServer(server.data, missing="eror")

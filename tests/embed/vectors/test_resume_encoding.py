@@ -129,7 +129,9 @@ def test_the_width_of_a_state_is_that_of_a_vector(tmp_path: Path, width: Any, fi
 
 def test_a_state_of_another_encoding_is_refused(tmp_path: Path) -> None:
     state(tmp_path / "w", identity={"encoder": "other"})
-    with pytest.raises(DataError, match="holds an unfinished encoding that used another encoder, batch size or limit"):
+    with pytest.raises(
+        DataError, match="holds an unfinished encoding that used another encoder, prepare function, batch"
+    ):
         kept(tmp_path / "w", 1)
 
 

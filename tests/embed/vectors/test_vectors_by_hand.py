@@ -399,9 +399,11 @@ def test_a_submodel_of_ours_is_known_by_its_class_and_its_parts() -> None:
         shapes = {name: tuple(weight.shape) for name, weight in one.state_dict().items()}
         assert str(unfilled(kind, shapes)) == str(one)
         other = TEXT if kind == IMAGE else IMAGE
-        with pytest.raises(DataError, match=f"these are not the weights of an {other} sub-model: "):
+        with pytest.raises(DataError, match=f"these are not the weights of a sub-model of kind {other!r}: "):
             unfilled(other, shapes)
-        with pytest.raises(DataError, match=rf"weight 'more' of an {kind} sub-model has shape \(1,\), expected None"):
+        with pytest.raises(
+            DataError, match=rf"weight 'more' of a sub-model of kind {kind!r} has shape \(1,\), expected None"
+        ):
             unfilled(kind, {**shapes, "more": (1,)})
     assert kind_of(cb.tables.ImageEmbedding(5, (), 2)) == IMAGE
     assert kind_of(torch.nn.Sequential(*image)) == OTHER

@@ -387,7 +387,7 @@ def test_a_plan_does_not_begin_with_a_state_that_was_replaced_since(tmp_path: Pa
     with pytest.raises(
         DataError,
         match="the state with which the histories begin, was replaced after the plan was "
-        "created, so the features would change; copy such a file, and pass the copy",
+        "created, so the features would change; pass a copy of the file, which nobody replaces",
     ):
         list(later.batches(100))
 
@@ -461,3 +461,11 @@ def test_a_state_that_a_failed_call_broke_can_be_replaced_by_a_file(
         DataError, match=r"comes after 1970-01-01T00:00:11.000000 at the end of the state in .*past\.state; "
     ):
         list(plan.over(older, histories=tmp_path / "past.state").batches(9))
+
+
+def test_an_empty_list_of_events_or_of_rows_is_no_error() -> None:
+    kept = one_user()
+    kept.observe(events(1))
+    assert (kept.observe([]).rows, kept.taken) == (0, 1)
+    assert kept.columns_of([]).num_rows == 0
+    assert seen_at(kept, 2) == 1

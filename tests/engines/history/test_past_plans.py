@@ -93,7 +93,9 @@ def test_a_plan_over_other_data_computes_its_histories_and_takes_those_that_are_
         other = other.append_column(name, made[name])
     tail = other.slice(200)
     assert rows_of(plan.over(tail).batches(500)) == rows_of(plan_of(clicks(400)).batches(500))[200:]
-    with pytest.raises(PlanError, match=r"has the column 'h', which with_history computes, but not the other columns"):
+    with pytest.raises(
+        PlanError, match=r"has the column 'h', which with_history computes, but not all columns of this step"
+    ):
         plan.over(tail.drop_columns(["n"]))
 
 

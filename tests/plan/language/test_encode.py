@@ -87,11 +87,11 @@ def test_a_saved_plan_needs_the_same_encoder(tmp_path: Path) -> None:
     for allowed, words in (
         (
             False,
-            r"the plan encodes a column with the encoder 'letters' \(module 'Letters'\), which a saved plan does not hold",
+            r"the plan encodes a column with the encoder 'letters' \(module 'Letters'\), which a saved plan does not contain",
         ),
         (True, r"pass it: cb.Plan.load\(…, allow_operators=\[encoder\]\)"),
-        ([letters(name="other")], "which a saved plan does not hold"),
-        ([letters(3.0)], "the encoder of that name that was given has other weights"),
+        ([letters(name="other")], "which a saved plan does not contain"),
+        ([letters(3.0)], "the given encoder of this name has other weights"),
     ):
         with pytest.raises(PlanError, match=words):
             cb.Plan.load(tmp_path / "p.ctrplan", views=views, allow_operators=allowed)

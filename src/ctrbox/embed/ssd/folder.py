@@ -24,7 +24,7 @@ OWN = re.compile(r"LOCK|(MANIFEST|COMPACTION_ERRORS)(\.aside)?|segments(-\d+)?|\
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """The same folder whatever the working folder is later."""
+    """Return the absolute path of a table's folder, which stays the same if the working folder changes."""
     if not os.fspath(path) or "\0" in str(path):
         raise PlanError(f"a table needs the path of a folder, got {path!r}")
     place = local_path(path, "a Sparse Table").absolute()
@@ -43,14 +43,17 @@ def own_place(path: Path) -> Path:
 def keep_beside(name: str | None) -> None:
     """Let this process keep its tables beside the folders that it names, because another process has these open.
 
-    The ranks of a training run the same job file, and one folder belongs to one process. None: as usual.
+    The ranks of a training run execute the same job file, and only one process can have a folder open. With None,
+    tables are in the folders that are named.
     """
     global _beside
     _beside = name
 
 
 def locked(path: Path, shared: bool) -> int:
-    """A folder that this process alone has open; ``shared``: with others that only read."""
+    """Lock the folder of a table for this process; with ``shared``, other processes can read it as well. Return the
+    open LOCK.
+    """
     try:
         if not shared:
             made(path)
@@ -74,7 +77,7 @@ def locked(path: Path, shared: bool) -> int:
 
 
 def flocked(lock: int, path: Path, shared: bool = False) -> int:
-    """The open LOCK of a folder, held; refused where somebody else holds it."""
+    """Lock the open LOCK of a folder and return it. Raise a `SourceError` if another process or object holds the lock."""
     try:
         fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
@@ -86,12 +89,12 @@ def flocked(lock: int, path: Path, shared: bool = False) -> int:
 
 
 def described(path: Path) -> tuple[Any, ...]:
-    """The shape of the table that a folder holds."""
+    """Return the shape and the settings of the table in a folder."""
     if not (path / "MANIFEST").is_file():
         if (path / "TABLES").exists():
             raise SourceError(f"{path} {several(path)}")
         if path.is_file():
-            raise SourceError(f"{path} is a file, expected the folder of a Sparse Table; MemoryTable.load reads files")
+            raise SourceError(f"{path} is a file; expected the folder of a Sparse Table (MemoryTable.load reads files)")
         raise SourceError(f"{path} holds no table, because the file MANIFEST is missing; check the path")
     try:
         return shape_from(_native.SparseTable.saved_shape(os.fspath(path)))
@@ -107,7 +110,7 @@ def several(path: Path) -> str:
 
 
 def saved_part(folder: Path, dim: int) -> Path:
-    """The table of one dim in a folder of several, as of its last checkpoint."""
+    """Return the saved table of one dim in a folder of tables of several dims, as of its last checkpoint."""
     from ctrbox.embed.ssd.several_dims import saved_in  # which is made of these tables
 
     found = saved_in(folder)
@@ -121,7 +124,7 @@ def segments_of(path: Path, generation: int) -> Path:
 
 
 def made(path: Path) -> None:
-    """A folder whose name, and those of the folders above it, outlive a power cut."""
+    """Create a folder and the folders above it, so that their names survive a power cut."""
     missing = [p for p in (path, *path.parents) if not p.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for made in missing:
@@ -137,7 +140,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def warn_of_memory(ram: int) -> None:
-    """Warn about a budget beyond the memory of the machine, which is opened nevertheless."""
+    """Warn if the budget of a table is larger than the memory of the machine. The table is opened nevertheless."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if ram > machine:
         warnings.warn(
@@ -162,7 +165,7 @@ def joined(parts: list[np.ndarray], order: np.ndarray) -> np.ndarray:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in use."""
+    """Return the resident memory of this process in bytes."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -1,7 +1,7 @@
 """Repairs damaged files of a Sparse Table with copies from a table that was saved earlier.
 
-A segment is never changed once it is written, so a saved table that still names it has the same bytes. What the table
-is stays its own last checkpoint; only files that are damaged are replaced, and only where the result is whole.
+A segment is never changed after it is written, so a saved table that still names it has the same bytes. The table keeps
+the state of its own last checkpoint: only damaged files are replaced, and only if the table is undamaged afterwards.
 """
 
 from __future__ import annotations

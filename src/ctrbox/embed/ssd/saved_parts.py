@@ -22,7 +22,9 @@ from ctrbox.errors import PlanError
 
 
 class TableParts(FixedShape):
-    """All rows of a Sparse Table in ``parts``, for predictions and exports. ``ram``: bytes for all parts together."""
+    """All rows of a Sparse Table that was saved in ``parts``, for predictions and exports. ``ram``: memory for all
+    parts together, in bytes.
+    """
 
     _holder = "these saved parts hold rows of"
 

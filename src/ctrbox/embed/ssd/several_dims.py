@@ -13,7 +13,8 @@ A folder is
     checkpoint-K       what TABLES names: a saved table for each dim, of links to the files of the parts
 
 `checkpoint` saves all parts to checkpoint-K+1, then renames TABLES; opening restores all parts from checkpoint-K.
-`restore` takes what another split of dims saved: each part its dim, from a folder of several dims or of one.
+`restore` also reads tables that were saved with other dims: each part takes the table of its dim, from a folder of
+several dims or of one. The parts of dims that were not saved become empty.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class SparseTables(WithCheckpoint):
         return iter(list(self._parts.values()))
 
     def __len__(self) -> int:
-        """Keys of all parts."""
+        """Return the number of keys of all parts."""
         return sum(map(len, self))
 
     @property
@@ -180,7 +181,8 @@ class SparseTables(WithCheckpoint):
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Replace the contents of each table by what was saved for its dim, and then write a checkpoint.
 
-        The saved tables may be `SparseTables` with any dims, or one table.
+        The saved tables may be `SparseTables` with some of these dims, or one table. A table for whose dim nothing was saved
+        is empty afterwards.
         """
         with self._alone:
             self._check_usable()
@@ -195,6 +197,8 @@ class SparseTables(WithCheckpoint):
             try:
                 for dim, folder in found.items():
                     self[dim].restore(folder)
+                for dim in set(self.dims) - set(found):  # its rows would be those of another training
+                    self[dim].clear()
                 self.checkpoint()
             except BaseException:
                 self._go_back()
@@ -251,7 +255,9 @@ class SparseTables(WithCheckpoint):
             )
 
     def _save_to(self, folder: Path) -> CompactionError | None:
-        """Save all parts; return what the background compaction of one of them met, to be raised when all is in place."""
+        """Save all parts, and return the error that the background compaction of one of them met, to be raised when all
+        files are in place.
+        """
         failed: CompactionError | None = None
         remove(folder)  # of a checkpoint that did not end
         folder.mkdir(parents=True)
@@ -264,7 +270,7 @@ class SparseTables(WithCheckpoint):
         return failed
 
     def _go_back(self) -> None:
-        """Every part becomes what the last checkpoint has of it: whether it is that already, no number tells."""
+        """Restore every part from the last checkpoint, because no number tells whether a part is still in that state."""
         for dim, part in list(self._parts.items()):
             kept = self.path / f"checkpoint-{self.version}" / f"dim-{dim}"
             if len(part) and part.row != Row(*described(kept)[:2]):  # opened for another model since then
@@ -278,7 +284,7 @@ class SparseTables(WithCheckpoint):
 
 
 def named_in(folder: Path) -> tuple[int, tuple[int, ...]] | None:
-    """The last checkpoint and the dims of a folder of tables; None where it is none."""
+    """Return the number of the last checkpoint and the dims of a folder of tables; None for any other folder."""
     try:
         text = read_regular(folder / "TABLES", 4096).decode("ascii")
     except FileNotFoundError:
@@ -295,7 +301,7 @@ def named_in(folder: Path) -> tuple[int, tuple[int, ...]] | None:
 
 
 def saved_in(folder: Path) -> dict[int, Path]:
-    """Saved tables by dim: those of several dims, or the one."""
+    """Return the saved tables in a folder by dim, also if the folder holds a single table."""
     named = named_in(folder)
     if named is None:
         return {described(folder)[0]: folder}

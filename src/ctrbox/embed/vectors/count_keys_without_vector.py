@@ -1,8 +1,9 @@
 """Counts keys that have no row in a vector file, and raises an error when no key at all has one.
 
-A field of whole numbers and a file written with text ids have no key in common, although every id looks the same. All vectors
-are zero then, and a training would run to its end without using the file. So a Model Server refuses to train once none of the
-keys of its first ``BATCHES`` batches, or of its first ``KEYS`` keys, was found; a training warns above ``WARNED_SHARE``.
+A field of whole numbers and a file that was written with text ids have no key in common, although the ids look the
+same. All vectors are zero then, and training would run to its end without using the file. A Model Server therefore
+refuses to train if none of the keys of its first ``BATCHES`` batches, or none of its first ``KEYS`` keys, was found.
+Training warns if the share of keys without a row is above ``WARNED_SHARE``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def plain(data: VectorFile) -> bool:
 
 
 class Misses:
-    """How many of the keys that a training asked for have no row. Key 0, the null slot, is not counted."""
+    """Counts how many of the keys that a training run requests have no row. Key 0, the null slot, is not counted."""
 
     def __init__(self) -> None:
         self.reads = ""  # what is known of the fields that ask: how their keys are made, and of which type
@@ -49,11 +50,11 @@ class Misses:
 
     @property
     def share(self) -> float:
-        """Keys without a row among all keys asked for, 0 to 1; a key counts once per batch."""
+        """The share of the requested keys that have no row, 0 to 1. A key counts once per batch."""
         return self.lost / self.asked if self.asked else 0.0
 
     def add(self, keys: Keys, places: Places, data: VectorFile) -> None:
-        """Count the distinct keys of one batch; raises DataError where the first batches found nothing at all."""
+        """Count the distinct keys of one batch. Raise a `DataError` if no key of the first batches was found."""
         asked = keys != 0
         lost = np.flatnonzero(asked & (places < 0))
         self.asked += int(asked.sum())
@@ -65,7 +66,7 @@ class Misses:
             self.check(data)
 
     def check(self, data: VectorFile) -> None:
-        """Refuse where keys were asked for and none was found."""
+        """Raise a `DataError` if keys were requested and none of them was found."""
         if not self.asked or self.lost < self.asked:
             return
         known = data.keys

@@ -5,7 +5,7 @@ damaged or cut short, has too many bytes or pixels, is animated, or has a color 
 such as CMYK or 16 bits per channel. Transparency is dropped and the orientation of EXIF is not applied, as in the
 usual loaders of training data.
 
-This module imports neither torch nor NumPy, so that the processes of `decoding` start in a fraction of a second.
+This module imports neither torch nor NumPy, so that the processes of `decode_in_processes` start in a fraction of a second.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decodes images in several processes, for a GPU that encodes images faster than the threads of one Python process decode them.
 
-    caller                                             process k of n (`decoding_process`)
+    caller                                             process k of n (`decode_process`)
     group g of 16 images ──► standard input of g % n ──► reads the files, hashes, decodes, resizes and crops
     takes the pixels     ◄── shared memory, one slot of size × size × 3 bytes per image; those of a group lie side by side
     hashes and refusals  ◄── standard output of g % n, one answer per group

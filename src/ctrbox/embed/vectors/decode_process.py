@@ -1,4 +1,4 @@
-"""Decodes groups of images in a process that `decoding` started: what it is told, and what it answers.
+"""Decodes groups of images in a process that `decode_in_processes` started: the requests that it reads, and its answers.
 
 told, a line per group   JSON: the place of the group, and for each image its path, the number of its bytes, or null if there is
                          nothing to decode; the bytes of the images follow

@@ -4,10 +4,10 @@ cb.tables.encode("images.ctrvec", "images/", encoder, key=col("name").key(space=
 cb.tables.encode("images.ctrvec", cb.View("ads.parquet"), encoder, key=col("ad_id").key(space="image"), column="image")
 cb.tables.encode("titles.ctrvec", cb.View("ads.parquet"), encoder, key=col("ad_id").key(space="title"), column="title")
 
-Several threads decode the items, or several processes for an encoder on a GPU (`decoding`, `gpu_batches`). The encoder gets
-batches of distinct items, in the order in which they first occur: items of equal bytes (by SHA-256) are encoded once. A thread
-writes the vector file meanwhile. An encoding that was killed continues when it is called again. The vector file names the encoder
-and the checksum of its weights.
+Several threads decode the items, or several processes if the encoder is on a GPU (`decode_in_processes`,
+`encode_on_gpu`). The encoder gets batches of distinct items, in the order in which they first occur: items of equal
+bytes (by SHA-256) are encoded once. A thread writes the vector file meanwhile. An encoding that was killed continues
+when it is called again. The vector file names the encoder and the checksum of its weights.
 """
 
 from __future__ import annotations
@@ -144,8 +144,12 @@ def encode(
     told = beside.submit(lambda: encoder.facts)  # the checksum of many weights takes as long as several batches
     beside.shutdown(wait=False)
 
+    code = (
+        {"prepare": found} if (found := encoder.code) else {}
+    )  # as it is now: a call may change the attributes of an object
+
     def identity() -> dict[str, Any]:
-        return {"encoder": result_of(told).facts(), "batch": batch_size, "bounds": list(bounds)}
+        return {"encoder": result_of(told).facts(), "batch": batch_size, "bounds": list(bounds), **code}
 
     patient = not encoder.whole_batches  # a GPU does not wait for the checksum
     so_far = EncodedSoFar(place.with_name(f".{place.name}.encoding"), identity, batch_size, patient)
@@ -179,6 +183,7 @@ class _Job:
         self.resumed = len(so_far.places)
         self.seconds = dict.fromkeys((*STAGES, "network", "writing"), 0.0)
         self.facts: list[dict[str, Any]] = []
+        self.shown: list[str] = []  # names of the items that have a vector, for errors
         self.hashes: list[bytes] = []
         self.refused: list[dict[str, str]] = []
         self._taken = set(so_far.places)  # hashes of all items that the encoder got or need not get
@@ -285,6 +290,7 @@ class _Job:
     def _is_new(self, item: _Item, digest: bytes) -> bool:
         """Keep the facts of an item that has a vector; return whether its vector is still to be computed."""
         self.facts.append(item.facts)
+        self.shown.append(item.shown)
         self.hashes.append(digest)
         if digest in self._taken:
             return False
@@ -355,7 +361,8 @@ class _Job:
                 yield pa.RecordBatch.from_arrays([keys, vectors], schema=schema)
                 begin += rows
 
-        return write_encoded(place, pa.RecordBatchReader.from_batches(schema, batches()), told(), dtype)
+        reader = pa.RecordBatchReader.from_batches(schema, batches())
+        return write_encoded(place, reader, told(), dtype, self.shown.__getitem__)
 
     def _wait(self, begin: int, wanted: int) -> int:
         """Wait until the vectors of ``wanted`` items from ``begin`` on are kept; return their number, fewer at the end alone."""

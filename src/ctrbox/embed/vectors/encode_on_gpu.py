@@ -107,7 +107,7 @@ class GpuBatches:
         self._raise()
 
     def close(self) -> None:
-        """End the thread, after the batches that were sent."""
+        """End the thread after the batches that were sent."""
         if self._thread.is_alive():
             self._sent.put(None)
             join(self._thread)
@@ -162,7 +162,9 @@ class GpuBatches:
         batch.vectors[: len(found)].copy_(found, non_blocking=True)
 
     def _keep_vectors(self) -> None:
-        """Wait for each batch in turn; after an error the batches are only given back, so that the caller never hangs."""
+        """Wait for each batch in turn, and keep its vectors. After an error, only return the memory of the batches, so
+        that the caller never hangs.
+        """
         while (batch := self._sent.get()) is not None:
             try:
                 if self._error is None:

@@ -53,7 +53,7 @@ class EncodedItems:
         return vector
 
     def column(self, items: pa.Array) -> pa.Array:
-        """Return the vectors of a column of texts or images, lists of as many numbers as `Encoder.width`."""
+        """Return the vectors of a column of texts or images, each a list of `Encoder.width` numbers."""
         raw = items.view(pa.large_binary() if pa.types.is_large_string(items.type) else pa.binary())
         encoded = raw.dictionary_encode()
         width = self.encoder.width

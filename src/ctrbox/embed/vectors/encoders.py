@@ -29,6 +29,7 @@ from torch import nn
 
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.encoder_of_vectors import IMAGE, TEXT, EncodedBy
+from ctrbox.embed.vectors.code_digest import code_digest
 from ctrbox.embed.vectors.decode_image import MOST_BYTES, MOST_PIXELS, Refused, bounded, cropped, decode, pillow
 from ctrbox.embed.vectors.encode_single_items import EncodedItems
 from ctrbox.errors import DataError, PlanError, SourceError
@@ -80,7 +81,11 @@ class Encoder:
     ``weights``  local file from which the weights of the module are loaded, as for `load_weights`; by default, the module
                  keeps its weights
     ``name``     name for everything that the weights do not show, such as the version of ``prepare``. An encoding can only be
-                 resumed with the same name, and a server encodes further items only with the same name
+                 resumed with the same name, and a server encodes further items only with the same name. By default, the
+                 name of the module's class. It is required if ``prepare`` is a lambda, which has no name of its own
+
+    A saved plan, a vector file and a server know ``prepare`` by its name alone; change ``name`` whenever you change what it
+    does. An encoding that is resumed also compares the code of ``prepare``, its defaults, and the values that it reads.
     """
 
     def __init__(
@@ -99,6 +104,11 @@ class Encoder:
             raise PlanError(f"kind must be 'image' or 'text', got {kind!r}")
         if kind == TEXT and prepare is not None:
             raise PlanError("prepare= is for images; a module for texts takes the strings themselves")
+        if name is None and getattr(prepare, "__name__", "") == "<lambda>":
+            raise PlanError(
+                "prepare= is a lambda, which has no name that tells it from another one; give the encoder a name that changes "
+                "with it, name='…', or write prepare as a function with def"
+            )
         if weights is not None:
             load_weights(module, weights)
         try:
@@ -131,6 +141,11 @@ class Encoder:
         prepare = "" if self.kind == TEXT else repr(self.prepare) if isinstance(self.prepare, Crop) else named
         module = type(self.module).__name__
         return EncodedBy(self.name, self.kind, module, prepare, state.hexdigest(), self.device.type, torch.__version__)
+
+    @property
+    def code(self) -> str:
+        """Return a digest of the function ``prepare``; "" for texts and for `Crop`, which the facts describe."""
+        return "" if self.kind == TEXT or type(self.prepare) is Crop else code_digest(self.prepare)
 
     @property
     def whole_batches(self) -> bool:

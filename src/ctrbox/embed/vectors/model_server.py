@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from ctrbox.arguments.names import named_arguments, nearest
-from ctrbox.arguments.numbers import whole
+from ctrbox.arguments.numbers import counted, whole
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, Keys, NextUse, Row, Shaped
 from ctrbox.embed.embedder_traits import Initial, Objects, Traits
@@ -466,8 +466,8 @@ class ModelServer(Shaped):
         lost = np.flatnonzero((places < 0) & (keys != 0))
         if len(lost) and self.missing == "error":
             raise DataError(
-                f"{counted(len(lost), 'key')} of a batch {'has' if len(lost) == 1 else 'have'} no row in {self.data.path}, such as key "
-                f"{int(keys[lost[0]])}; missing='zero' gives such keys the zero vector"
+                f"{counted(len(lost), 'key')} of a batch {'has' if len(lost) == 1 else 'have'} no row in {self.data.path}, "
+                f"such as key {int(keys[lost[0]])}; missing='zero' gives such keys the zero vector"
             )
         if create:
             self._counts["missing"] += len(lost)

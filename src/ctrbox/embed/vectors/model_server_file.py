@@ -7,7 +7,7 @@
     24  32   SHA-256 of what follows the head
     56   …   safetensors: "model.NAME", "optimizer.NUMBER.NAME", and "about", a JSON of numbers and names as bytes
 
-Nothing in it is code. Reading believes nothing before size and checksum fit; shapes are the reader's to refuse.
+The file contains no code. The contents are used only if size and checksum match. The caller has to check the shapes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HEAD = struct.Struct("<8sIIQ32s")
 
 
 def write_server(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
-    """One file, whole or not at all."""
+    """Write one file, which is complete or not there at all."""
     text = torch.frombuffer(bytearray(json.dumps(dict(about)).encode()), dtype=torch.uint8)
     body = save({**{name: t.detach().cpu().contiguous() for name, t in tensors.items()}, "about": text})
     with written_aside(path) as aside, aside.open("wb") as file:
@@ -42,7 +42,7 @@ def write_server(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping
 
 
 def is_server(path: Path) -> bool:
-    """Whether a file says that it is a Model Server's."""
+    """Return whether a file begins as files of Model Servers do."""
     try:
         with open_regular(path, follow=True) as file:
             return file.read(len(MAGIC)) == MAGIC

@@ -4,10 +4,11 @@ rank = cb.tables.PreRank("ads.ctrvec")                        # as `export_vecto
 positions, scores = rank.top(user_vector, candidates, 400)
 rows, scores = rank.best(user_vector, 400)                    # of all vectors of the file, by their rows in it
 
-The vectors lie in memory, and native code computes the products (``native/core/vectors/best_products.h``): the same bits on every
-machine, for any number of threads. Candidates without a vector are left out and counted (``found``, ``missing``); equal
-scores keep the order of the candidates, or of the rows. If the first ``FIRST`` candidates or more are all without a vector,
-a warning says so once: their keys are probably made in another way than those of the file.
+The vectors lie in memory, and native code computes the products (``native/core/vectors/best_products.h``): the same
+bits on every machine, for any number of threads. Candidates without a vector are left out and counted (``found``,
+``missing``); equal scores keep the order of the candidates, or of the rows. If the first ``FIRST`` candidates or more
+are all without a vector, a warning says so once: their keys were probably not made in the same way as those of the
+file.
 """
 
 from __future__ import annotations

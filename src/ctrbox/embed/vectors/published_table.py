@@ -3,8 +3,9 @@
 PublishedTable     of a table: a key that was never learned has its initial row, which seed and key decide
 PublishedVectors   of a Model Server: what its sub-model gave for every object it had, and the sub-model for objects it had not
 
-Threads: any number may look up; the sub-model runs in one at a time. Refused: a key twice, rows and keys of different counts,
-objects of another width, numbers that are not finite, tokens beyond the vocabulary.
+Any number of threads may look up rows; the sub-model runs in one thread at a time. The tables refuse a key that is
+given twice, different numbers of rows and keys, objects of another width, numbers that are not finite, and tokens
+beyond the vocabulary.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ KEPT, KEPT_BYTES = 65_536, 64 << 20  # objects embedded on request that a versio
 
 
 class PublishedTable(FixedShape):
-    """Keys in any order and their rows (n, ``row.width``); an embedder without push."""
+    """Keys in any order and their rows (n, ``row.width``): an embedder that cannot be trained."""
 
     _holder = "this published table holds rows of"
 
@@ -53,14 +54,14 @@ class PublishedTable(FixedShape):
         self._alone = threading.Lock()
 
     def found(self, keys: Keys) -> tuple[Floats, npt.NDArray[np.int64]]:
-        """Rows of keys, as a copy, and which of the keys have none: theirs are 0."""
+        """Return a copy of the rows of keys, and the places of the keys without a row; their rows are 0."""
         return self._rows.find(keys)
 
     def pull(self, keys: Keys, *, create: bool = False) -> Floats:
         return self.pull_told(checked_keys(keys))[0]
 
     def pull_told(self, keys: Keys) -> tuple[Floats, npt.NDArray[np.int64]]:
-        """Return the rows of keys, and the places of the keys that were never learned: theirs are the initial rows."""
+        """Return the rows of keys, and the places of the keys that were never learned, which get their initial rows."""
         rows, lost = self.found(keys)
         if len(lost):
             rows[lost] = self._absent(keys[lost])
@@ -73,7 +74,7 @@ class PublishedTable(FixedShape):
     # ---- the rest of the contract
 
     def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
-        """All rows are in memory."""
+        """Do nothing, because all rows are in memory."""
 
     def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
         raise PlanError("a published table cannot be trained; train the table of the run instead")
@@ -93,10 +94,12 @@ class PublishedTable(FixedShape):
 
 
 class PublishedVectors(PublishedTable):
-    """``submodel``: None where it is none that weights alone bring back; then only what was published has vectors.
+    """The published vectors of a Model Server, and its sub-model for other objects.
 
-    ``width``: numbers of an object. ``vocabulary``: of token lists, 0 where objects are floats. ``encoder``: what made numbers of
-    images or texts, where it is known; ``dtype``: the type in which the vector file holds them.
+    ``submodel``: None if it cannot be built again from its weights; then only published objects have vectors.
+    ``width``: count of numbers of an object. ``vocabulary``: the largest token, or 0 if objects are floats.
+    ``encoder``: the encoder that computed the numbers from images or texts, if it is known. ``dtype``: the type of the
+    numbers in the vector file.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class PublishedVectors(PublishedTable):
         self.changes = 0  # of what was seen: a look-up with keys that were not published is good until the next
 
     def checked(self, rows: npt.ArrayLike, what: str = "an object") -> npt.NDArray[np.generic]:
-        """Objects as the sub-model takes them, (n, width): float32, or tokens as int32."""
+        """Check objects and return them as the sub-model takes them, (n, width): float32, or tokens as int32."""
         self.check_submodel(what)
         text = self.vocabulary > 0
         given = np.asarray(rows)
@@ -146,9 +149,10 @@ class PublishedVectors(PublishedTable):
             )
 
     def embed(self, keys: Keys, rows: npt.NDArray[np.generic]) -> tuple[dict[int, Floats], int]:
-        """Vectors of the objects among these that were not published, and for how many the sub-model ran.
+        """Return the vectors of those of these objects that were not published, and the number of objects for which the
+        sub-model ran.
 
-        What was computed is remembered by key and content.
+        Computed vectors are cached by key and content.
         """
         fresh = [k for k in self.found(keys)[1].tolist() if keys[k] != 0]
         digests = {k: hashlib.blake2b(rows[k].tobytes(), digest_size=16).digest() for k in fresh}
@@ -180,9 +184,9 @@ class PublishedVectors(PublishedTable):
         return found, len(todo)
 
     def look_up(self, keys: Keys, own: Mapping[int, Floats] | None = None) -> tuple[Floats, Keys, Keys]:
-        """Vectors; keys that have none anywhere, whose vectors are zero; and keys that were not published.
+        """Return vectors, the keys that have no vector at all, whose vectors are zero, and the keys that were not published.
 
-        ``own``: vectors of objects that came with the request, which count before those that came with others.
+        ``own``: vectors of objects in the same request, which are used rather than those from earlier requests.
         """
         found, lost = self.found(keys)
         if not lost.size:

@@ -2,7 +2,8 @@
 
 The folder beside the result holds two files:
 
-    state.json   sealed: what identifies the encoding (encoder, batch size, bounds), and the width of a vector
+    state.json   sealed: what identifies the encoding (encoder, digest of `prepare`, batch size, bounds), and the width of a
+                 vector
     vectors      records of 32 bytes (SHA-256 of an item), width × 4 bytes (float32), 4 bytes (CRC-32 of both)
 
 Records are written a batch at a time. After a crash the sound records that make whole batches are kept, so that the
@@ -80,8 +81,8 @@ class EncodedSoFar:
         kept = read_sealed(state, "unfinished encoding")
         if kept.get("identity") != self.identity():
             raise DataError(
-                f"{self.folder} holds an unfinished encoding that used another encoder, batch size or limit; delete this "
-                "folder to start over, or encode with the old settings to continue"
+                f"{self.folder} holds an unfinished encoding that used another encoder, prepare function, batch size or "
+                "limit; delete this folder to start over, or encode with the old settings to continue"
             )
         width = kept.get("width")
         if not isinstance(width, int) or not 1 <= width <= MOST_WIDTH:

@@ -56,7 +56,7 @@ Shapes = Mapping[str, Sequence[int]]
 
 
 def kind_of(submodel: nn.Module) -> str:
-    """IMAGE or TEXT where it can be built again from the shapes of its weights; OTHER: only its owner can."""
+    """Return IMAGE or TEXT if the sub-model can be built again from the shapes of its weights, otherwise OTHER."""
     shapes = {name: tuple(t.shape) for name, t in submodel.state_dict().items()}
     for kind, cls in ((IMAGE, ImageEmbedding), (TEXT, TextEmbedding)):
         # The printed parts are compared, too: a layer may have been replaced, even by one whose weights have other shapes.
@@ -68,12 +68,15 @@ def kind_of(submodel: nn.Module) -> str:
 
 
 def kind_of_shapes(shapes: Shapes) -> str:
-    """The same by the names of weights alone, as a saved Model Server has them."""
+    """Return the kind of a sub-model from the names of its weights alone, as a saved Model Server has them."""
     return IMAGE if "0.weight" in shapes else TEXT if "tokens.weight" in shapes else OTHER
 
 
 def unfilled(kind: str, shapes: Shapes) -> nn.Module:
-    """A sub-model of ours without memory for its weights (the meta device); DataError where shapes are not of one."""
+    """Return an `ImageEmbedding` or `TextEmbedding` without memory for its weights (on the meta device).
+
+    Raise a `DataError` if the shapes are not those of such a sub-model.
+    """
     try:
         with torch.device("meta"):
             if kind == IMAGE:
@@ -86,11 +89,11 @@ def unfilled(kind: str, shapes: Shapes) -> nn.Module:
             else:
                 raise DataError(f"there is no sub-model of kind {kind!r}; expected {IMAGE!r} or {TEXT!r}")
     except (KeyError, IndexError, ValueError, TypeError, RuntimeError, PlanError) as error:
-        raise DataError(f"these are not the weights of an {kind} sub-model: {error!r}") from None
+        raise DataError(f"these are not the weights of a sub-model of kind {kind!r}: {error!r}") from None
     mine = {name: tuple(t.shape) for name, t in made.state_dict().items()}
     for name in sorted({*mine, *shapes}):
         if tuple(shapes.get(name, ())) != mine.get(name):
             raise DataError(
-                f"weight {name!r} of an {kind} sub-model has shape {shapes.get(name)}, expected {mine.get(name)}"
+                f"weight {name!r} of a sub-model of kind {kind!r} has shape {shapes.get(name)}, expected {mine.get(name)}"
             )
     return made

@@ -4,11 +4,12 @@ file = cb.tables.VectorFile("images.ctrvec")          # or a folder of shards; s
 places = file.find(keys)                       # -1 where a key has no row
 rows = file.read(places)                       # (n, width) float32; tokens: int32
 
-``docs/images/model_server.md`` has the bytes; `vector_write` makes the files. Refused: a damaged file (its index is checked when
-the file is opened, a row when it is first read; the error names the key), one that was cut off or written to since it was
-opened, and shards that do not belong together. If a file is replaced by renaming another over it, as `write_vectors` does,
-reading goes on in the old one. Whether the file was cut or written to is checked before and after each read, and pages that
-vanish during a read are zeros instead of a SIGBUS (`_native.MappedRange`); so a cut is an error whenever it comes.
+``docs/images/model_server.md`` describes the bytes; `write_vector_file` writes the files. A damaged file is refused:
+its index is checked when the file is opened, and a row when it is first read; the error names the key. A file that was
+truncated or written to after it was opened, and shards that do not belong together, are refused as well. If another
+file is renamed over a file, as `write_vectors` does, reading continues in the old file. Before and after each read, the
+reader checks whether the file was truncated or written to. Pages that vanish during a read give zeros instead of a
+SIGBUS (`_native.MappedRange`), so truncation always leads to an error.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
 write_vectors("images.ctrvec", "images.parquet", key="ad_id", vector="image", dtype="float16")
 write_tokens("titles.ctrvec", table, key=col("ad_id").key(space="title"), tokens="title", width=16)
 
-``data``: a Parquet file or a folder of them, anything that speaks Arrow, or a dict of columns (NumPy arrays; the vectors
-two-dimensional). ``key``: the name of an int64 column whose values are the keys, or an expression, as a plan would have it.
+``data``: a Parquet file or a folder of them, any object that provides Arrow data, or a dict of columns (NumPy arrays;
+the vectors are a two-dimensional array). ``key``: the name of an int64 column whose values are the keys, or an
+expression as in a plan.
 
-Refused, row and key named, nothing kept: rows of another width, numbers that are not finite or too large for the type, nulls,
-key 0, a key twice.
+Rows of another width, numbers that are not finite or too large for the type, nulls, key 0, and keys that occur twice
+are refused. The error names the row and the key, and no file is kept.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,17 @@ def write_tokens(
     return _write(path, _Chunks(data, key, tokens, cut), TOKENS, width, shards)
 
 
-def write_encoded(path: Path, batches: pa.RecordBatchReader, encoder: EncodedBy, dtype: str) -> VectorFile:
-    """Write the vectors that an encoder computed (batches of the columns ``key`` and ``vector``) and the encoder's facts."""
-    return _write(path, _Chunks(batches, "key", "vector"), FLOATS[dtype], None, None, encoder)
+def write_encoded(
+    path: Path, batches: pa.RecordBatchReader, encoder: EncodedBy, dtype: str, shown: Callable[[int], str]
+) -> VectorFile:
+    """Write the vectors that an encoder computed (batches of the columns ``key`` and ``vector``) and the encoder's facts.
+
+    ``shown``: returns the name of a row of the batches for errors. Row numbers would be wrong, because the batches lack
+    the items of the input that have no vector.
+    """
+    chunks = _Chunks(batches, "key", "vector")
+    chunks.what, chunks.shown = "this encoding", shown
+    return _write(path, chunks, FLOATS[dtype], None, None, encoder)
 
 
 def _write(
@@ -136,12 +145,12 @@ def _write(
         if not writers:
             raise DataError(f"{chunks.what} has no rows; a vector file needs at least one row")
         for writer in writers:
-            writer.end(encoder)
+            writer.end(encoder, chunks.shown)
     return VectorFile(place)
 
 
 def check_place(place: Path, data: Any) -> None:
-    """Nothing is replaced but vectors of an earlier time."""
+    """Refuse a place whose files would be lost: the data itself, and a folder that holds other files than vector files."""
     if isinstance(data, str | os.PathLike) and place.exists() and Path(data).exists() and place.samefile(data):
         raise WriteError(f"cannot write {place}: the data is read from there; choose another file name for the vectors")
     if place.is_dir():
@@ -162,6 +171,10 @@ class _Chunks:
             )
         self.data, self.key, self.column, self.cut = data, key, column, cut
         self.what = str(data) if isinstance(data, str | os.PathLike) else f"this {type(data).__name__}"
+        self.shown: Callable[[int], str] | None = None
+
+    def row(self, number: int) -> str:
+        return f"row {number}" if self.shown is None else self.shown(number)
 
     def each(self, width: int | None) -> Iterator[tuple[Keys, Lists]]:
         first = 0
@@ -266,12 +279,12 @@ class _Chunks:
                 )
         if found.null_count:
             row = int(np.flatnonzero(found.is_null().to_numpy())[0])
-            raise DataError(f"{self.what}: the key of row {first + row} is null")
+            raise DataError(f"{self.what}: the key of {self.row(first + row)} is null")
         keys = found.to_numpy()
         keys = keys.view(np.int64) if keys.dtype == np.uint64 else keys
         if not keys.all():
             raise DataError(
-                f"{self.what}: the key of row {first + int(np.flatnonzero(keys == 0)[0])} is 0, which means 'no value'; "
+                f"{self.what}: the key of {self.row(first + int(np.flatnonzero(keys == 0)[0]))} is 0, which means 'no value'; "
                 "leave this row out"
             )
         return np.ascontiguousarray(keys, np.int64)
@@ -305,7 +318,7 @@ def _rows(keys: Keys, lists: Lists, first: int, kind: int, width: int | None, ch
         width = int(lengths[0]) if len(lengths) else 0
 
     def refuse(row: int, what: str) -> DataError:
-        return DataError(f"{chunks.what}: {chunks.column!r} of row {first + row} (key {int(keys[row])}) {what}")
+        return DataError(f"{chunks.what}: {chunks.column!r} of {chunks.row(first + row)} (key {int(keys[row])}) {what}")
 
     if kind == TOKENS:
         long = np.flatnonzero(lengths > width)
@@ -376,7 +389,7 @@ class _Writer:
         self.given.append(given)
         self.sums.append(_native.row_checksums(rows.view(np.uint8)))
 
-    def end(self, encoder: EncodedBy | None = None) -> None:
+    def end(self, encoder: EncodedBy | None = None, shown: Callable[[int], str] | None = None) -> None:
         keys, given = np.concatenate(self.keys), np.concatenate(self.given)
         order = np.argsort(keys, kind="stable")
         ordered = keys[order]
@@ -384,7 +397,8 @@ class _Writer:
         if len(again):
             at = int(again[0])
             one, two = int(given[order[at]]), int(given[order[at + 1]])
-            raise DataError(f"key {int(ordered[at])} has two vectors, in rows {one} and {two}; expected one per key")
+            where = f"in rows {one} and {two}" if shown is None else f"of {shown(one)} and of {shown(two)}"
+            raise DataError(f"key {int(ordered[at])} has two vectors, {where}; expected one per key")
         begin = index_at(len(keys), self.width, KINDS[self.kind])
         padding = bytes(begin - ROWS_AT - len(keys) * self.width * KINDS[self.kind].itemsize)
         crc = 0

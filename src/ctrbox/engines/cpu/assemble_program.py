@@ -57,7 +57,7 @@ class Dimension:
 
 @dataclass
 class Assembler:
-    """Builds one program. ``given``: nodes that an earlier stage computed, as (source, column)."""
+    """Builder of one program. ``given``: nodes that an earlier stage computed, as (source, column)."""
 
     tables: Tables
     dimensions: dict[int, Dimension]
@@ -67,7 +67,7 @@ class Assembler:
     make: Callable[[], Any] | None = None  # another engine's program, which takes the same calls
 
     def assemble(self, wanted: list[Node], emits: Iterable[tuple[int, Node]], sources: int) -> Assembled:
-        """A program that computes ``wanted`` and emits (slot, node) pairs, each as soon as it is there."""
+        """Return a program that computes ``wanted`` and emits the nodes of (slot, node) pairs, each as soon as it is computed."""
         self.program: Any = self.make() if self.make is not None else _native.Program(self.chunk_rows)
         self.registers: dict[int, int] = {}
         self.labels: list[str] = []
@@ -100,7 +100,7 @@ class Assembler:
         return [] if node.id in self.given else list(node.args)
 
     def owns(self, node: Node) -> bool:
-        """Whether the program runs a user's operator itself; others run in Python, between programs."""
+        """Return whether the program runs a user's operator itself; the others run in Python, between programs."""
         return self.make is not None and node.op == "user" and bool(node.param("function").on_gpu)
 
     def needed(self, wanted: list[Node]) -> list[Node]:

@@ -10,9 +10,9 @@ from ctrbox.views.source import Morsel
 
 
 class EarlyScan:
-    """Asks a scan for its first morsel on a thread of its own, which sets the scan's reader threads to work.
+    """A scan whose first morsel is requested on a thread of its own, so that the reader threads of the scan begin to work.
 
-    They decode as far ahead as the scan allows and then wait. An error of the scan is raised where its rows are taken.
+    They decode as far ahead as the scan allows, and then wait. An error of the scan is raised when its rows are taken.
     """
 
     def __init__(self, scan: Iterator[Morsel], start: int) -> None:

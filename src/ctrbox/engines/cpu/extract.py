@@ -1,8 +1,8 @@
 """Extracts batches on the CPU: morsels are processed on all cores, and batches are returned in order.
 
 Threads: the source's readers decode ahead; ``threads`` workers prepare morsels (filters) and run batches; the consumer's thread
-only hands out work and hands over results. Bounded: at most half as many morsels again as there are threads, and as many
-batches, are under way. With just one more than threads, a batch that takes long would leave the other threads without work until
+only hands out work and hands over results. At most 1.5 morsels per thread, and as many batches, are in work at
+a time. With only one more than there are threads, a batch that takes long would leave the other threads without work until
 it is handed over (docs/tried.md, 29). Leaving the generator, by an error, by Ctrl-C or by closing it, ends the readers and the
 workers.
 """
@@ -55,7 +55,7 @@ class Stage:
 
 @dataclass
 class Stats:
-    """Work by stage; seconds of all threads together."""
+    """Rows and seconds of each stage; the seconds are the sum over all threads."""
 
     stages: dict[str, Stage] = field(default_factory=dict)
 
@@ -81,8 +81,8 @@ class Extractor:
         threads: int = 2,
         begin: int | None = None,
     ) -> None:
-        """``given``: nodes that come computed, as the columns of one more source behind the log's. ``begin``: the row of the
-        log at which ``batches`` will be asked to begin; the log is then read while joined views are loaded."""
+        """``given``: nodes that are computed elsewhere and come as the columns of one more source, after those of the log.
+        ``begin``: the row of the log at which ``batches`` will begin; the log is then read while joined views are loaded."""
         self.graph = graph
         self.schema = schema
         self.log = graph.frames[0]
@@ -151,7 +151,7 @@ class Extractor:
         return {n.param("frame") for n in self.graph.nodes(frame) if n.op == "row"}
 
     def _id_columns(self) -> None:
-        """A streamed merge reads the ids of both sides, whether or not a feature does."""
+        """Read the ids of both sides of a streamed merge, whether or not a feature reads them."""
         self.merged = len(self.columns) > 1
         self.loaded = [list(names) for names in self.columns]  # by programs: without ids that only the merge reads
         self.only_for_merge: set[str] = set()
@@ -181,12 +181,12 @@ class Extractor:
 
     @property
     def programs(self) -> list[Assembled]:
-        """What has run or will, for profiles and warnings."""
+        """Return all programs, whether they have run or not, for profiles and warnings."""
         return [self.body, *self.stages.programs]
 
     # ---- a batch
     def run(self, pieces: list[tuple[Prepared, int, int]]) -> Batch:
-        """One batch from (prepared rows, begin, count) pieces; runs in the caller's thread."""
+        """Return one batch, made of (prepared rows, begin, count) pieces, in the thread of the caller."""
         began = time.perf_counter()
         try:
             native = self.body.native.run_batch([p.piece(b, n) for p, b, n in pieces], self.batch_plan, self.hints)
@@ -237,7 +237,7 @@ class Extractor:
         )
 
     def prepare_parts(self, morsel: Morsel, merged: list[Aligned]) -> list[Prepared]:
-        """The rows of a morsel in parts, cut where a merged view goes on in other memory."""
+        """Return the rows of a morsel in parts, which are cut where the rows of a merged view continue in other memory."""
         log = frame_of(morsel.rows)
         prepared = []
         for begin, end, beside in parts_of(morsel.rows.num_rows, merged):
@@ -246,7 +246,7 @@ class Extractor:
         return prepared
 
     def staged(self, rows: int, sources: list[Rows], origin: Any, start: int, first: int = 0) -> Prepared:
-        """Rows through the stages before the last program."""
+        """Run the stages before the last program over rows."""
         began = time.perf_counter()
         prepared = self.stages.prepare(rows, sources, origin, start, first)
         self.stats.add("filter", rows, time.perf_counter() - began)
@@ -281,16 +281,16 @@ class Extractor:
         ]
 
     def _least_id(self, start: int) -> int | None:
-        """Return a number that no id from the log's row ``start`` on is below, without reading rows; None: it is not known."""
+        """Return a lower bound of the ids from row ``start`` of the log on, without reading rows; None if none is known."""
         least = getattr(self.log.view.source, "least", None)  # sources without statistics have none
         return least(self.log.key[0], start) if self.merged and least is not None else None
 
     def stream(
         self, start: int = 0, stop: int | None = None, elsewhere: Sequence[Elsewhere | None] = ()
     ) -> Generator[tuple[Morsel, list[Aligned]], None, None]:
-        """Morsels of the log with the rows merged into them, as record batches.
+        """Yield the morsels of the log, as record batches, with the rows that are merged into them.
 
-        ``elsewhere``: what decodes columns of each source to other memory, as for `Source.scan`."""
+        ``elsewhere``: for each source, the decoder that writes its columns to other memory, as for `Source.scan`."""
         others = list(elsewhere) or [None] * len(self.log.sources)
         early, self.early = self.early, None
         if early is not None and early.start != start:
@@ -350,7 +350,7 @@ class Extractor:
         limit: int | None = None,
         stop: int | None = None,
     ) -> Generator[list[tuple[Prepared, int, int]], None, None]:
-        """The rows of each batch, filters applied, in order; a batch is a list of (prepared rows, begin, count)."""
+        """Yield the filtered rows of each batch, in order; a batch is a list of (prepared rows, begin, count)."""
         gathered: list[tuple[Prepared, int, int]] = []
         missing, left = batch_size, limit
         morsels = in_order(lambda item: self.prepare_parts(*item), self.stream(start, stop), pool, self.under_way)
@@ -383,7 +383,7 @@ class Extractor:
         limit: int | None = None,
         stop: int | None = None,
     ) -> Generator[tuple[T, int], None, None]:
-        """What ``run`` makes of each batch's pieces, in order, with the row of the log at which the next batch begins."""
+        """Yield what ``run`` returns for the pieces of each batch, in order, with the row at which the next batch begins."""
 
         def batch(pieces: list[tuple[Prepared, int, int]]) -> tuple[T, int]:
             prepared, begin, count = pieces[-1]
@@ -400,15 +400,15 @@ class Extractor:
     def batches(
         self, batch_size: int, start: int = 0, limit: int | None = None, stop: int | None = None
     ) -> Generator[tuple[Batch, int], None, None]:
-        """Batches in order, each with the row of the log at which the next one begins; ``limit`` rows in all, and none
-        from row ``stop`` of the log on."""
+        """Yield batches in order, each with the row of the log at which the next one begins. ``limit``: maximum number of rows;
+        ``stop``: the first row of the log that is not read."""
         return self.each_batch(self.run, batch_size, start, limit, stop)
 
     def parts(
         self, batch_size: int, start: int, stop: int | None, part: int, of: int
     ) -> Generator[tuple[Batch, int, int], None, None]:
-        """Part ``part`` of ``of`` of each batch, with the rows of the whole batch and where the next one begins. Operators run
-        over the part's rows alone."""
+        """Yield part ``part`` of ``of`` of each batch, with the row at which the next batch begins and the number of rows of the
+        whole batch. Operators run over the rows of the part alone."""
 
         def run(pieces: list[tuple[Prepared, int, int]]) -> tuple[Batch, int]:
             rows = sum(count for _, _, count in pieces)
@@ -421,7 +421,7 @@ class Extractor:
     def numbered(
         self, batch_size: int, start: int, stop: int | None
     ) -> Generator[tuple[Batch, np.ndarray], None, None]:
-        """Batches in order, each with the number of each of its rows in the log."""
+        """Yield batches in order, each with the numbers of its rows in the log."""
 
         def run(pieces: list[tuple[Prepared, int, int]]) -> tuple[Batch, np.ndarray]:
             numbers = [prepared.start + prepared.numbers(begin, count) for prepared, begin, count in pieces]
@@ -433,7 +433,7 @@ class Extractor:
     def frames(
         self, rows: int, start: int = 0, limit: int | None = None, stop: int | None = None
     ) -> Generator[Any, None, None]:
-        """The outputs (role "column") as native frames of ``rows`` rows, in the order of the log."""
+        """Yield the outputs (role "column") as native frames of ``rows`` rows, in the order of the log."""
         nodes = [o.node for o in self.outputs]
         kinds, nullable = [n.kind for n in nodes], [n.nullable for n in nodes]
 
@@ -449,7 +449,7 @@ class Extractor:
 
 
 def cut(pieces: list[tuple[Prepared, int, int]], first: int, last: int) -> list[tuple[Prepared, int, int]]:
-    """The pieces of rows ``first`` to ``last`` of a batch."""
+    """Return the pieces of the rows ``first`` to ``last`` of a batch."""
     found, at = [], 0
     for prepared, begin, count in pieces:
         low, high = max(first - at, 0), min(last - at, count)

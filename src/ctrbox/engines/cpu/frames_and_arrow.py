@@ -12,12 +12,12 @@ from ctrbox.columns.kind import ARROW, arrow_type
 
 
 def frame_of(rows: pa.RecordBatch) -> _native.Frame:
-    """A record batch as a frame, without copying."""
+    """Return a record batch as a frame, without copying."""
     return _native.Frame.from_arrow(rows)
 
 
 def column_of(frame: _native.Frame, column: int) -> pa.Array:
-    """A kept column as an Arrow array; numbers are not copied."""
+    """Return a kept column as an Arrow array; numbers are not copied."""
     kind, valid, arrays = frame.export(column)
     bitmap, nulls = None, 0
     if valid is not None:

@@ -21,10 +21,10 @@ def in_order(
     most: int,
     stop: threading.Event | None = None,
 ) -> Generator[R, None, None]:
-    """What ``work`` makes of each item; at most ``most`` are under way.
+    """Yield what ``work`` returns for each item, in order; at most ``most`` items are in work at a time.
 
-    Errors are raised where they lie: one of ``items`` after the results before it. Once ``stop`` is set nothing more is begun
-    and CancelledError is raised. Leaving the generator closes ``items``, where that can be, and waits for nothing.
+    Errors keep their place: an error of ``items`` is raised after the results before it. Once ``stop`` is set, no further work
+    begins, and CancelledError is raised. Leaving the generator closes ``items``, if it can be closed, and waits for nothing.
     """
     ahead: deque[Future[R]] = deque()
     failure: Exception | None = None

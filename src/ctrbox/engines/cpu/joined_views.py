@@ -37,8 +37,9 @@ def load_dimension(
     threads: int,
     stop: threading.Event,
 ) -> Dimension:
-    """Read, clean, compute what was hoisted, index. The rows' order is the source's, whatever the number of threads.
-    Once ``stop`` is set it ends by CancelledError, within a part."""
+    """Read and clean the rows of a view, run its hoisted operators and index the rows, which keep the order of the source.
+
+    Once ``stop`` is set, it raises a CancelledError within one part."""
     columns = graph.columns(frame, 0)
     where = {name: k for k, name in enumerate(columns)}
 
@@ -143,7 +144,7 @@ def load_dimension(
 
 
 def indexed(frame: FrameSpec, run: Run, threads: int) -> Any:
-    """Build the index of a view in memory; DataError names two rows that have the same key."""
+    """Build the index of a view in memory. Raise a DataError that names two rows if they have the same key."""
     keep_last = frame.view.keep == "last"
     index: Any
     if frame.time is None:
@@ -176,7 +177,7 @@ def duplicate(frame: FrameSpec, first: int, second: int) -> str:
 
 
 def key_at(frame: FrameSpec, row: int) -> tuple[str, str]:
-    """A key as the user wrote it, read again from the source, and where it is."""
+    """Return a key as it stands in the data, read again from the source, and where it is."""
     for morsel in frame.view.source.scan(list(frame.key), start=row, rows=1):
         values = [f"{name}={morsel.rows.column(k)[0].as_py()!r}" for k, name in enumerate(frame.key)]
         return ", ".join(values), morsel.origin.name(0)

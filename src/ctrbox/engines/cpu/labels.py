@@ -22,7 +22,7 @@ OF_TASKS = ("task", "observed", "delay", "elapsed")  # roles of outputs
 
 
 class RefusedRow(Exception):
-    """Raised if a batch has a value that cannot be used: what is wrong, and the number of the row in the batch."""
+    """Raised if a batch has a value that cannot be used. It holds what is wrong and the number of the row in the batch."""
 
     def __init__(self, message: str, row: int) -> None:
         super().__init__(message, row)
@@ -36,7 +36,7 @@ def with_labels(
     sparse: Fields,
     fitted: Mapping[int, Mapping[str, np.ndarray]],
 ) -> Batch:
-    """Return a batch made of a native batch whose first dense columns are ``outputs``: those of the roles `OF_TASKS`."""
+    """Return a batch made of a native batch whose first dense columns are ``outputs``, which have the roles `OF_TASKS`."""
     columns: np.ndarray = native.dense
     labels: dict[str, np.ndarray] = {}
     observed: dict[str, np.ndarray] = {}

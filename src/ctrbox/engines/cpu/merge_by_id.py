@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctrbox import _native
+from ctrbox.columns.one_array import one_batch
 from ctrbox.engines.cpu.early_scan import EarlyScan
 from ctrbox.errors import DataError
 from ctrbox.views.device_columns import Elsewhere, aside
@@ -19,9 +20,9 @@ from ctrbox.views.view import View
 
 
 def ids_of(rows: pa.RecordBatch, column: int, what: str, origin: Any, *, ascend: bool = False) -> np.ndarray:
-    """The id column as ascending int64; DataError names the first row that is out of order or null.
+    """Return the id column as ascending int64. Raise a DataError that names the first row that is out of order or null.
 
-    ``ascend``: that they do is known.
+    ``ascend``: it is known that the ids ascend, so their order is not checked.
     """
     array = rows.column(column)
     if array.null_count:
@@ -43,7 +44,7 @@ def ids_of(rows: pa.RecordBatch, column: int, what: str, origin: Any, *, ascend:
 
 
 def ascends(view: View, column: str) -> bool:
-    """Whether a column is known to ascend: a table in memory was looked through once."""
+    """Return whether a column is known to ascend: one of a table in memory is checked once."""
     return isinstance(view.source, MemorySource) and view.source.ordered(column)
 
 
@@ -54,10 +55,10 @@ Beside = tuple[pa.RecordBatch | None, np.ndarray | None, int]
 
 
 def in_one_batch(slices: list[pa.RecordBatch]) -> pa.RecordBatch | None:
-    """Put slices together, None where there is none. It copies several, so a worker calls it, not the reader of the log."""
+    """Put slices together; return None if there is none. It copies several slices, so workers call it, not the log's reader."""
     if len(slices) < 2:
         return slices[0] if slices else None
-    return pa.Table.from_batches(slices).combine_chunks().to_batches()[0]
+    return one_batch(pa.Table.from_batches(slices))
 
 
 MOST_CUTS = 8  # of a morsel: with more of them, copying the slices costs less than running their rows apart
@@ -105,15 +106,15 @@ def _begins(rows: int, slices: list[pa.RecordBatch], index: np.ndarray | None) -
 
 
 def _begins_at(view: View, on: str, first_id: int) -> bool:
-    """Return whether statistics tell that no id of a view that ascends is below ``first_id``, so that asking the row groups
-    of its files which of them may be left out, some milliseconds for each file, is in vain."""
+    """Return whether statistics show that no id of a view with ascending ids is below ``first_id``. No row group can be skipped
+    then, so asking for those that can, which takes some milliseconds per file, is in vain."""
     least = getattr(view.source, "least", None)  # sources without statistics have none
     found = None if least is None else least(on, 0)
     return found is not None and found >= first_id
 
 
 class MergeCursor:
-    """Walks the basic view beside the log. ``align`` must be called with ascending, non-overlapping ids."""
+    """A cursor that walks through the basic view beside the log. ``align`` must be called with ascending, non-overlapping ids."""
 
     def __init__(
         self,
@@ -151,7 +152,7 @@ class MergeCursor:
         return aligned
 
     def finish(self) -> None:
-        """Read on to the end where an id had no row: rows out of order may lie there, and DataError names the first."""
+        """If an id had no row, read the view to its end: rows out of order may be there, and a DataError names the first one."""
         while self.missed and not self.ended:
             self.held.clear()
             self.pull()

@@ -1,7 +1,8 @@
 """Runs the stages of a frame that work on whole morsels before the last program.
 
-Without filters and user operators there is none. Otherwise: native programs compute what a filter or a user's function needs,
-the filter narrows the rows, the function runs in Python. What a stage computed and a later one needs is kept as columns.
+Without filters and user operators there are no such stages. Otherwise, native programs compute what a filter or a user's
+function needs, the filter selects rows, and the function runs in Python. Results of a stage that a later
+one needs are kept as columns.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Rows = tuple[Any, np.ndarray | None, int]  # frame, index, base: see native/core
 
 @dataclass
 class Prepared:
-    """Rows ready for the last program: positions 0 … rows, each source with its rows."""
+    """Rows that are ready for the last program: positions 0 … rows, and the rows of each source."""
 
     rows: int
     sources: list[Rows]
@@ -44,11 +45,11 @@ class Prepared:
         return rows, [(frame, index, base + begin) for frame, index, base in self.sources]
 
     def row(self, position: int) -> int:
-        """The row of the morsel at a position."""
+        """Return the row of the morsel at a position."""
         return self.first + (position if self.selected is None else int(self.selected[position]))
 
     def numbers(self, begin: int, rows: int) -> np.ndarray:
-        """The rows of the morsel at ``rows`` positions, the first of which is ``begin``."""
+        """Return the rows of the morsel at ``rows`` positions, the first of which is ``begin``."""
         if self.selected is None:
             return np.arange(self.first + begin, self.first + begin + rows)
         return self.first + np.asarray(self.selected[begin : begin + rows], np.int64)
@@ -68,7 +69,7 @@ class User:
 
 
 class Stages:
-    """Built once per frame; ``prepare`` may be called from many threads."""
+    """The stages of one frame, which are built once; many threads may call ``prepare``."""
 
     def __init__(self, assembler: Assembler, filters: list[Node], asked: list[Node], sources: int) -> None:
         self.assembler = assembler
@@ -81,7 +82,7 @@ class Stages:
         self._user_rounds(asked)
 
     def _users(self, nodes: list[Node]) -> list[Node]:
-        """The user operators still to be run between programs, inputs before users."""
+        """Return the user operators that must run between programs, each after the operators that it reads."""
         waiting = [n for n in self.assembler.needed(nodes) if n.op == "user" and n.id not in self.assembler.given]
         return [n for n in waiting if not self.assembler.owns(n)]
 
@@ -188,7 +189,7 @@ class Stages:
 
 
 def located(error: Any, pieces: list[tuple[Prepared, int, int]]) -> DataError:
-    """A native RowError as an error that names file and row; ``pieces``: what the program was given."""
+    """Return a native RowError as an error that names file and row; ``pieces``: what the program was given."""
     message, piece, position = error.args
     return located_in(message, pieces[piece][0], pieces[piece][1] + position)
 
@@ -219,21 +220,22 @@ def narrowed(source: Rows, picked: np.ndarray) -> Rows:
 
 
 def exact_numpy(op: UserOperator, array: pa.Array) -> np.ndarray:
-    """Return an argument as a NumPy array. Whole numbers beside nulls become floats; DataError where that would round one."""
+    """Return an argument as a NumPy array. Whole numbers with nulls become floats; raise a DataError if that rounds one."""
     found: np.ndarray = array.to_numpy(zero_copy_only=False)
     if array.null_count and pa.types.is_integer(array.type):
         large = pc.fill_null(pc.or_(pc.greater(array, EXACT), pc.less(array, -EXACT)), False)
         if pc.any(large).as_py():
             value = array[pc.index(large, True).as_py()]
             raise DataError(
-                f"operator {op.name!r} takes NumPy arrays, in which whole numbers beside nulls are floats, and {value} cannot "
-                "be represented exactly as a float64; fill the nulls before the operator, or declare it with arrays='arrow'"
+                f"operator {op.name!r} takes NumPy arrays, in which a column of whole numbers with nulls becomes "
+                f"floats, and {value} cannot be represented exactly as a float64; fill the nulls before the operator, or "
+                "declare it with arrays='arrow'"
             )
     return found
 
 
 def call_user(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Array:
-    """The result of a user's function as an array of its declared type; DataError where it breaks its declaration."""
+    """Return the result of a user's function as an array of its declared type. Raise a DataError if it breaks its declaration."""
     valid = None
     if op.skips_nulls:  # as on a GPU: it sees no null, and where one was its result is null
         valid = valid_rows(arguments)
@@ -245,9 +247,9 @@ def call_user(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Arra
         told = " ".join(str(error).split())  # one line, whatever it raised
         raise DataError(f"operator {op.name!r} failed: {type(error).__name__}: {told}") from error
     wanted = arrow_type(op.result)
-    if isinstance(result, pa.ChunkedArray):
-        result = result.combine_chunks()
     try:
+        if isinstance(result, pa.ChunkedArray):
+            result = result.combine_chunks()
         array = result if isinstance(result, pa.Array) else pa.array(result, from_pandas=False)
         if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type):
             array = pa.array(array.to_pylist(), wanted)  # casting a list view can give offsets that are too short

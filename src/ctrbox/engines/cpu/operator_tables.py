@@ -13,14 +13,14 @@ from ctrbox.plan.language.tables_of_operators import Dictionary, TableSpec, misf
 
 
 class Tables:
-    """Builds and keeps native tables. ``fitted``: what fits have learned, by number."""
+    """The native tables of a plan, each built when it is first needed. ``fitted``: fitted values, by the number of the fit."""
 
     def __init__(self, fitted: dict[int, dict[str, np.ndarray]]) -> None:
         self.fitted = fitted
         self.built: dict[Any, Any] = {}
 
     def native(self, spec: TableSpec) -> tuple[Any, list[float]]:
-        """The native table, and numbers the operator needs from it."""
+        """Return the native table, and the numbers that the operator needs from it."""
         if spec.what == "fit":
             return self.learned(int(spec.data), spec.how)
         key = (spec.what, id(spec.data) if spec.what == "dictionary" else spec.data)
@@ -71,7 +71,7 @@ def build(spec: TableSpec) -> Any:
 
 
 def hashes_of(words: pa.Array) -> np.ndarray:
-    """The hash of each word, by the very kernel that hashes columns."""
+    """Return the hash of each word, from the kernel that also hashes columns."""
     kind = "i" if pa.types.is_integer(words.type) else "s"
     program = _native.Program(1024)
     register = program.load(0, 0, kind, False, "word")

@@ -1,6 +1,6 @@
 """Derives from a filter the conditions with which a reader can skip row groups and partitions by their statistics.
 
-Only skips what can hold no selected row; the filter itself still runs on every row that is read.
+Only what cannot hold a selected row is skipped; the filter itself still runs on every row that is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_CONDITIONS = 64  # Arrow nests them; a handful prunes, thousands only deepe
 
 
 def prune_expression(frame: FrameSpec) -> pc.Expression | None:
-    """An Arrow expression that every selected row satisfies, or None."""
+    """Return an Arrow expression that every selected row satisfies, or None."""
     found: pc.Expression | None = None
     prunable = getattr(frame.view.source, "prunable", None)  # sources without statistics have none
     if prunable is None:
@@ -57,7 +57,7 @@ def necessary(node: Node, prunable: Callable[[str], bool]) -> pc.Expression | No
 
 
 def plain(value: Any) -> int | float | str | None:
-    """A constant as Arrow takes it; None for bytes that are not UTF-8, which statistics of text cannot tell."""
+    """Return a constant as Arrow takes it; None for bytes that are not UTF-8, about which statistics of text say nothing."""
     try:
         text = value.decode() if isinstance(value, bytes) else value
         if isinstance(text, str):

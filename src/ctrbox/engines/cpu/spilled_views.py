@@ -95,6 +95,6 @@ class SpilledViewFiles:
                 raise WriteError(told) from error
             raise WriteError(
                 f"the disk of {self.folder} is full: {self.called} is larger than its memory budget, and its first "
-                f"{self.rows:,} rows take {shown_bytes(self.writer.runs_bytes)} there, up to twice as much while it is loaded; "
-                f"free some space, or name a folder on another disk: spill='/a/folder'"
+                f"{self.rows:,} rows take {shown_bytes(self.writer.runs_bytes)} there; loading the view needs up to twice as "
+                f"much space as its rows; free some space, or name a folder on another disk: spill='/a/folder'"
             ) from error

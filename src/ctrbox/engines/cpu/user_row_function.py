@@ -1,10 +1,10 @@
 """Compiles a user's function of one row with numba into a loop over columns, which runs on all threads without the GIL.
 
-No fast-math and no fused multiply-add, so that a GPU gives the same bits; division by zero is inf or NaN, of whole
-numbers 0, as on a GPU. A row with a null argument is never computed.
+It is compiled without fast-math and fused multiply-add, so that a GPU gives the same bits. A division by zero gives inf or NaN,
+and 0 for whole numbers, as on a GPU. The function is never called for a row with a null argument.
 
-numba is an extra, imported when the first such operator is met. What the function returns must fit what was declared:
-a float is not cut to an int unless the user says so with int(…).
+numba is an extra, imported when the first such operator is met. The type of the result must fit the declared one:
+a float is not cut to an int unless the function does so with int(…).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHOWN_LINES = 12  # of numba's own message; the rest is advice on numba
 
 
 def numba() -> Any:
-    """The module; PlanError says how to get it."""
+    """Return the module numba. If it is not installed, raise a PlanError that says how to install it."""
     try:
         return importlib.import_module("numba")
     except ImportError as error:
@@ -40,7 +40,10 @@ def numba() -> Any:
 
 @functools.lru_cache(256)
 def compiled(op: UserOperator) -> Callable[..., np.ndarray]:
-    """The loop: one NumPy array an argument, all of one length, in; one out. PlanError where numba refuses it."""
+    """Return the loop, which takes one NumPy array per argument, all of one length, and returns one array of results.
+
+    Raise a PlanError if numba cannot compile the function.
+    """
     module = numba()
     takes = tuple(getattr(module.types, TYPES[kind]) for kind in op.args)
     gives = getattr(module.types, TYPES[op.result])
@@ -82,7 +85,7 @@ def brief(error: Exception) -> str:
 
 
 def call_scalar(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Array:
-    """The results of all rows; null where an argument is."""
+    """Return the results of all rows, null where an argument is null."""
     loop = compiled(op)
     valid = valid_rows(arguments)
     columns = [values(a, kind) for a, kind in zip(arguments, op.args, strict=True)]
@@ -97,13 +100,13 @@ def call_scalar(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Ar
 
 
 def valid_rows(arguments: list[pa.Array]) -> np.ndarray | None:
-    """Rows in which no argument is null; None: all of them."""
+    """Return in which rows no argument is null, or None if that is so in all rows."""
     maybe = [a.is_valid().to_numpy(zero_copy_only=False) for a in arguments if a.null_count]
     return np.logical_and.reduce(maybe) if maybe else None
 
 
 def values(array: pa.Array, kind: str) -> np.ndarray:
-    """A column's entries; those of nulls are zero."""
+    """Return the entries of a column, with zero in place of nulls."""
     plain = without_nulls(array)
     if kind == "t":
         plain = plain.view(pa.int64())
@@ -111,7 +114,7 @@ def values(array: pa.Array, kind: str) -> np.ndarray:
 
 
 def without_nulls(array: pa.Array) -> pa.Array:
-    """The same entries with none called null: where one was there is zero, an empty string or an empty list."""
+    """Return the array with zero, an empty string or an empty list in place of each null."""
     if not array.null_count:
         return array
     children = [array.values] if pa.types.is_large_list(array.type) else None

@@ -31,7 +31,7 @@ class Part:
 
 
 class Ahead:
-    """The parts of a view in order; one that does not fit into a run waits for the next."""
+    """The parts of a view in order. A part that does not fit into a run waits for the next run."""
 
     def __init__(self, parts: Generator[Part, None, None]) -> None:
         self.parts = parts
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def rows_read(self) -> int:
-        """The rows of the source up to the last one here."""
+        """Return the number of rows of the source up to the last one of this run."""
         last = [p for p in self.parts if p.rows]
         return last[-1].start + last[-1].row(last[-1].rows - 1) + 1 if last else 0
 
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def source_rows(self) -> np.ndarray:
-        """The number of each row in the source."""
+        """Return the number of each row in the source."""
         found = [np.arange(p.rows) if p.selected is None else p.selected for p in self.parts]
         starts = [p.start + p.first for p in self.parts]
         every = [rows.astype(np.uint64) + np.uint64(start) for rows, start in zip(found, starts, strict=True)]

@@ -1,4 +1,4 @@
-"""Has the GPU decode the columns of local Parquet files that only the GPU reads, and tells which ones and why not.
+"""Lets the GPU decode the columns of local Parquet files that only the GPU reads, and tells why it does not decode the others.
 
 A plan's log and the views merged with it are read row group by row group. Ids by which views are merged stay on the CPU,
 as do columns that are stored in a way that parquet_pages.py does not know; all others come as stand-ins
@@ -26,7 +26,7 @@ MOST_KNOWN = 4096  # row groups whose place in the file is cached
 
 
 class Reading:
-    """Decodes ``columns`` of one view on the GPU; thread-safe. ``reasons``: by column why the CPU had to decode it."""
+    """Decodes ``columns`` of one view on the GPU; thread-safe. ``reasons``: why the CPU had to decode a column, by its name."""
 
     def __init__(self, decoder: PageDecoder, columns: Collection[str]) -> None:
         self.decoder = decoder
@@ -38,14 +38,14 @@ class Reading:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Count calls from 0: a scan begins, and its first row groups are needed first."""
+        """Begin a scan: count calls from 0 again, because the first row groups of a scan are needed first."""
         with self._lock:
             self._calls = 0
 
     def decode(
         self, raw: pa.NativeFile, footer: Footer, groups: Sequence[int], leaves: Sequence[Leaf]
     ) -> pa.RecordBatch | None:
-        """Decode what can be decoded of ``leaves``; see `ctrbox.views.device_columns.Elsewhere`."""
+        """Decode those of ``leaves`` that can be decoded; see `ctrbox.views.device_columns.Elsewhere`."""
         mine = [leaf for leaf in leaves if leaf.name in self.names]
         if not mine:
             return None

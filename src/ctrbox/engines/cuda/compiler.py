@@ -2,12 +2,12 @@
 
 Compiled kernels are kept on disk by the hash of source, architecture, compiler and options, the source beside them:
 
-    <folder>/<hash>.cubin    8 bytes magic, u32 version, u32 length of what the compiler said, u64 length of the code,
-                             32 bytes SHA-256 of all that follows; what the compiler said; the code
+    <folder>/<hash>.cubin    8 bytes magic, u32 version, u32 length of the compiler's log, u64 length of the code,
+                             32 bytes SHA-256 of all that follows; the compiler's log; the code
     <folder>/<hash>.cu       the source, for people
 
-A file that is damaged, or of another version, is compiled again. Folder: $CTRBOX_KERNELS, else ~/.cache/ctrbox/kernels.
-NVRTC has a cache of its own since 12.9. It is turned off, because what comes from it comes without the report on registers.
+If a file is damaged or has another version, its source is compiled again. Folder: $CTRBOX_KERNELS, else ~/.cache/ctrbox/kernels.
+NVRTC has a cache of its own since 12.9. It is turned off, because a kernel from it lacks the report on registers.
 Floating-point contraction is off: a fused multiply-add rounds once where the CPU rounds twice.
 
 Functions that numba compiled for the GPU are linked in by nvJitLink, which comes with cuda-core as NVRTC does.
@@ -36,7 +36,7 @@ INSTALL = "pip install 'ctrbox[cuda]'"
 
 
 class DoesNotCompile(DeviceError):
-    """Source that the compiler refuses; ``log``: what it says."""
+    """Raised if the compiler refuses a source. ``log``: its messages."""
 
     def __init__(self, message: str, log: str) -> None:
         super().__init__(message)
@@ -45,13 +45,13 @@ class DoesNotCompile(DeviceError):
 
 @dataclass(frozen=True)
 class Compiled:
-    """Machine code of a source, and by kernel what the assembler reported."""
+    """Machine code of a source, and the report of the assembler on each kernel."""
 
     code: bytes
     said: str
 
     def usage(self) -> dict[str, dict[str, int]]:
-        """By kernel: registers a thread, bytes of its stack frame, bytes spilled."""
+        """Return, by kernel, the registers per thread, the bytes of its stack frame, and the bytes of spilled registers."""
         found: dict[str, dict[str, int]] = {}
         for part in self.said.split("Compiling entry function ")[1:]:
             name = re.match(r"'(\w+)'", part)
@@ -63,14 +63,14 @@ class Compiled:
 
 
 def headers() -> Path:
-    """The folder that holds operators/ and cuda/: inside the package, or beside its sources in a checkout."""
+    """Return the folder that holds operators/ and cuda/: inside the package, or beside its sources in a checkout."""
     package = Path(__file__).parents[2]
     installed = package / "native"
     return installed if installed.is_dir() else package.parents[1] / "native"
 
 
 def expanded(source: str) -> str:
-    """The source with our headers in place of their #include lines, each once: it stands alone, and so does its hash."""
+    """Return the source with our headers in place of their #include lines, each once, so that its hash covers everything."""
     seen: set[str] = set()
     root = headers()
 
@@ -91,18 +91,18 @@ def kernel_folder() -> Path:
 
 
 def nvrtc() -> Any:
-    """The module cuda.core; DeviceError says what is missing."""
+    """Return the module cuda.core; if it is missing or too old, raise a DeviceError that says so."""
     try:
         import cuda.core as core
     except ImportError as error:
         raise DeviceError(f"compiling for a GPU needs cuda-core, which is not installed ({error}): {INSTALL}") from None
     if not hasattr(core, "Program"):
-        raise DeviceError(f"this cuda-core is too old: expected 1.0 or newer: {INSTALL}")
+        raise DeviceError(f"the installed cuda-core is too old; expected version 1.0 or newer: {INSTALL}")
     return core
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """The version of the run-time compiler; RuntimeError where it cannot be loaded."""
+    """Return the version of the run-time compiler; raise a RuntimeError if it cannot be loaded."""
     from cuda.bindings import nvrtc as compiler
 
     _, major, minor = compiler.nvrtcVersion()
@@ -112,10 +112,10 @@ def nvrtc_version() -> tuple[int, int]:
 def compile_source(
     source: str, arch: str, *, folder: Path | None = None, name: str = "plan", linked: Mapping[str, bytes] | None = None
 ) -> Compiled:
-    """The machine code of a source that stands alone, for an architecture such as ``sm_90``; from disk where known.
+    """Return the machine code of a source without includes, for an architecture such as ``sm_90``; from disk if it is there.
 
-    ``linked``: device functions in NVVM's intermediate form (LTO-IR), by name; then the source becomes that too, and all
-    of it is optimized as one, so that a call of such a function costs what any other does.
+    ``linked``: device functions in NVVM's intermediate form (LTO-IR), by name. The source is then translated to this form as
+    well, and everything is optimized together, so that a call of such a function costs no more than any other call.
     """
     core = nvrtc()
     folder = folder or kernel_folder()
@@ -152,7 +152,7 @@ def compile_source(
 
 
 def link(parts: Mapping[str, bytes], arch: str) -> Compiled:
-    """One piece of machine code from parts in LTO-IR."""
+    """Link parts in LTO-IR into one piece of machine code."""
     try:
         from cuda.bindings import nvjitlink
 
@@ -181,7 +181,7 @@ def link(parts: Mapping[str, bytes], arch: str) -> Compiled:
 
 
 def explained(log: str, source: str) -> str:
-    """The compiler's log, and below each error the line of source it is about."""
+    """Return the compiler's log, with the line of source below each error."""
     lines = source.splitlines()
     shown = [log.strip()]
     for number in dict.fromkeys(re.findall(r"\.cu\((\d+)\): error", log)):
@@ -192,7 +192,7 @@ def explained(log: str, source: str) -> str:
 
 
 def read(place: Path) -> Compiled | None:
-    """A kept kernel, or None where there is none that can be used."""
+    """Return a kept kernel, or None if there is none that can be used."""
     try:
         if not place.is_file():  # nothing, or something that would never end
             return None
@@ -207,7 +207,7 @@ def read(place: Path) -> Compiled | None:
 
 
 def keep(place: Path, compiled: Compiled, source: str) -> None:
-    """Write a kernel and its source; a cache that cannot be written is no reason to stop."""
+    """Write a kernel and its source. A cache that cannot be written is ignored."""
     said = compiled.said.encode()
     rest = said + compiled.code
     head = HEAD.pack(MAGIC, VERSION, len(said), len(compiled.code), hashlib.sha256(rest).digest())

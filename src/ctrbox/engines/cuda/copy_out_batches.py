@@ -4,9 +4,9 @@ A piece is some rows copied out of a chunk: a batch, or what the chunk leaves fo
 are one allocation, and all their copies one launch over a table of stretches (native/cuda/write_outputs.h): a source, a
 place and a length; offsets of lists are shifted on the way, so that a batch's begin at 0.
 
-The parts of a piece, in order: label, weight, group where there are any; the dense matrix; keys of fields with one a
-row; offsets of the others; their values. Each begins at a multiple of 128 bytes. Tensors over them are made when asked
-for: forty views cost more time than the copy.
+The parts of a piece, in order: label, weight and group, if there are any; the dense matrix; the keys of fields with one key per
+row; the offsets of the other fields; their values. Each part begins at a multiple of 128 bytes. Tensors over the parts are made
+only when they are needed, because making forty of them takes more time than the copy.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Batches:
         self.ones = torch.arange(2, dtype=torch.int64, device=device.device)
 
     def _sizes(self, rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Bytes of every part, by piece: so many rows, and values of each list."""
+        """Return the bytes of every part, by piece, from its number of rows and the number of values of each list."""
         size = self.row * rows[:, None]
         size[:, self.offsets : self.values] += 8
         size[:, self.values :] = 8 * counts
@@ -90,7 +90,7 @@ class Batches:
     def cut(
         self, sources: np.ndarray, cuts: np.ndarray, values: np.ndarray, before: Sequence[Piece] = ()
     ) -> list[Piece]:
-        """Rows of a slot's outputs, a piece between any two cuts; ``before`` comes before the first, in its memory.
+        """Return pieces with the rows between successive cuts of a slot's outputs; the first begins with the rows of ``before``.
 
         ``sources``: where the parts of the outputs begin; ``values``: by list, its values before each cut. The pieces of
         a call share one allocation, which lives as long as one of them.
@@ -118,7 +118,7 @@ class Batches:
         return [Piece(int(rows[k]), storage, at[k], size[k]) for k in range(len(rows))]
 
     def _placed(self, pieces: Sequence[Piece], after: np.ndarray) -> list[np.ndarray]:
-        """Stretches that put pieces one after the other where ``after`` is to lie, which moves behind them."""
+        """Return stretches that put pieces one after the other to the places of ``after``, which moves behind them."""
         tables = []
         for p in pieces:
             table = after.copy()
@@ -132,12 +132,12 @@ class Batches:
         return tables
 
     def joined(self, pieces: Sequence[Piece]) -> Piece:
-        """Pieces one after the other: before no rows, which lie nowhere."""
+        """Join pieces into one."""
         nothing = np.zeros((self.lists, 2), np.int64)
         return self.cut(np.zeros(self.parts, np.int64), np.zeros(2, np.int64), nothing, pieces)[0]
 
     def copy(self, table: np.ndarray) -> None:
-        """Queue these stretches; none reads what another writes."""
+        """Queue the copies of these stretches, none of which reads what another one writes."""
         table = table[(table[:, 2] > 0) & (table[:, 0] != 0)]
         if not len(table):
             return
@@ -149,7 +149,7 @@ class Batches:
             self.device.kernels["copy"](grid, self.device.runtime.threads, told.data_ptr(), 0, first)
 
     def reach(self, rows: int) -> None:
-        """The offsets that fields of one key per row share, for so many rows; on the stream that writes batches."""
+        """Extend the offsets that fields with one key per row share to this number of rows, on the stream that writes batches."""
         if len(self.ones) <= rows:
             self.ones = torch.arange(rows + 1, dtype=torch.int64, device=self.device.device)
             if self.device.device.type == "cuda":  # an older one may still be read when the next takes its place

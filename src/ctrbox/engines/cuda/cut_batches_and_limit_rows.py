@@ -30,7 +30,7 @@ class Cutter:
         return self.left == 0
 
     def take(self, chunk: Chunk, outcome: Outcome) -> list[tuple[Batch, int]]:
-        """The batches that a chunk completes; its rows leave the slot."""
+        """Return the batches that a chunk completes, and copy its rows out of the slot."""
         e = self.extractor
         rows = outcome.rows if self.left is None else min(outcome.rows, self.left)
         # Batches end before the first bad row; a bad row behind the limit is none of ours.

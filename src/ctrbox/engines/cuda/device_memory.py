@@ -1,10 +1,10 @@
 """Allocates the device memory of a plan, and runs one chunk in it.
 
-Shared by all chunks, since their kernels run one chunk after the other: slab, pool, working memory, tables. A slot of
-its own has what is filled or read while another chunk runs: header and arena, outputs, counters. Pointers that may
-change when something grows stand in the slot's record, never in a launch, so a captured graph stays right.
+All chunks share slab, pool, working memory and tables, because the kernels run one chunk after the other. Each slot has its
+own memory for what is filled or read while another chunk runs: header and arena, outputs, counters. Pointers that may change
+when memory grows are in the record of the slot, never in a launch, so that a captured graph stays valid.
 
-A pool or an output that was too small shows in the counters after the run; it is made larger and the chunk runs again.
+The counters show after a run whether a pool or an output was too small. It is then made larger, and the chunk runs again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST = 1 << 40  # bytes a counter may ask for before it is taken for damage
 
 @dataclass
 class Slot:
-    """Memory of one chunk under way."""
+    """The memory of one chunk in progress."""
 
     header: torch.Tensor
     heading: torch.Tensor  # the header, on the host
@@ -52,7 +52,7 @@ class Slot:
 
 @dataclass
 class Outcome:
-    """What a run's counters say."""
+    """The results that the counters of a run show."""
 
     rows: int  # that passed the filter
     totals: list[int]  # values of each list
@@ -119,7 +119,7 @@ class Device:
         return sum(t.nbytes for t in held)
 
     def slot(self, header_bytes: int) -> Slot:
-        """A new slot."""
+        """Return a new slot."""
         roles = [o.role for o in self.layout.outputs]
         n, device = self.capacity, self.device
         parts = {
@@ -151,7 +151,7 @@ class Device:
         return slot
 
     def write(self, slot: Slot) -> None:
-        """The slot's record and its outputs' places, after anything moved."""
+        """Write the record of the slot and the addresses of its outputs, after memory has moved."""
         places, keys = [], 0
         for output in self.layout.fixed:
             if output.role == "keys":
@@ -170,7 +170,7 @@ class Device:
 
     # ---- a run
     def launch(self, slot: Slot) -> None:
-        """All kernels of a chunk, in order, on the current stream."""
+        """Launch all kernels of a chunk, in order, on the current stream."""
         slot.counters.zero_()
         place = slot.record.data_ptr()
         for name in self.source.launches:
@@ -178,7 +178,7 @@ class Device:
             self.kernels[name]((tiles, self.source.groups[name]), self.runtime.threads, place, self.tiles, 0)
 
     def timed(self, slot: Slot, repeats: int = 3) -> dict[tuple[str, int], float]:
-        """Milliseconds of each group of each kernel, run alone over the slot's chunk; the slot's outputs stay right."""
+        """Return the milliseconds of each group of each kernel, run alone over the slot's chunk; its outputs stay valid."""
         spent: dict[tuple[str, int], float] = {}
         for _ in range(repeats):
             slot.counters.zero_()
@@ -195,7 +195,7 @@ class Device:
         return spent
 
     def heard(self, slot: Slot, rows: int) -> Outcome:
-        """What the counters say, once they have arrived on the host."""
+        """Return the results that the counters show, once they have arrived on the host."""
         counters: np.ndarray = slot.heard.numpy()
         layout = self.layout
         lists = len(layout.lists)
@@ -218,7 +218,7 @@ class Device:
         return Outcome(passed, totals, warnings, looked, bad)
 
     def too_small(self, slot: Slot) -> bool:
-        """Make larger what the run found too small; True: the chunk must run again."""
+        """Enlarge the memory that was too small for the run. Return whether the chunk must run again."""
         layout, counters = self.layout, slot.heard.numpy()
         pool, scratch = self.asked(slot)
         if pool > self.pool.nbytes - 64 or scratch > self.scratch.nbytes - 64:
@@ -246,12 +246,12 @@ class Device:
         return grew
 
     def asked(self, slot: Slot) -> tuple[int, int]:
-        """Bytes of pool and of working memory that the slot's last run asked for."""
+        """Return the bytes of the pool and of the working memory that the last run of the slot asked for."""
         counters = slot.heard.numpy()
         return int(counters[0]), max((int(counters[layer.scratch]) for layer in self.layout.layers), default=0)
 
     def settle(self) -> None:
-        """Wait for everything on the device: what is made here is made on another stream than it is used on."""
+        """Wait for everything on the device, because memory is made on another stream than the one that uses it."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

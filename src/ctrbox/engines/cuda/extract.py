@@ -1,12 +1,12 @@
 """Extracts batches on a GPU, in order; copies, kernels and the operators on the CPU overlap.
 
-    reader ──► prepare (threads: what travels, staged in page-locked memory; the CPU's operators, where there are any)
+    reader ──► prepare (threads: what is copied, staged in page-locked memory; the operators on the CPU, if there are any)
            ──► copy stream: header and arena of a free slot
            ──► compute stream: the layers of the chunk, one graph
            ──► out stream: rows cut out of the slot as pieces of batches
 
-Slots bound what is under way: at most `SLOTS` chunks. A chunk is a morsel of the log; batches are cut across chunks.
-Without a GPU (the tests' runtime) there are no streams and everything happens at once, in the same order.
+At most `SLOTS` chunks are in progress, one in each slot. A chunk is a morsel of the log; a batch may have rows of several chunks.
+The runtime of the tests, which needs no GPU, has no streams: every step runs at once, in the same order.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MOST_REGISTERS = 96  # a thread: with more, fewer than half of a multiprocessor'
 
 @dataclass
 class Chunk:
-    """A morsel on its way through a slot."""
+    """A morsel that is processed in a slot."""
 
     slot: Slot
     number: int
@@ -71,7 +71,7 @@ class Chunk:
 
 
 class CudaExtractor(Extractor):
-    """A graph made ready to run on a device. Requests (`run`) still go through the CPU's program, bit for bit the same."""
+    """A graph made ready to run on a device. Requests (`run`) still use the CPU's program, whose results have the same bits."""
 
     def __init__(
         self,
@@ -121,9 +121,9 @@ class CudaExtractor(Extractor):
         return [*here, *there]
 
     def measure(self) -> dict[str, float]:
-        """Nanoseconds per row of each operator, by its node, over the chunk that ran last: every group of every layer alone.
+        """Return the nanoseconds per row of each operator, by its node: run each group of each layer alone over the last chunk.
 
-        Operators of one plain group share its time evenly; operators of one scan or visit are told under the first.
+        Operators of one plain group share its time evenly; the time of one scan or visit is stored under its first operator.
         """
         if not self.cuda or not self.slots:
             raise DeviceError(
@@ -182,7 +182,7 @@ class CudaExtractor(Extractor):
         return Layout(recorded, outputs, columns)
 
     def _pin(self) -> None:
-        """Columns that stay in memory are page-locked where they lie, once."""
+        """Page-lock columns that stay in memory, once and without copying them."""
         for spec in self.log.sources:
             source = spec.view.source
             table = source.table if self.cuda and isinstance(source, MemorySource) else None
@@ -202,7 +202,7 @@ class CudaExtractor(Extractor):
         ]
 
     def _morsels(self, start: int, stop: int | None) -> Generator[tuple[Morsel, list[Aligned]], None, None]:
-        """Morsels with the rows merged into them; where the GPU decodes those, cut so that each comes from one slice."""
+        """Yield morsels with the rows merged into them; if the GPU decodes these rows, a morsel uses only one slice of them."""
         for reading in self.readings:
             if reading is not None:
                 reading.begin()
@@ -221,7 +221,7 @@ class CudaExtractor(Extractor):
             stream.close()
 
     def _lend(self) -> int:
-        """A slot for a stream; streams of one plan share none."""
+        """Return a slot for a stream; two streams of a plan never share one."""
         with self.turn:
             if not self.idle:
                 self.idle.append(len(self.slots))
@@ -259,7 +259,7 @@ class CudaExtractor(Extractor):
         return chunk
 
     def _share_of(self, prepared: Prepared) -> pa.RecordBatch:
-        """What the CPU computes of a chunk, as columns."""
+        """Return the results of the operators that run on the CPU for a chunk, as columns."""
         assert self.share is not None
         kinds, nullable = [n.kind for n in self.host], [n.nullable for n in self.host]
         keep = list({id(f): f for f, _, _ in prepared.sources if f is not None}.values())
@@ -280,7 +280,7 @@ class CudaExtractor(Extractor):
             yield
 
     def start(self, chunk: Chunk) -> None:
-        """Copies and kernels of a prepared chunk, queued."""
+        """Queue the copies and kernels of a prepared chunk."""
         slot, upload = chunk.slot, chunk.upload
         assert upload is not None
         assert chunk.staged is not None
@@ -315,9 +315,9 @@ class CudaExtractor(Extractor):
                 slot.done = self.computing.record_event()
 
     def finish(self, chunk: Chunk, left: int | None = None) -> Outcome:
-        """Wait for a chunk's kernels; run them again where memory was too small; DataError for a bad row of the filter.
+        """Wait for the kernels of a chunk, and run them again if memory was too small. A bad row of a filter is a DataError.
 
-        A chunk that gives more than ``left`` rows runs again without the others: rows behind a limit are in no warning.
+        A chunk that gives more than ``left`` rows runs again without the others, so that no warning counts rows after a limit.
         """
         outcome = self.heard(chunk, chunk.rows)
         if left is not None and left < outcome.rows:
@@ -342,7 +342,7 @@ class CudaExtractor(Extractor):
         self.run_slot(slot)
 
     def heard(self, chunk: Chunk, rows: int) -> Outcome:
-        """Wait for the kernels of a chunk of ``rows`` rows and tell what came of them."""
+        """Wait for the kernels of a chunk of ``rows`` rows and return their results."""
         slot = chunk.slot
         while True:
             self.wait(slot)
@@ -368,8 +368,8 @@ class CudaExtractor(Extractor):
             ) from None
 
     def bad_row(self, chunk: Chunk, outcome: Outcome, begin: int = 0) -> DataError:
-        """The error the CPU engine gives: of the first chunk of rows with one, the first operator's. ``begin``: the first
-        row of the batch that it is in."""
+        """Return the error that the CPU engine raises: that of the first operator in the first chunk of rows with an error.
+        ``begin``: the first row of the batch with the error."""
         size = self.chunk_rows
 
         def order(found: tuple[int, int, Any, int]) -> tuple[int, int, int]:
@@ -488,7 +488,7 @@ class CudaExtractor(Extractor):
 
 
 def compiled(runtime: Runtime, layout: Layout) -> tuple[Source, dict[str, Kernel]]:
-    """The kernels of a layout. A layer that needs too many registers a thread is cut in two and compiled again."""
+    """Compile the kernels of a layout. A layer that needs too many registers per thread is divided in two and compiled again."""
     source = Source(layout)
     kernels = compile_kernels(runtime, source)
     names = [layer.name for layer in layout.layers]
@@ -500,12 +500,12 @@ def compiled(runtime: Runtime, layout: Layout) -> tuple[Source, dict[str, Kernel
 
 
 def known_by(node: Node | None) -> tuple[str, int] | None:
-    """An operator; paths of one document are one scan of it."""
+    """Return the name under which the time of an operator is known; the paths of one document are one scan."""
     return None if node is None else (node.op, node.args[0].id if node.op == "json" else node.id)
 
 
 def signed(array: pa.Array) -> pa.Array:
-    """Keys as the whole numbers of the same bits: the GPU reads no column of unsigned 64 bits."""
+    """Return keys as signed numbers with the same bits, because the GPU reads no columns of unsigned 64-bit numbers."""
     if array.type == pa.uint64():
         return array.view(pa.int64())
     if array.type != pa.large_list(pa.uint64()):
@@ -516,7 +516,7 @@ def signed(array: pa.Array) -> pa.Array:
 
 
 def on_gpu(graph: Graph, fitted: dict[int, dict[str, np.ndarray]], device: Any, **options: Any) -> CudaExtractor:
-    """The extractor of a plan for a GPU of this machine; DeviceError where none can be used."""
+    """Return the extractor of a plan for a GPU of this machine; raise a DeviceError if none can be used."""
     use_gpu_of(device)
     runtime = cuda_runtime()
     placement = place(graph, device_named(device, gpu_bytes=gpu_bytes()))

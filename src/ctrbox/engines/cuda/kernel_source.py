@@ -29,7 +29,7 @@ def type_of(kind: str) -> str:
 
 
 def element_of(kind: str) -> str:
-    """What a result of variable length is made of: a string of bytes."""
+    """Return the type of the elements of a result of variable length; those of a string are bytes."""
     return "char" if kind == "s" else TYPES[kind[1:]]
 
 
@@ -44,7 +44,7 @@ def real(value: float) -> str:
 
 # ---- operators of users
 def user_head(name: str, op: UserOperator) -> str:
-    """The function that kernels call for a user's operator; a bool is 0 or 1, whatever is returned."""
+    """Return the head of the function that kernels call for a user's operator; its bool is 0 or 1, whatever the body returns."""
     names = op.parameters if op.cuda else plain_names(op)
     takes = ", ".join(f"{type_of(kind)} {p}" for kind, p in zip(op.args, names, strict=True))
     return f"static __device__ {'bool' if op.result == 'b' else type_of(op.result)} {name}({takes})"
@@ -63,7 +63,7 @@ def macros_of(body: str) -> list[str]:
 
 
 def user_body(name: str, op: UserOperator) -> str:
-    """Its definition: the user's own lines, counted from 1, or a call of what numba compiled, linked by that name."""
+    """Return the definition of this function: the user's own lines, counted from 1, or a call of what numba compiled."""
     if op.cuda:
         label = re.sub(r'[\\"\s]+', " ", op.name)
         undone = "".join(f"#undef {macro}\n" for macro in macros_of(op.cuda))
@@ -109,7 +109,7 @@ class Source:
         return "".join([*head, "using namespace cb;\n\n", *users, *self.constants(), "\n", *kernels, *bodies])
 
     def constants(self) -> list[str]:
-        """Texts as bytes with room behind them, as every string on the device has."""
+        """Return definitions of texts as bytes, padded at the end like every string on the device."""
         lines = []
         for value, name in self.texts.items():
             padded = ",".join(str(b) for b in value + bytes(16))
@@ -168,8 +168,8 @@ class Source:
         return self.kernel(layer.name, layer.phase, cases) + self.kernel(second, layer.phase, others)
 
     def plain_group(self, group: list[Instruction], layer: Layer) -> str:
-        """Operators one after the other, what they read loaded before the first writes: a store would hold up the loads
-        behind it, and no operator of a layer writes what another reads."""
+        """Return operators one after the other, with all loads before the first store, because a store would delay the loads
+        after it; no operator of a layer writes what another one reads."""
         read = {id(r): r for k in group for r in k.reads if r.literal is None}
         lines = ["      if (!live) return;\n"]
         for register in read.values():
@@ -247,7 +247,7 @@ class Source:
 
     @staticmethod
     def found(k: Instruction, live: str = "") -> list[str]:
-        """Validity of what was loaded, and what was wrong with it."""
+        """Return the lines that store whether a value was there, and report what was wrong with it."""
         out = k.makes[0]
         lines = [f"if ({live}found.wrong) bad_row(s, {k.bad}, row, found.wrong);"]
         if out.nullable:
@@ -302,7 +302,7 @@ class Source:
         return [f"const uint8_t ok = {self.all_valid(k.reads)};", *lines, f"{self.valid(k.makes[0])} = ok;"]
 
     def user_call(self, k: Instruction) -> list[str]:
-        """An operator of a user; it never sees a null row."""
+        """Return the call of a user's operator, which never gets a row with a null."""
         out = k.makes[0]
         call = f"{k.body}({', '.join(self.value(r) for r in k.reads)})"
         if not out.nullable:
@@ -312,7 +312,7 @@ class Source:
         )
 
     def choice(self, k: Instruction) -> list[str]:
-        """fill, select, is_null: entries are moved, validity is chosen."""
+        """Return the lines of fill, select and is_null, which move entries and choose their validity."""
         out = k.makes[0]
         if k.body == "is_null":
             return [f"{self.value(out)} = !({self.valid(k.reads[0])});", *self.make_valid(out, "1")]
@@ -499,7 +499,7 @@ class Source:
 
     @property
     def launches(self) -> list[str]:
-        """The kernels of a chunk, in order."""
+        """Return the names of the kernels of a chunk, in order."""
         order = [name for layer in self.layout.layers if layer.phase == 0 for name in self.kernels_of(layer)]
         if self.layout.filtered:
             order += ["pick_count", "pick_scan", "pick_write"]

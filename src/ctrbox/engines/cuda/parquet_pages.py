@@ -3,14 +3,15 @@
     read      the column chunks go from the file into page-locked memory as they are stored; the native core checks
               headers and checksums there, lists the pages and lays them out (core/parquet/staged_pages.h), all without
               the interpreter's lock
-    turn      a few calls use the GPU at a time, those whose rows are needed first before the others
+    turn      a few calls use the GPU at a time; those whose rows are needed first go first
     copy      one copy moves the chunks, a second one the tables that describe pages and columns; nothing waits for them
     kernels   one warp per page: decompress, then dictionaries, then levels and values; the results say for every page
               whether it could be decoded
     held      values, validity bits and decompressed strings stay on the GPU as long as a `DeviceColumn` refers to them
 
-If one page of a column cannot be decoded, the whole column is not: the caller reads it with the CPU, which alone decides
-whether it is damaged. Any number of threads may decode at the same time, each with its own stream and page-locked memory.
+If one page of a column cannot be decoded, the whole column is not decoded here. The caller then reads it with the CPU, which
+alone decides whether it is damaged. Any number of threads may decode at the same time, each with its own stream and page-locked
+memory.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ KERNELS = ("pages_unpack", "pages_words", "pages_values", "pages_bits")
 
 @dataclass(frozen=True)
 class DeviceColumn:
-    """A decoded column in device memory: ``width`` bytes a row, or views of ``text`` where it is 0 (all three addresses)."""
+    """A decoded column in device memory. It has ``width`` bytes per row; if ``width`` is 0, the rows are views of ``text``."""
 
     rows: int
     width: int
@@ -137,7 +138,9 @@ class PageDecoder:
 
     def __init__(self, runtime: Runtime, most: int) -> None:
         self.runtime, self.most = runtime, most
-        self.too_large = f"lies in row groups that take more than the {most:,} bytes of GPU memory for decoding at once"
+        self.too_large = (
+            f"lies in row groups too large for the {most:,} bytes of GPU memory that one call of the decoder may use"
+        )
         self.device = runtime.device
         self.cuda = self.device.type == "cuda"
         self.kernels: dict[str, Kernel] = runtime.compile(SOURCE, KERNELS, name="pages")

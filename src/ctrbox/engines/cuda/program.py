@@ -4,9 +4,9 @@ register.
 The same calls build a native program of the CPU engine; here they are only written down. A filter's program and the one
 behind it are laid out together (`Layout`): they run one after the other over one slab.
 
-Registers have ``width`` bytes per row and lie ``at`` bytes per row into the slab. Operators of a layer run at once, so a
-register may take the place of one that was last read in an earlier layer, never in its own. Constants have no place:
-the generated source names them.
+Registers have ``width`` bytes per row and begin ``at`` bytes per row into the slab. The operators of a layer run at the same
+time, so a register may take the place of one that was last read in an earlier layer, but not in its own layer. Constants have
+no place: the generated source names them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def entry_width(kind: str) -> int:
 
 
 class Recorded:
-    """What `_native.Program` takes, written down."""
+    """The calls that `_native.Program` takes, written down."""
 
     def __init__(self) -> None:
         self.registers: list[Register] = []
@@ -181,7 +181,7 @@ class Recorded:
         return made
 
     def user(self, function: UserOperator, reads: Sequence[int], nullable: bool) -> int:
-        """A call of a user's operator, which no program of the CPU takes."""
+        """Add a call of a user's operator, which programs of the CPU do not support."""
         made = self._register(function.result, nullable)
         arguments, makes = [self.registers[r] for r in reads], [self.registers[made]]
         name = " ".join(function.name.split())
@@ -219,14 +219,15 @@ class Recorded:
                 register.depth = k.depth
 
     def profile(self) -> list[tuple[str, int, int]]:
-        """Per instruction, as the CPU's programs give it: name, nanoseconds, rows warned of."""
+        """Return the name, nanoseconds and warned rows of each instruction, in the form of the CPU's programs."""
         return [
             ("emit" if k is None else k.name, int(nanos), count)
             for k, nanos, count in zip(self.entries, self.nanos, self.counts, strict=True)
         ]
 
     def looked(self) -> list[tuple[int, int]]:
-        """Per instruction, as the CPU's programs give it: keys that it looked up for a join, and those without a row."""
+        """Return, for each instruction, how many keys it looked up for a join and how many had no row, in the form of the CPU's
+        programs."""
         return [
             counts[0] if k is not None and k.what == "lookup" else (0, 0)
             for k, counts in zip(self.entries, self.lookups, strict=True)
@@ -247,7 +248,7 @@ _bodies: dict[str, tuple[str, str, str, bool, str]] = {}
 
 
 def bodies() -> dict[str, tuple[str, str, str, bool, str]]:
-    """By "name(args)": result, shape, body, whether it makes nulls, header."""
+    """Return, by "name(args)": result, shape, body, whether it makes nulls, header."""
     if not _bodies:
         _bodies.update(_native.bodies())
     return _bodies
@@ -255,7 +256,7 @@ def bodies() -> dict[str, tuple[str, str, str, bool, str]]:
 
 @dataclass
 class Layer:
-    """Operators that one launch runs."""
+    """The operators that one launch runs."""
 
     name: str
     phase: int  # 0: over the chunk's rows; 1: over those that passed the filter
@@ -318,7 +319,7 @@ class Layout:
                 self.counters += 1
 
     def reads(self, instruction: Instruction) -> list[Register]:
-        """What an instruction reads of the slab; a load behind the filter may read what the filter's program kept."""
+        """Return what an instruction reads of the slab. A load after the filter may read what the filter's program kept."""
         if instruction.what == "load" and instruction.source >= self.raw_sources:
             return [self.kept[instruction.column]]
         return [r for r in instruction.reads if r.literal is None]
@@ -367,7 +368,7 @@ class Layout:
                     self.tables.append(instruction.table)
 
     def _users(self) -> None:
-        """Names of users' operators in the source, numbered since two may be called alike."""
+        """Name users' operators in the source, with numbers, because two of them may have the same name."""
         self.users: dict[str, UserOperator] = {}
         named: dict[UserOperator, str] = {}
         for layer in self.layers:

@@ -1,8 +1,8 @@
 """Runs kernels on a CUDA device: the interface that the engine and the GPU table use, and its implementation.
 
 A kernel takes 64-bit arguments only (addresses and whole numbers) and is launched on torch's current stream, so that
-torch's streams, events, graphs and allocator are the only ones there are. The tests have a second runtime that runs the
-same sources on the CPU, one thread a block.
+there are no other streams, events, graphs and allocators than those of torch. The tests have a second runtime that runs the
+same sources on the CPU, with one thread per block.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Kernel(Protocol):
     spilled: int  # bytes a thread
 
     def __call__(self, grid: tuple[int, int], block: int, *args: int) -> None:
-        """Launch on the current stream; returns at once."""
+        """Launch the kernel on the current stream, and return at once."""
 
 
 class Runtime(Protocol):
-    """A device that runs kernels over memory of torch."""
+    """A device that runs kernels on memory of torch."""
 
     device: torch.device
     threads: int  # of a block
@@ -53,9 +53,9 @@ class Runtime(Protocol):
     def compile(
         self, source: str, names: Sequence[str], *, name: str = "plan", scalars: Mapping[str, UserOperator] = NONE
     ) -> dict[str, Kernel]:
-        """The kernels ``names`` (extern "C") of a source; ``#include "operators/…"`` and ``"cuda/…"`` are ours.
+        """Return the kernels ``names`` (extern "C") of a source, which may include our headers "operators/…" and "cuda/…".
 
-        ``scalars``: functions that it only declares, extern "C", by name: numba compiles them.
+        ``scalars``: functions that the source only declares (extern "C"), by name; numba compiles them.
         """
 
 
@@ -72,7 +72,7 @@ class CudaKernel:
 
 
 class CudaRuntime:
-    """The GPU that torch sees. Use `cuda_runtime()`, which makes one and says what is missing."""
+    """The GPU that torch sees. Call `cuda_runtime()` to get it; it says what is missing if there is none."""
 
     threads = 256
 
@@ -107,8 +107,8 @@ class CudaRuntime:
         self.core.launch(stream, _config(grid, block), kernel, *args)
 
     def _bind(self) -> None:
-        """Make the GPU's context current in this thread. A thread has none before it calls CUDA's runtime library, and torch's
-        autograd has threads of its own, whose first work may be a kernel of ours."""
+        """Make the GPU's context current in this thread. A thread has no context before it calls CUDA's runtime library, and the
+        first work of a thread of torch's autograd may be a kernel of ours."""
         from cuda.bindings import driver
 
         _, context = driver.cuCtxGetCurrent()
@@ -131,7 +131,7 @@ _chosen = False  # whether ``use_gpu`` was called
 
 
 def cuda_runtime() -> CudaRuntime:
-    """The one runtime of this process; DeviceError in one sentence where there can be none."""
+    """Return the runtime of this process; if there can be none, raise a DeviceError that says why."""
     global _made
     with _lock:
         if _made is None:
@@ -177,7 +177,7 @@ def gpu_of_process() -> torch.device:
 
 
 def why_not() -> str:
-    """Why this machine cannot run kernels, with what to do about it; empty where it can."""
+    """Return why this machine cannot run kernels and what to do about it; empty if it can."""
     if not torch.cuda.is_available() and not gpu_here():
         return f"this machine shows no NVIDIA GPU; {ON_THE_CPU}"
     if not torch.backends.cuda.is_built():
@@ -195,5 +195,5 @@ def why_not() -> str:
 
 
 def gpu_bytes() -> int | None:
-    """Memory of the GPU that can be used here, or None where none can."""
+    """Return the bytes of memory of the GPU that this process can use, or None if there is no such GPU."""
     return None if why_not() else int(torch.cuda.get_device_properties(_gpu).total_memory)

@@ -4,11 +4,11 @@
                copy moves them all
     straight   the buffers of tables that stay in memory are page-locked where they lie, and copied from there
 
-Only pages that a buffer has to itself are locked: CUDA refuses to copy to or from memory of which it knows one part and
-not the other, so a neighbor on a locked page, of whatever program part, could no longer be copied. What a buffer has on
-its first and last page (`edges`) goes by way of the staging memory.
+Only pages that a buffer has to itself are locked: CUDA refuses to copy to or from memory of which only a part is
+locked, so other data on a locked page could no longer be copied. The bytes of a buffer on its first and last page (`edges`)
+are copied through the staging memory.
 
-Without CUDA the staging memory is plain, nothing is page-locked and nothing goes straight; all else is the same.
+Without CUDA, the staging memory is ordinary memory, nothing is page-locked, and no buffer is copied directly.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ANY_BYTES = ctypes.c_uint8 * (1 << 46)  # one type for all lengths: making one 
 
 
 def host_tensor(address: int, size: int) -> torch.Tensor:
-    """Memory that belongs to somebody else, as uint8. Whoever holds the tensor sees to it that the owner lives."""
+    """Return memory of another owner as a tensor of uint8. Whoever holds the tensor must keep the owner alive."""
     if not size:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(_ANY_BYTES.from_address(address), dtype=torch.uint8, count=size)
@@ -51,7 +51,7 @@ def host_tensor(address: int, size: int) -> torch.Tensor:
 def send(upload: Upload, staged: torch.Tensor, arena: torch.Tensor) -> None:
     """Start the copies of a chunk into `arena` on the current stream; `staged` is what `Staging.fill` gave.
 
-    The memory may be written again, and ``upload.keep`` let go, when that stream has passed this point.
+    When the stream has passed this point, the memory may be overwritten and ``upload.keep`` may be dropped.
     """
     if upload.staged_bytes:
         arena[: upload.staged_bytes].copy_(staged[: upload.staged_bytes], non_blocking=True)
@@ -65,7 +65,7 @@ def send(upload: Upload, staged: torch.Tensor, arena: torch.Tensor) -> None:
 
 
 def _copies(arena: torch.Tensor) -> Callable[[int, int, int], None]:
-    """Copies into an arena: place, address, bytes; on the current stream."""
+    """Return a function that copies (place, address, bytes) into an arena on the current stream."""
     base = arena.data_ptr()
     if not arena.is_cuda:
 
@@ -86,7 +86,7 @@ def _copies(arena: torch.Tensor) -> Callable[[int, int, int], None]:
 
 
 class Staging:
-    """Page-locked memory of one slot, as large as its largest chunk so far. One `fill` at a time."""
+    """Page-locked memory of one slot, as large as its largest chunk so far. Only one thread may call `fill` at a time."""
 
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads or min(MOST_THREADS, _native.usable_cores())
@@ -94,10 +94,10 @@ class Staging:
         self._pool: ThreadPoolExecutor | None = None
 
     def fill(self, upload: Upload) -> torch.Tensor:
-        """Copy the staged pieces to the places they have in the arena, and edges one after the other behind them; bytes
-        between pieces are anything.
+        """Copy the staged pieces to the places that they have in the arena, and the edges one after the other behind them. The
+        bytes between pieces are undefined.
 
-        What the last call gave is overwritten: its copy to the GPU must be over.
+        The result of the last call is overwritten, so its copy to the GPU must have ended.
         """
         whole = upload.staged_bytes + sum(size for _, size, _ in upload.edges)
         if self.memory.numel() < whole:
@@ -138,7 +138,7 @@ class Staging:
 
 
 def _blocks(pieces: list[Piece], base: int) -> Iterator[tuple[int, int, int]]:
-    """Pieces cut into blocks of a size that many threads share evenly: to, from, bytes."""
+    """Cut pieces into blocks (to, from, bytes) that many threads can share evenly."""
     for address, size, at in pieces:
         for done in range(0, size, BLOCK_BYTES):
             yield base + at + done, address + done, min(BLOCK_BYTES, size - done)
@@ -157,9 +157,9 @@ def _copy_blocks(blocks: Iterator[tuple[int, int, int]], lock: threading.Lock) -
 
 
 class PageLocks:
-    """Page-locked ranges, each counted: two plans over one table lock it once. Thread-safe.
+    """Page-locked ranges with counts of their users, so that two plans over one table lock it once. Thread-safe.
 
-    `lock` says of (address, bytes) whether it could be locked, `unlock` undoes it by address.
+    `lock` takes (address, bytes) and returns whether the range could be locked; `unlock` takes its address.
     """
 
     def __init__(self, lock: Callable[[int, int], bool], unlock: Callable[[int], None]) -> None:
@@ -169,7 +169,7 @@ class PageLocks:
         self._mutex = threading.Lock()
 
     def take(self, begin: int, end: int) -> tuple[int, int] | None:
-        """The locked range that covers begin … end, locked now where it was not; None where that cannot be."""
+        """Return the locked range that covers begin … end, and lock it if it is not locked yet; None if that is not possible."""
         with self._mutex:
             near = [r for r in self._counts if r[0] < end and begin < r[1]]
             if near:  # a page cannot be locked twice, and a copy cannot read across two locked ranges
@@ -212,7 +212,7 @@ PROCESS_LOCKS = PageLocks(_register, _unregister)
 
 
 class Pinned:
-    """Tables whose buffers stay page-locked until `close`, or until nobody has this; the tables live as long."""
+    """Tables whose buffers stay page-locked until `close`, or until this object is dropped. It keeps the tables alive."""
 
     def __init__(self, locks: PageLocks | None = None) -> None:
         self._locks = locks or (PROCESS_LOCKS if torch.cuda.is_available() else None)
@@ -241,7 +241,7 @@ class Pinned:
         return size
 
     def part(self, address: int, size: int) -> tuple[int, int] | None:
-        """The part of a range that may be copied from where it lies, begin and end; None where it is too small."""
+        """Return begin and end of the part of a range that may be copied directly; None if the part is too small."""
         k = bisect_right(self._begins, address) - 1
         if k < 0 or self._ends[k] <= address:
             k += 1
@@ -251,7 +251,7 @@ class Pinned:
         return (begin, end) if end - begin >= STRAIGHT_BYTES else None
 
     def close(self) -> None:
-        """Undo the locks. Copies from these tables must be over."""
+        """Undo the locks. Copies from these tables must have ended."""
         _let_go(self._locks, self._held, self._keep)
         self._begins, self._ends = [], []
 
@@ -271,7 +271,7 @@ def _let_go(locks: PageLocks | None, held: list[tuple[int, int]], keep: list[pa.
 
 
 def _page_ranges(rows: pa.Table | pa.RecordBatch) -> list[tuple[int, int]]:
-    """The pages that buffers large enough to go straight have to themselves, in order."""
+    """Return, in order, the pages that belong to one buffer alone, for buffers that are large enough to be copied directly."""
     page = mmap.PAGESIZE
     spans = sorted(
         (buffer.address, buffer.address + buffer.size)

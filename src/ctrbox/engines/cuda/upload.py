@@ -9,9 +9,8 @@ Bytes on the GPU (native/cuda/raw_column.h reads them):
 Pointers are shifted, never values: offsets of strings and lists travel as they are, and the pointer they are added to
 stands so many bytes before the range that was sent. Bits begin in the byte of the first row. A range of no bytes points
 at zeros. Columns that the GPU has decoded
-itself (parquet_pages.py) do not travel: their Raw points at where they lie. Python looks at columns and at the ends of ranges,
-never at a row. Arrow types that native/core/program/frame.cpp does
-not read are refused here too.
+itself (parquet_pages.py) are not copied: their Raw points at them in device memory. Python looks at columns and at the ends of
+ranges, never at a row. Arrow types that native/core/program/frame.cpp does not read are refused here too.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ Straight = Callable[[int, int], tuple[int, int] | None]
 
 
 class Piece(NamedTuple):
-    """`bytes` from host address `address` belong `at` bytes behind the arena's begin."""
+    """A piece to copy: `bytes` bytes from the host address `address` to the arena, `at` bytes after its beginning."""
 
     address: int
     bytes: int
@@ -124,9 +123,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Upload:
-    """A chunk ready to travel: `staged` pieces fill the arena's first `staged_bytes`, `straight` ones lie behind them.
+    """A chunk ready to be copied: `staged` pieces fill the first `staged_bytes` of the arena, `straight` ones come after them.
 
-    `edges` belong before and behind straight pieces: the bytes of a column on pages that others use too.
+    `edges` belong before and after straight pieces: they are the bytes of a column on pages that other data use too.
     """
 
     staged: list[Piece]
@@ -144,7 +143,7 @@ class Upload:
         return self.staged + self.straight + self.edges
 
     def header(self, arena_base: int, out: np.ndarray | None = None) -> np.ndarray:
-        """The header's bytes for an arena at `arena_base`; into `out` (uint8, 8-byte aligned) where one is given."""
+        """Return the bytes of the header for an arena at `arena_base`, in `out` (uint8, 8-byte aligned) if it is given."""
         if out is None:
             out = np.empty(len(self._block), np.uint8)
         out[:] = np.frombuffer(self._block, np.uint8)
@@ -162,9 +161,9 @@ def slices(
 ) -> Upload:
     """Decide what travels for positions 0 … rows of a chunk whose first row is row `first` of the log.
 
-    Without an index position p of a source is row ``base + p`` of its batch and only those rows travel; with one it is
-    row ``index[base + p]`` (-1: none), and the whole batch does. `straight` tells of an address and a size what part of
-    it a copy engine may read (`Pinned.part`); all else goes by way of the staging memory.
+    Without an index, position p of a source is row ``base + p`` of its batch, and only those rows are copied. With an index,
+    it is row ``index[base + p]`` (-1: none), and the whole batch is copied. `straight` returns, for an address and a size, the
+    part that a copy engine may read (`Pinned.part`); everything else is copied through the staging memory.
     """
     if len(sources) != len(layout.columns):
         raise PlanError(f"a chunk has {len(sources)} sources; expected {len(layout.columns)}, as in the plan")
@@ -210,7 +209,7 @@ def _picked(index: np.ndarray, base: int, rows: int, of: int, source: int) -> np
 
 
 class _Refused(Exception):
-    """A column that cannot travel; `broken`: by its offsets, otherwise by its type."""
+    """Raised for a column that cannot be copied, because of its offsets (`broken` says how) or of its type."""
 
     def __init__(self, broken: str = "") -> None:
         self.broken = broken
@@ -225,7 +224,7 @@ class _Refused(Exception):
 
 
 class _Ranges:
-    """Ranges of host memory found so far, and the header with a note for every pointer: its word, range and shift."""
+    """The ranges of host memory found so far, and the header with the word, range and shift of every pointer."""
 
     def __init__(self, header_bytes: int) -> None:
         self.block = bytearray(header_bytes)
@@ -238,7 +237,7 @@ class _Ranges:
         self.zeros = -1
 
     def point(self, word: int, address: int, size: int, shift: int) -> None:
-        """Let the pointer at `word` of the header lie `shift` bytes off the place this range will get."""
+        """Let the pointer at `word` of the header point `shift` bytes off the place that this range will get."""
         self.words.append(word)
         self.shifts.append(shift)
         if size:
@@ -316,7 +315,7 @@ class _Ranges:
         _NUMBERS.pack_into(self.block, at + _NUMBERS_AT, 0, first & 7 if bitmap else 0, 0, 0, 0, storage, 0, 0)
 
     def indices(self, array: pa.DictionaryArray, first: int, count: int) -> tuple[pa.DictionaryArray, int, int]:
-        """The array with indices that mean the same when read as signed ones, its first row, bytes an index."""
+        """Return the array with indices that have the same values when read as signed, its first row, and the bytes per index."""
         type = array.type.index_type
         width = type.bit_width >> 3
         if type.id not in _SIGNED or len(array.dictionary) <= 1 << (type.bit_width - 1):
@@ -338,9 +337,9 @@ class _Ranges:
     def flat(
         self, word: int, pointers: tuple[int, int, int], array: pa.Array, first: int, count: int, zero: int
     ) -> tuple[int, int, int]:
-        """Send `count` values of `array` from `first` on; the reader knows the first of them by number `zero`.
+        """Send `count` values of `array` from `first` on; for the reader, the first of them has the number `zero`.
 
-        Returns storage, bit and value_bit.
+        Return storage, bit and value_bit.
         """
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
@@ -382,7 +381,7 @@ class _Ranges:
         return self.validity(word + pointers[2], array, first, count, zero)
 
     def offsets(self, word: int, buffer: pa.Buffer, width: int, at: int, count: int, zero: int) -> tuple[int, int]:
-        """Send the offsets around `count` values from `at` on; returns the first and the last of them."""
+        """Send the offsets around `count` values from `at` on, and return the first and the last of them."""
         if not count:  # Arrow allows an empty buffer here
             self.point(word, 0, 0, 0)
             return 0, 0
@@ -395,7 +394,7 @@ class _Ranges:
         return begin, end
 
     def bits(self, word: int, buffer: pa.Buffer, at: int, count: int, zero: int) -> int:
-        """Send `count` bits from bit `at` on; returns the bit of value 0 in the byte pointed at."""
+        """Send `count` bits from bit `at` on, and return the bit of value 0 in the byte that the pointer points at."""
         if not count:
             self.point(word, 0, 0, 0)
             return 0
@@ -405,7 +404,7 @@ class _Ranges:
         return behind & 7
 
     def validity(self, word: int, array: pa.Array, first: int, count: int, zero: int) -> int:
-        """The same of validity bits; none are sent, and the pointer stays null, where no value is null."""
+        """Do the same as `bits` for validity bits. If no value is null, none are sent, and the pointer stays null."""
         if not count or not array.null_count:  # a popcount the first time, then remembered by Arrow
             return 0
         if count != len(array) and not array.slice(first, count).null_count:
@@ -413,7 +412,7 @@ class _Ranges:
         return self.bits(word, array.buffers()[0], array.offset + first, count, zero)
 
     def place(self, straight: Straight | None) -> Upload:
-        """Give every range its place, the staged ones first, so that one copy moves all of those."""
+        """Give every range its place, the staged ones first, so that one copy moves all staged ranges."""
         at = [0] * len(self.sizes)
         staged: list[Piece] = []
         direct: list[Piece] = []

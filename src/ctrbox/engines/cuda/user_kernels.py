@@ -1,7 +1,7 @@
 """Compiles and links kernels that call users' operators, and names the operator that does not compile.
 
-A user's body stands in one source with everything else, so a missing brace may be reported anywhere. Where that source
-does not compile each body is tried alone, and the first that fails is the one to be told of, with its own line numbers.
+A user's body stands in one source with everything else, so a missing brace may be reported anywhere. If that source
+does not compile, each body is compiled alone, and the error names the first that fails, with its own line numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ctrbox.plan.language.user_operators import UserOperator
 
 
 def compile_kernels(runtime: Runtime, source: Source) -> dict[str, Kernel]:
-    """Every kernel of a source; DeviceError names the user's operator that does not compile."""
+    """Return every kernel of a source; a DeviceError names the user's operator that does not compile."""
     text = source.text()
     names = [*source.launches, "copy"]
     users = source.layout.users
@@ -39,7 +39,7 @@ def check_alone(runtime: Runtime, name: str, op: UserOperator) -> None:
 
 
 def shown(log: str, op: UserOperator) -> str:
-    """The compiler's log, and below it the lines of the user's text that it is about."""
+    """Return the compiler's log, and below it the lines of the user's text that have errors."""
     lines = op.cuda.splitlines()
     log = log.replace("\0", "").rpartition("compilation log:")[2]
     found = [int(n) for n in dict.fromkeys(re.findall(r"^operator .*\((\d+)\): error", log, re.M))]

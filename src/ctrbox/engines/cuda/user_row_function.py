@@ -1,7 +1,7 @@
 """Compiles a user's function of one row with numba into a device function; needs no GPU.
 
-It comes as LTO-IR, not as PTX: contraction of a multiply and an add is chosen where code is made, numba has no option
-against it, and from LTO-IR it is the linker (compiler.py) that makes code. The linker also puts the function into the
+The result is LTO-IR, not PTX: whether a multiply and an add are contracted is decided where machine code is made, numba has no
+option against it, and from LTO-IR the linker (compiler.py) makes the code. The linker also puts the function into the
 kernels that call it.
 
 C's calling convention: bool as a byte, int and time as 64 bits, float as a double; a bool is returned as 64 bits, since
@@ -21,7 +21,7 @@ from ctrbox.plan.language.user_operators import UserOperator
 
 @functools.lru_cache(256)  # numba numbers what it compiles: compiled again, the same function has other bytes
 def device_code(op: UserOperator, symbol: str, arch: str) -> bytes:
-    """LTO-IR of the operator's function under the name ``symbol``, for an architecture such as ``sm_90``."""
+    """Return the LTO-IR of the operator's function under the name ``symbol``, for an architecture such as ``sm_90``."""
     module = numba()
     digits = re.sub(r"\D", "", arch)
     takes = [getattr(module.types, TYPES[kind]) for kind in op.args]

@@ -6,16 +6,18 @@ plan's own operators, so equal expressions give equal bits here and in a feature
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from ctrbox import _native
 from ctrbox.columns.batch import Schema
 from ctrbox.columns.kind import name_of
+from ctrbox.engines.cpu.assemble_program import Dimension
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cpu.morsel_stages import located
 from ctrbox.errors import PlanError
@@ -86,8 +88,8 @@ class Expressions:
         time = resolve(past.time, self.scope)
         if time.kind != "t":
             raise PlanError(
-                f"{name!r}: time= must be a time, but {origin(time).name!r} is {name_of(time.kind)}; cast it first, such as "
-                f".with_columns({origin(time).name}=col({origin(time).name!r}).cast('time', unit='s'))"
+                f"{name!r}: time= must be a time, but {origin(time).name!r} is {name_of(time.kind)}; cast it first, for "
+                f"example with .with_columns({origin(time).name}=col({origin(time).name!r}).cast('time', unit='s'))"
             )
         self._wanted += [key, time]
         return members, key, time
@@ -147,13 +149,33 @@ class Expressions:
         """Return the program behind the expressions; joined views are loaded when it is first asked for."""
         with self._lock:
             if self._extractor is None:
-                empty = Schema((), (), False, False, False)
-                self._extractor = Extractor(self.graph, {}, schema=empty, threads=max(1, threads))
+                self._extractor = self.extractor_over(None, threads)
             return self._extractor
 
-    def evaluate(self, morsel: Morsel, threads: int) -> dict[int, Column]:
-        """Return the columns of a morsel by the id of their node."""
-        extractor = self.extractor(threads)
+    def extractor_over(self, dimensions: dict[int, Dimension] | None, threads: int) -> Extractor:
+        """Return another program behind the expressions, with these rows of joined views; None: they are loaded now."""
+        empty = Schema((), (), False, False, False)
+        return Extractor(self.graph, {}, schema=empty, dimensions=dimensions, threads=max(1, threads))
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the joined views were loaded."""
+        return self._extractor is not None
+
+    def use(self, extractor: Extractor) -> None:
+        """Evaluate with another program of these expressions from the next morsel on."""
+        with self._lock:
+            self._extractor = extractor
+
+    def own(self) -> Self:
+        """Return the same expressions, whose program `use` can replace without changing that of these."""
+        made = copy.copy(self)
+        made._lock = threading.Lock()
+        return made
+
+    def evaluate(self, morsel: Morsel, threads: int, extractor: Extractor | None = None) -> dict[int, Column]:
+        """Return the columns of a morsel by the id of their node. ``extractor``: of another version of the joined views."""
+        extractor = self.extractor(threads) if extractor is None else extractor
         rows = Morsel(morsel.rows.select(extractor.columns[0]), morsel.origin, morsel.start)
         prepared = extractor.prepare(rows, [])
         kinds, nullable = [n.kind for n in self.nodes], [n.nullable for n in self.nodes]
@@ -192,6 +214,11 @@ class Inputs(Expressions):
         self.features = [self._resolved(name, feature) for name, feature in step.features]
         for expressions in (self, *self.events.values()):
             expressions.settle()
+
+    def own(self) -> Self:
+        made = super().own()
+        made.events = {key: expressions.own() for key, expressions in self.events.items()}
+        return made
 
     def _resolved(self, name: str, feature: PastFeature) -> Resolved:
         past = feature.past

@@ -76,8 +76,8 @@ def wrapped(view: View) -> View:
             continue
         if there:
             raise PlanError(
-                f"{source.name} has the column {there[0]!r}, which with_history computes, but not the other columns "
-                f"of this step; the data must have all of {step.names}, or none of them"
+                f"{source.name} has the column {there[0]!r}, which with_history computes, but not all columns of "
+                f"this step; the data must have all of {', '.join(map(repr, step.names))}, or none of them"
             )
         before = replaced_source(view.with_steps(view.steps[:place]), source)
         try:
@@ -146,7 +146,7 @@ class Saved:
     version: FileVersion
 
     def into(self, states: Sequence[State]) -> None:
-        """Replace fresh states by the saved ones; DataError for a file that changed."""
+        """Replace fresh states by the saved ones; raise a DataError if the file has changed."""
         try:
             for state in states:
                 load_state(state, self.path, self.begins[state.first.name])
@@ -159,7 +159,7 @@ class Saved:
         except (SourceError, OSError):
             raise DataError(
                 f"{self.path}, the state with which the histories begin, was replaced after the plan was created, so the "
-                "features would change; copy such a file, and pass the copy"
+                "features would change; pass a copy of the file, which nobody replaces"
             ) from None
 
 

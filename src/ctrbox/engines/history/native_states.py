@@ -71,7 +71,7 @@ class State:
         return self.first.feature.past.lateness
 
     def given(self, rows: Rows) -> Given:
-        """Return rows as the native state takes them; DataError for a value that it cannot hold. Nothing is fed."""
+        """Return rows as the native state takes them, and feed nothing; raise a DataError for a value that it cannot hold."""
         raise NotImplementedError
 
     def passed(self, given: Given, threads: int) -> dict[str, pa.Array]:
@@ -82,7 +82,7 @@ class State:
         raise NotImplementedError
 
     def columns(self, rows: Rows) -> dict[str, pa.Array]:
-        """Feed rows and return the columns of those that ask; DataError for a row out of order, or over the budget."""
+        """Feed rows and return the columns of those that ask; a row out of order, or over the budget, is a DataError."""
         given = self.given(rows)
         self.check_order(rows)
         found = self.passed(given, rows.threads)
@@ -209,7 +209,7 @@ class State:
                 "another disk: spill='/a/folder'"
             )
         remedy = (
-            f"their keys and texts alone, which stay in memory, need more than budget={self.budget:,}; raise budget="
+            f"and their keys and texts alone, which stay in memory, need more than budget={self.budget:,}; raise budget="
             if self.folder
             else f"more than budget={self.budget:,}; raise budget=, shorten last=, within= or gap=, or store them on "
             "a local disk: spill=True, or spill='/a/folder'"
@@ -428,7 +428,7 @@ def _present(rows: Rows, node: Any) -> np.ndarray:
 
 
 def _numbers(rows: Rows, node: Any, name: str) -> np.ndarray:
-    """Return the numbers to be summed, 0 where there is none; DataError for a whole number that no float64 holds exactly."""
+    """Return the numbers to be summed, 0 where there is none; a whole number that no float64 holds exactly is a DataError."""
     if node is None:
         return np.ones(rows.count)
     present = _present(rows, node)

@@ -17,6 +17,7 @@ them, because one late row must not stop a service. A row that is to be scored m
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -30,6 +31,7 @@ import pyarrow as pa
 from ctrbox.arguments.names import lacking, nearest
 from ctrbox.columns.rows_as_dicts import is_dicts, iso_text, table_of_dicts
 from ctrbox.columns.times import times_of_text
+from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.history.columns_read import Asking, Column, Expressions, Resolved
 from ctrbox.engines.history.history_columns_of_log import PastSource, Saved, base_of, continued, steps_of
 from ctrbox.engines.history.native_states import Given, Rows, State, states_of
@@ -72,15 +74,24 @@ class StepStates:
     """The states of one step ``with_history``."""
 
     def __init__(self, source: PastSource) -> None:
-        self.inputs, self.made = source.inputs, source.made
-        features = source.inputs.features
+        self.inputs, self.made = source.inputs.own(), source.made
+        self.asking = Asking(source.inputs.view, source.step)
+        self._begin()
+
+    def emptied(self) -> StepStates:
+        """Return empty states of the same step, which share the expressions, and so the joined views, of these states."""
+        made = copy.copy(self)
+        made._begin()
+        return made
+
+    def _begin(self) -> None:
+        features = self.inputs.features
         self.own = states_of([r for r in features if r.asked is None])
         by_view: dict[int, list[Resolved]] = {}
         for resolved in features:
             if resolved.asked is not None:
                 by_view.setdefault(id(resolved.feature.past.events), []).append(resolved)
         self.others = {key: states_of(group) for key, group in by_view.items()}
-        self.asking = Asking(source.inputs.view, source.step)
 
     @property
     def states(self) -> list[State]:
@@ -93,7 +104,7 @@ class StepStates:
         return Rows(count, evaluated, self.inputs.passed(evaluated), asks, threads, morsel.origin.name)
 
     def given(self, rows: Rows) -> list[Given]:
-        """Return rows of the log as the states take them; DataError for a value that one cannot hold."""
+        """Return rows of the log as the states take them; raise a DataError for a value that a state cannot hold."""
         return [state.given(rows) for state in self.own]
 
     def feed(self, rows: Rows, given: Sequence[Given]) -> dict[str, pa.Array]:
@@ -127,9 +138,14 @@ class StepStates:
                 found.append((state, _renamed(state, rows, rows.columns[key.id], rows.columns[time.id])))
         return found
 
-    def asked(self, morsel: Morsel, threads: int) -> dict[str, pa.Array]:
+    @property
+    def expressions(self) -> list[Expressions]:
+        """What the step reads of events, of those of other views, and of rows to be scored, which comes last."""
+        return [self.inputs, *self.inputs.events.values(), self.asking]
+
+    def asked(self, morsel: Morsel, threads: int, extractor: Extractor | None = None) -> dict[str, pa.Array]:
         """Return the columns of rows to be scored; only their keys and times are read."""
-        evaluated = self.asking.evaluate(morsel, threads)
+        evaluated = self.asking.evaluate(morsel, threads, extractor)
         rows = Rows(morsel.rows.num_rows, evaluated, None, None, threads, morsel.origin.name)
         made: dict[str, pa.Array] = {}
         for state in self.states:
@@ -188,6 +204,30 @@ class Histories:
                 found |= dict.fromkeys(resolved.feature.columns(resolved.name), read)
         return found
 
+    def emptied(self) -> Histories:
+        """Return an empty state of the same histories. It shares the joined views of this one, so they are not loaded again."""
+        made = copy.copy(self)
+        made.steps = [step.emptied() for step in self.steps]
+        made.position, made.taken, made.changes, made._broken = "", 0, 0, ""
+        made._lock = threading.RLock()
+        return made
+
+    # ---- joined views
+
+    @property
+    def expressions(self) -> list[Expressions]:
+        """What the histories read of events and of rows to be scored, by step. Their views may join others."""
+        return [expressions for step in self.steps for expressions in step.expressions]
+
+    def use_views(self, extractors: Sequence[Extractor]) -> None:
+        """Read other rows of joined views from the next call on: one program for each of ``expressions``.
+
+        Events that were fed keep the keys and the values that they had.
+        """
+        with self._lock:
+            for expressions, extractor in zip(self.expressions, extractors, strict=True):
+                expressions.use(extractor)
+
     # ---- facts
 
     @property
@@ -243,7 +283,7 @@ class Histories:
         return taken
 
     def typed(self, rows: Any) -> pa.RecordBatch:
-        """Return rows of the log with the columns that events need, in the types of the log; DataError where they lack one."""
+        """Return rows of the log with the columns that events need, in the types of the log; a missing column is a DataError."""
         return _typed(self.log, rows, self.columns, "event")
 
     def advance(self, batch: pa.RecordBatch, *, until: int | None = None, answers: bool = True) -> Advanced:
@@ -390,22 +430,26 @@ class Histories:
 
     # ---- reading
 
-    def columns_of(self, rows: Any) -> pa.RecordBatch:
-        """Return the history columns of rows to be scored, from keys and times alone (``asked_columns``); feeds nothing."""
+    def columns_of(self, rows: Any, *, extractors: Sequence[Extractor] | None = None) -> pa.RecordBatch:
+        """Return the history columns of rows to be scored, from keys and times alone (``asked_columns``); feeds nothing.
+
+        ``extractors``: as for ``use_views``, for this call alone.
+        """
         batch = _typed(self.log, rows, self.asked_columns, "request")
+        given = {} if extractors is None else dict(zip(map(id, self.expressions), extractors, strict=True))
         with self._lock:
             made: dict[str, pa.Array] = {}
             for k, step in enumerate(self.steps):
-                mine = step.asked(_morsel(batch, "request"), self.threads)
+                mine = step.asked(_morsel(batch, "request"), self.threads, given.get(id(step.asking)))
                 made |= mine
                 if k + 1 < len(self.steps):
                     batch = _beside(batch, mine)
         return pa.RecordBatch.from_arrays([made[name] for name in self.made], names=list(self.made))
 
-    def added_to(self, rows: Any) -> pa.Table:
+    def added_to(self, rows: Any, *, extractors: Sequence[Extractor] | None = None) -> pa.Table:
         """Return rows to be scored with their history columns; columns of these names that they have are replaced."""
         table = pa.table(rows) if not isinstance(rows, pa.Table) else rows
-        found = self.columns_of(table)
+        found = self.columns_of(table, extractors=extractors)
         kept = [name for name in table.schema.names if name not in self.made]
         columns = {name: table.column(name) for name in kept} | dict(
             zip(found.schema.names, found.columns, strict=True)
@@ -421,7 +465,7 @@ class Histories:
         save_states(self, path)
 
     def load(self, path: Any) -> Histories:
-        """Replace the state by that of a file. PlanError for a file of other histories, DataError for a damaged one."""
+        """Replace the state by that of a file; raise a PlanError for one of other histories, a DataError for a damaged one."""
         from ctrbox.engines.history.saved_states import load_states
 
         load_states(self, path)
@@ -482,6 +526,8 @@ def _typed(view: View, rows: Any, columns: Sequence[str], what: str) -> pa.Recor
     known = base_of(view.source)
     nullable = getattr(known, "nullable_then", known.nullable)
     types = {name: known.schema.field(name).type for name in columns}
+    if isinstance(rows, list | tuple) and not rows:
+        rows = pa.schema([known.schema.field(name) for name in columns]).empty_table()
     if is_dicts(rows):
         given = [rows] if isinstance(rows, Mapping) else list(rows)
         # Only what is read: columns that a stranger invents may be many, nested deeply, or of several types.

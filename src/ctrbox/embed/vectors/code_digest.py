@@ -1,0 +1,153 @@
+"""Computes a digest of a function, so that a resumed encoding can tell whether its ``prepare`` is still the same.
+
+The digest covers the code of the function, its defaults, the contents of its closure, and the constants, functions and
+classes of its own module that it reads. For an object that can be called, it covers the class and the attributes. It
+does not cover the code of other modules, so a new version of a library is not noticed. Another version of Python
+compiles the same function to other code, which gives another digest.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+PLAIN = (str, bytes, int, float, complex, bool, type(None), type(...))
+CONSTANT = (*PLAIN, tuple, list, dict, set, frozenset)
+WRITTEN_BY_PYTHON = ("__doc__", "__firstlineno__", "__static_attributes__")  # attributes of a class that say nothing
+DEEPEST = 32  # of values inside each other
+
+
+def code_digest(function: Any) -> str:
+    """Return a digest of what can be known of a function or of another object that can be called."""
+    return hashlib.sha256(repr(_Description().of(function)).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class _Description:
+    """Describes values as nested tuples of plain values.
+
+    ``under_way``: objects that contain the one that is being described, so that cycles end. ``made``: what was described of a
+    function, a class or an object, with the object itself, so that its id stays its own.
+    """
+
+    def __init__(self) -> None:
+        self.under_way: list[int] = []
+        self.made: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+
+    def of(self, value: Any) -> tuple[Any, ...]:
+        if isinstance(value, PLAIN) and not isinstance(value, np.generic):
+            return type(value).__name__, value
+        if id(value) in self.made:
+            return self.made[id(value)][1]
+        if id(value) in self.under_way:
+            return "again", self.under_way.index(id(value))
+        if len(self.under_way) == DEEPEST:
+            return "deep", _name(type(value))
+        self.under_way.append(id(value))
+        try:
+            return self._inside(value)
+        finally:
+            self.under_way.pop()
+
+    def _inside(self, value: Any) -> tuple[Any, ...]:
+        match value:
+            case list() | tuple():
+                return type(value).__name__, *map(self.of, value)
+            case set() | frozenset():
+                return "set", *sorted(repr(self.of(one)) for one in value)
+            case Mapping():
+                return "mapping", *((self.of(k), self.of(v)) for k, v in value.items())
+            case np.ndarray() | np.generic():
+                return _array(np.asarray(value))
+            case torch.Tensor():
+                return _tensor(value)
+            case types.CodeType():
+                return self._code(value)
+            case types.MethodType():
+                return "method", self.of(value.__self__), self.of(value.__func__)
+            case functools.partial():
+                return "partial", self.of(value.func), self.of(value.args), self.of(value.keywords)
+            case types.ModuleType() | types.BuiltinFunctionType():
+                return "name", _name(value)
+            case types.FunctionType():
+                found = self._function(value)
+            case type():
+                found = self._class(value)
+            case _:
+                slots = {n: getattr(value, n) for n in getattr(type(value), "__slots__", ()) if hasattr(value, n)}
+                found = "object", self.of(type(value)), self.of({**slots, **getattr(value, "__dict__", {})})
+        self.made[id(value)] = value, found
+        return found
+
+    def _code(self, code: types.CodeType) -> tuple[Any, ...]:
+        names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+        counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+        return (
+            "code",
+            code.co_code,
+            getattr(code, "co_exceptiontable", b""),
+            names,
+            counts,
+            *map(self.of, code.co_consts),
+        )
+
+    def _function(self, function: types.FunctionType) -> tuple[Any, ...]:
+        parts = (function.__code__, function.__defaults__, function.__kwdefaults__)
+        closure = [_content(cell) for cell in function.__closure__ or ()]
+        there = function.__globals__
+        read = {name: there[name] for name in sorted(_names(function.__code__)) if name in there}
+        mine = {n: v for n, v in read.items() if isinstance(v, CONSTANT) or _from(v, function.__module__)}
+        return "function", _name(function), *map(self.of, (*parts, closure, mine))
+
+    def _class(self, found: type) -> tuple[Any, ...]:
+        """Describe a class by its functions and constants, and by its bases of the same module."""
+        held = {n: v for n, v in vars(found).items() if n not in WRITTEN_BY_PYTHON}
+        held = {
+            n: getattr(v, "__func__", v) for n, v in held.items()
+        }  # of a static method, and of a method of the class
+        held = {n: v for n, v in held.items() if isinstance(v, (*CONSTANT, types.FunctionType))}
+        bases = [base for base in found.__bases__ if base.__module__ == found.__module__ != "builtins"]
+        return "class", _name(found), self.of(held), self.of(bases)
+
+
+def _array(array: np.ndarray) -> tuple[Any, ...]:
+    held = repr(array.tolist()).encode() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes()
+    return "array", str(array.dtype), array.shape, hashlib.sha256(held).hexdigest()
+
+
+def _tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    about = "tensor", str(tensor.dtype), tuple(tensor.shape)
+    try:
+        held = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    except (RuntimeError, NotImplementedError, TypeError):  # sparse ones, and those without memory
+        return about
+    return *about, hashlib.sha256(held).hexdigest()
+
+
+def _from(value: Any, module: str) -> bool:
+    return isinstance(value, types.FunctionType | type) and value.__module__ == module
+
+
+def _names(code: types.CodeType) -> Iterable[str]:
+    """Return the names of globals that code may read, also in functions inside it."""
+    found = set(code.co_names)
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            found |= set(_names(one))
+    return found
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not set yet
+        return None
+
+
+def _name(value: Any) -> str:
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', getattr(value, '__name__', ''))}"
