@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -214,3 +215,13 @@ def test_the_logit_is_the_product_of_vectors_that_know_one_side_only() -> None:
 def test_two_towers_say_what_is_wrong(more: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanError, match=words):
         towers(**more)
+
+
+@pytest.mark.parametrize("given", [{"dropout": 0.5}, {"batch_norm": True}])
+def test_two_towers_of_one_hidden_layer_warn_that_nothing_is_between_layers(given: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match=r"no effect with hidden=\(64,\); name at least two layers"):
+        towers(hidden=(64,), **given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        towers(hidden=(8, 8), **given)
+        towers(hidden=(64,))

@@ -1,11 +1,13 @@
 """Defines the pre-rank model: one tower for the user, one for the ad, and the inner product of their vectors.
 
-Ge et al., "Image Matters", CIKM 2018, section 6. Nothing of one side reaches the other before the product, so the vectors of
-all ads can be computed beforehand (`user_vectors`, `ad_vectors`); images of the behavior are added up.
+Ge et al., "Image Matters", CIKM 2018, section 6. The two sides meet only in the product, so the vectors of all ads can
+be computed beforehand (`user_vectors`, `ad_vectors`). By default, the vectors of the images that the user clicked
+are added up.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -30,6 +32,8 @@ class TwoTower(nn.Module):
     ``images``     those of these fields whose vectors come from a Model Server
     ``vector``     number of floats in a user vector and in an ad vector
     ``image_dim``  number of floats in a vector of the Model Server
+    ``hidden``     widths of the hidden layers of both towers. ``dropout`` and ``batch_norm`` act between hidden layers, so
+                   they need at least two
     """
 
     def __init__(
@@ -87,6 +91,12 @@ class TwoTower(nn.Module):
         )
         pooled_only("TwoTower", self.reads)
         whole("vector", vector, 1, MOST_WIDTH)
+        if len(sizes("hidden", hidden)) < 2 and (dropout or batch_norm):
+            warnings.warn(
+                f"dropout= and batch_norm= of TwoTower act between hidden layers, so they have no effect with hidden="
+                f"{tuple(hidden)}; name at least two layers, such as hidden=(64, 64)",
+                stacklevel=2,
+            )
         self.towers = nn.ModuleDict()
         for side, names in self.sides.items():
             inputs = sum(self.reads.dims[name] for name in names)
