@@ -12,12 +12,12 @@ from typing import Any
 
 from ctrbox.compiled_plan.fingerprint import columns_read, histories_fingerprint
 from ctrbox.compiled_plan.plan import Plan
-from ctrbox.engines.history.history_columns_of_log import base_of, events_read
+from ctrbox.engines.history.history_columns_of_log import base_of, events_read, reading_without
 from ctrbox.engines.history.state_of_histories import continued_log
 from ctrbox.plan.graph.build_graph import build
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.graph.unfilled_nulls import NullsUnfilled
-from ctrbox.plan.graph.unlabeled import unlabeled
+from ctrbox.plan.graph.unlabeled import label_columns, unlabeled
 from ctrbox.plan.language.node import closure
 from ctrbox.views.columns_as_recorded import AgreeingSource, Described
 from ctrbox.views.view import View, views_of, with_views
@@ -27,11 +27,14 @@ def plan_over(plan: Plan, data: Any, label: bool, views: Mapping[str, Any] | Non
     """Return the plan over another log, without what was fitted. ``histories``: the file of a state that histories begin with."""
     labeled = plan.features.label is not None or plan.features.weight is not None or bool(plan.features.labels)
     features, then, graph = plan.features, plan.log, plan.graph
-    if not label and labeled:
+    scored = not label and labeled
+    if scored:
         features = replace(plan.features, label=None, weight=None, labels={})
-        then = unlabeled(plan.log, plan.features)
-        graph = build(then, features)
+        bare = unlabeled(then, plan.features)
+        graph = build(bare, features)
     read = columns_read(graph) | events_read(then)
+    if scored:
+        read[id(then)] = read.pop(id(bare))
     spare = frozenset() if label else only_fitted(graph)
     log = then.over(data, views)
     options: dict[str, Any] = {"device": plan.device, "threads": plan.threads, "chunk_rows": plan.chunk_rows}
@@ -40,6 +43,8 @@ def plan_over(plan: Plan, data: Any, label: bool, views: Mapping[str, Any] | Non
         agreeing = _agreeing(log, then, read, strict=strict, spare=spare)
         if histories is not None:
             agreeing = continued_log(agreeing, lambda: histories_fingerprint(agreeing), histories)
+        if scored:  # Rows without a label are scored. They are no events, as in training, if a filter asks for the label.
+            agreeing = unlabeled(reading_without(agreeing, label_columns(plan.features)), plan.features)
         return Plan(agreeing, features, **options)
 
     if histories is not None:

@@ -122,6 +122,52 @@ def test_a_plan_tells_that_histories_read_columns_that_no_feature_reads(log: Pat
     assert set(source["columns_unread"]) == {"instance_id", "h_age"}
 
 
+@pytest.mark.parametrize("condition", [None, col("pos") < 3], ids=["alone", "with another condition"])
+@pytest.mark.parametrize("other", [False, True], ids=["the same rows", "a saved state"])
+def test_rows_without_a_label_are_scored_but_are_no_events_if_a_filter_asks_for_it(
+    condition: Any, other: bool, tmp_path: Path
+) -> None:
+    count = 60
+    rng = np.random.default_rng(5)
+    rows = [
+        {
+            "id": k,
+            "u": int(rng.integers(0, 3)),
+            "pos": int(rng.integers(0, 4)),
+            "y": [None, 0, 1][int(rng.integers(0, 3))],
+        }
+        for k in range(count)
+    ]
+    times = pa.array([1_000_000 * k for k in range(count)], pa.timestamp("us"))
+    data = pa.Table.from_pylist(rows).append_column("t", times)
+    known = col("y").is_not_null()
+    view = cb.View(data.slice(0, 40) if other else data, key="id")
+    view = view.filter(known if condition is None else known & condition)
+    view = view.with_history(n=cb.past(by="u", time="t").count())
+    plan = cb.compile(
+        view, cb.FeatureSet(label=col("y"), sparse={"u": col("u")}, dense={"id": col("id"), "n": col("n")})
+    )
+    state = None
+    if other:
+        past = plan.histories()
+        past.read_log()
+        state = tmp_path / "past.state"
+        past.save(state)
+    over = data.slice(40) if other else data
+    found = {}
+    for label in (True, False):
+        batches = plan.over(over, label=label, histories=state).batches(7)
+        found[label] = [(int(k), int(n)) for b in batches for k, n in b.dense.tolist()]
+    passes = [condition is None or row["pos"] < 3 for row in rows]
+    events = [p and row["y"] is not None for p, row in zip(passes, rows, strict=True)]
+    begin = 40 if other else 0
+    expected = [
+        (k, sum(events[j] and rows[j]["u"] == rows[k]["u"] for j in range(k))) for k in range(begin, count) if passes[k]
+    ]
+    assert found[False] == expected
+    assert found[True] == [(k, n) for k, n in expected if rows[k]["y"] is not None]
+
+
 def test_data_without_the_label_needs_the_columns_of_the_histories(log: Path) -> None:
     plan = plan_of(log)
     with pytest.raises(PlanError, match=r"'clicked' is not in view 'log'.*unless the data has these columns already"):

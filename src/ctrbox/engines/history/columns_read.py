@@ -63,7 +63,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of some rows as NumPy arrays; ``valid`` is None where no row is null."""
+    """A column of some rows as NumPy arrays; ``valid`` is None if no row is null."""
 
     kind: str
     arrays: Any
@@ -77,6 +77,7 @@ class Expressions:
         self.view = view
         self.builder = Builder()
         self.scope = self.builder.open(view, "log")
+        self.labels: frozenset[str] = frozenset()  # rows where one of these columns is null are read, but are no events
         self._wanted: list[Node] = []
         self._lock = threading.Lock()
         self._extractor: Extractor | None = None
@@ -194,9 +195,20 @@ class Expressions:
         return found
 
     def passed(self, evaluated: Mapping[int, Column]) -> np.ndarray | None:
-        """Return which rows pass the filters of the view, or None if all do."""
+        """Return which rows pass the filters of the view, or None if all do. A null in one of ``labels`` passes."""
+        return self._all_of([node for node in self.filters if not self._asks_for_label(node)], evaluated)
+
+    def labeled(self, evaluated: Mapping[int, Column]) -> np.ndarray | None:
+        """Return which rows pass those filters that require one of ``labels``, or None if all do."""
+        return self._all_of([node for node in self.filters if self._asks_for_label(node)], evaluated)
+
+    def _asks_for_label(self, filter_: Node) -> bool:
+        return self.builder.required.get(filter_.id) in self.labels
+
+    @staticmethod
+    def _all_of(filters: Sequence[Node], evaluated: Mapping[int, Column]) -> np.ndarray | None:
         passed: np.ndarray | None = None
-        for node in self.filters:
+        for node in filters:
             column = evaluated[node.id]
             (held,) = column.arrays
             mine = np.asarray(held).astype(bool)

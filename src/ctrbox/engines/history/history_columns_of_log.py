@@ -85,7 +85,7 @@ def wrapped(view: View) -> View:
         except PlanError as error:
             raise PlanError(
                 f"{error}; with_history computes {', '.join(step.names)} from this data, unless the data has these columns "
-                "already"
+                "already; a column that is not known yet, such as the label, may hold nulls"
             ) from None
     return replaced_source(view, source)
 
@@ -115,6 +115,19 @@ def continued(view: View, saved: Sequence[Saved]) -> View:
     source = base_of(view.source)
     for step, mine in zip(steps_of(view.source), saved, strict=True):
         source = PastSource(source, step.inputs, step.step, mine)
+    return replaced_source(view, source)
+
+
+def reading_without(view: View, labels: frozenset[str]) -> View:
+    """Return the view with histories that are computed for rows without these labels, too.
+
+    Filters that require a label still decide which rows are events, as in training.
+    """
+    source = base_of(view.source)
+    for step in steps_of(view.source):
+        inputs = step.inputs.own()
+        inputs.labels = labels
+        source = PastSource(source, inputs, step.step, step.saved)
     return replaced_source(view, source)
 
 
@@ -231,7 +244,8 @@ class PastSource(SourceOver):
                 asks = np.arange(count) >= skip if skip else None
                 evaluated = self.inputs.evaluate(morsel, asked.threads)
                 passed = self.inputs.passed(evaluated)
-                given = Rows(count, evaluated, passed, asks, max(1, asked.threads), morsel.origin.name)
+                threads, labeled = max(1, asked.threads), self.inputs.labeled(evaluated)
+                given = Rows(count, evaluated, passed, asks, threads, morsel.origin.name, labeled)
                 made: dict[str, pa.Array] = {}
                 for state in (*states, *merges):
                     made |= state.columns(given)

@@ -95,6 +95,7 @@ class Builder:
         self.fits: list[FitSpec] = []
         self.dimensions: dict[tuple[int, str, str | None], Scope] = {}
         self.views: list[View] = []  # holds views so that their ids stay theirs
+        self.required: dict[int, str] = {}  # by the id of a filter: the column that it requires not to be null
 
     def fit(self, how: str, inputs: tuple[Node, ...], settings: tuple[tuple[str, Any], ...], frame: FrameSpec) -> int:
         if frame.id != 0:
@@ -164,7 +165,7 @@ class Builder:
             if missing:
                 nullable, why = True, f"a key may be missing from view {view.name!r}"
             else:
-                nullable, why = view.source.nullable(f.name), "its data holds nulls or does not say"
+                nullable, why = view.source.nullable(f.name), "its data holds nulls or does not rule them out"
             width = f.type.list_size if pa.types.is_fixed_size_list(f.type) else 0
             params = (("name", f.name), ("source", source), ("width", width))
             columns[f.name] = self.typed.nodes.intern(
@@ -210,7 +211,9 @@ class Builder:
         asked = [tested(part) for part in conjuncts(condition)] if isinstance(condition, Expr) else []
         # A condition of its own for each, so that one about the label can be left out where there is no label.
         parts = conjuncts(condition) if any(asked) else [condition]
-        scope.frame.filters += [self.condition(part, scope) for part in parts]
+        made = [self.condition(part, scope) for part in parts]
+        scope.frame.filters += made
+        self.required |= {node.id: name for node, name in zip(made, asked, strict=False) if name is not None}
         if scope.frame.role == "left":
             return  # Its null row, the answer for keys that it lacks, passes every filter.
         scope.known.clear()
@@ -261,7 +264,7 @@ class Builder:
         self.bring(scope, inner, row, step.prefix, step.view, step.as_of[1:] if step.as_of and same else ())
 
     def single_key(self, scope: Scope, members: tuple[Node, ...]) -> Node:
-        """Return the hash of a join key. PlanError unless each column has one value per row, of a type that can be a key."""
+        """Return the hash of a join key. Each column must have one value per row, of a type that can be a key."""
         for member in members:
             if member.kind not in ("i", "s", "b", "t", "k"):
                 raise PlanError(
@@ -373,7 +376,7 @@ def looks_ordered(view: View, key: str) -> bool:
 
 
 def build(log: View, features: FeatureSet) -> Graph:
-    """Return the graph of a job. PlanError if it cannot be built."""
+    """Return the graph of a job; raise a PlanError if it cannot be built."""
     builder = Builder()
     scope = builder.open(log, "log")
     outputs: list[Output] = []
@@ -383,7 +386,8 @@ def build(log: View, features: FeatureSet) -> Graph:
         if e is not None:
             node = present(resolve(e, scope), role, gaps)
             if node.kind not in ("b", "i", "f"):
-                raise PlanError(f"the {role} must be a number, but {origin(node).name!r} is {name_of(node.kind)}")
+                advice = as_label(node, f"{role}=") if role == "label" else ""
+                raise PlanError(f"the {role} must be a number, but {origin(node).name!r} is {name_of(node.kind)}{advice}")
             outputs.append(Output(role, role, node))
     for name, label in features.labels.items():
         outputs += task(name, label, scope)
@@ -399,6 +403,8 @@ def build(log: View, features: FeatureSet) -> Graph:
         node = present(resolve(settled, scope), f"feature {name!r}", gaps)
         outputs.append(Output("sparse", name, node, space=space))
     if gaps:
+        if builder.typed.units_unsaid:  # The unit comes first: with it, other values may be null than without it.
+            raise PlanError(builder.typed.units_unsaid[0])
         raise NullsUnfilled(told(gaps))
     # Fits of labels come last: a plan over rows without labels lacks them, and the numbers of the others stay.
     for place, output in enumerate(outputs):
@@ -408,12 +414,20 @@ def build(log: View, features: FeatureSet) -> Graph:
     return Graph(builder.typed, builder.frames, outputs, builder.fits)
 
 
+def as_label(node: Node, argument: str = "") -> str:
+    """Return how a column of text becomes a label, or "" for other values."""
+    if node.kind != "s" or node.op != "column":
+        return ""
+    return f"; compare it with the value that counts as 1: {argument}col({node.name!r}) == '…'"
+
+
 def task(name: str, label: Label, scope: Scope) -> list[Output]:
     """Return the output of one of several labels and, if it may be null, the output that says whether it was observed."""
     e = label.expression
     node = resolve(e, scope)
     if node.kind not in ("b", "i", "f"):
-        raise PlanError(f"label {name!r} must be a number, but {origin(node).name!r} is {name_of(node.kind)}")
+        advice = as_label(node)
+        raise PlanError(f"label {name!r} must be a number, but {origin(node).name!r} is {name_of(node.kind)}{advice}")
     about: dict[str, Any] = {"kind": label.kind, "window": label.window}
     ages = [age(role, name, getattr(label, role), scope) for role in LATE if label.window is not None]
     if not node.nullable:

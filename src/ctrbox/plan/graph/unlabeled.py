@@ -63,10 +63,7 @@ def _columns(nodes: list[Node]) -> set[int]:
 
 def unlabeled(log: View, features: FeatureSet) -> View:
     """Return the log without filters that require a label or a weight that no other feature reads."""
-    labels = (features.label, features.weight, *(e for label in features.labels.values() for e in label.expressions))
-    theirs = {name for e in labels for name in _names(e)}
-    others = (features.group, *features.dense.values(), *features.sparse.values())
-    theirs -= {name for e in others for name in _names(e)}
+    theirs = label_columns(features)
     steps = []
     for step in log.steps:
         if isinstance(step, Filter) and isinstance(step.condition, Expr):
@@ -79,6 +76,14 @@ def unlabeled(log: View, features: FeatureSet) -> View:
             step = replace(step, condition=condition)
         steps.append(step)
     return log.with_steps(tuple(steps))
+
+
+def label_columns(features: FeatureSet) -> frozenset[str]:
+    """Return the columns that only the label and the weight read."""
+    labels = (features.label, features.weight, *(e for label in features.labels.values() for e in label.expressions))
+    theirs = {name for e in labels for name in _names(e)}
+    others = (features.group, *features.dense.values(), *features.sparse.values())
+    return frozenset(theirs - {name for e in others for name in _names(e)})
 
 
 def _names(e: Expr | None) -> Iterator[str]:
