@@ -487,6 +487,13 @@ def test_a_run_without_slices_says_whether_any_were_looked_at() -> None:
     assert "Of 1,200 slices of the validation rows, none shows" in shown.slices(fields(slices_looked_at=1200))
 
 
+def test_all_slices_of_the_setting_by_are_listed() -> None:
+    asked = [{"field": "hour", "value": str(k), "rows": 1000 + k, "clicks": 10, "auc": 0.7} for k in range(50)]
+    page = shown.slices(fields(slices_looked_at=50, slices_asked_for=asked))
+    assert [row[:4] for row in rows_of(page)] == [[f"hour = {k}", f"{1000 + k:,}", "10", "0.7000"] for k in range(50)]
+    assert "Slices of by=" in page
+
+
 def test_at_most_forty_slices_of_each_kind_are_listed() -> None:
     one = {"field": "ad", "value": "x", "rows": 1}
     assert len(rows_of(shown.slices(fields(slices=[one] * 41)))) == 40

@@ -101,7 +101,11 @@ def test_slices_are_those_asked_for_or_columns_of_few_values(run: cb.Run) -> Non
     assert found["slices_looked_at"] == 1  # users, each of whom has fewer than 100 rows
     asked = judged(run, plan, Look(col("ts"), {"hour": col("hour"), "user": col("user")}))
     assert asked["slices_looked_at"] == 3
+    assert [one["field"] for one in asked["slices_asked_for"]] == ["hour", "hour", "user"]
+    assert sum(one["rows"] for one in asked["slices_asked_for"][:2]) == STOP - START
+    assert found["slices_asked_for"] == []
     assert repr(asked["windows"]) == repr(found["windows"])
+    assert repr(judged(run, plan, Look("ts", {"hour": "hour", "user": "user"}))) == repr(asked)
     nothing = judged(run, plan, Look(by={}))
     assert (nothing["slices"], nothing["slices_looked_at"], nothing["slices_without_figures"]) == ([], 0, [])
     assert repr(nothing["windows"]) == repr(found["windows"])

@@ -24,13 +24,13 @@ class StageShares:
 
 
 def least_waiting(stages: Iterable[StageShares]) -> StageShares | None:
-    """Return the stage that waits least, the busiest of several that wait alike; None where there is no stage."""
+    """Return the stage that waits least, the busiest of several that wait alike; None if there is no stage."""
     found = list(stages)
     least = min((stage.waited for stage in found), default=0.0)
     return max((stage for stage in found if stage.waited <= least + ALIKE), key=lambda s: s.busy, default=None)
 
 
 def bottleneck(stages: Iterable[StageShares]) -> str:
-    """Return the name of the stage that the others wait for; "" where no stage clearly is."""
+    """Return the name of the stage that the others wait for; "" if no stage clearly is."""
     found = least_waiting(stages)
     return found.name if found is not None and found.busy >= CLEAR else ""

@@ -38,14 +38,14 @@ def duration(seconds: float) -> str:
 
 
 def spent(seconds: float) -> str:
-    """A duration that may be very short."""
+    """Format a duration that may be very short."""
     return duration(seconds) if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
 
 
 def learned_rows(rows: int, epochs: int, *, whole: bool) -> str:
-    """Say how many rows a training learned from, in how many epochs. ``rows``: counted once per epoch.
+    """Say how many rows a training run learned from, in how many epochs. ``rows``: counted once per epoch.
 
-    ``whole``: whether every epoch learned from the same rows, which it did not where training stopped within one or where
+    ``whole``: whether every epoch learned from the same rows. This is not so if training stopped within an epoch, or if
     negatives were downsampled.
     """
     if epochs <= 1:
@@ -56,7 +56,7 @@ def learned_rows(rows: int, epochs: int, *, whole: bool) -> str:
 
 
 def brief(metrics: Mapping[str, float]) -> str:
-    """Return the main figures on one line; those by weight follow, and are called so."""
+    """Return the main figures on one line, and then the weighted figures."""
     if by_task(metrics):
         return brief_tasks(metrics)
     names = ("auc", "gauc", "logloss", "calibration")
@@ -70,7 +70,7 @@ def brief(metrics: Mapping[str, float]) -> str:
 
 
 def figure_table(metrics: Mapping[str, float]) -> list[str]:
-    """Return lines of a table: each figure, its 95 % interval, and the figure by weight where rows have weights."""
+    """Return lines of a table: each figure, its 95 % interval, and the weighted figure if rows have weights."""
     if by_task(metrics):
         return task_table(metrics)
     weighted = "weighted_logloss" in metrics
@@ -107,13 +107,14 @@ def remarks(metrics: Mapping[str, float]) -> list[str]:
         found.append(few)
     if metrics.get("share", 1.0) < 1:
         found.append(
-            f"GAUC is from a sample of the groups, {metrics['share']:.3g} of them; the other figures are of all rows"
+            f"GAUC is computed from a sample of the groups, {metrics['share']:.3g} of them; the other figures are computed "
+            "from all rows"
         )
     return found
 
 
 def few_groups(gauc: float | None, groups: float | None) -> str:
-    """Say why a GAUC has no interval where it is over fewer than `LEAST_GROUPS` groups; otherwise return nothing."""
+    """Say why a GAUC over fewer than `LEAST_GROUPS` groups has no interval; otherwise return ""."""
     if gauc is None or not math.isfinite(gauc) or not groups or groups >= LEAST_GROUPS:
         return ""
     return (

@@ -1,7 +1,7 @@
 """Writes the report's sections on quality: learning curve, calibration, windows, features and slices.
 
-Every figure stands with its 95 % interval, and nothing is called a finding that lies within it: where many windows,
-groups or slices are looked at, the level is divided by their number (Bonferroni).
+Every figure has its 95 % interval, and a difference within the interval is not reported as a finding. If many windows,
+groups or slices are compared, the level is divided by their number (Bonferroni).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEVEL = 0.05  # the chance that a section names something that is not there
 
 
 def between(m: Fields, name: str, digits: int = 4, percent: bool = False) -> str:
-    """Return the 95 % interval of a figure in words, or nothing where it is not known."""
+    """Return the 95 % interval of a figure in words, or "" if it is not known."""
     low, high = m.number(f"{name}_low"), m.number(f"{name}_high")
     if low is None or high is None:
         return ""
@@ -136,7 +136,7 @@ def reach(errors: list[tuple[float, float]], points: list[tuple[float, float]]) 
 
 
 def curve(metrics: Sequence[Fields], kind: str, name: str) -> list[tuple[float, float]]:
-    """Points (rows, value) of one measure. After a resume the later report of the same rows counts."""
+    """Return the points (rows, value) of one measure. If a resumed run reports the same rows again, the later report counts."""
     points: list[tuple[float, float]] = []
     for line in metrics:
         if line.values.get("kind") == kind:
@@ -150,7 +150,7 @@ def curve(metrics: Sequence[Fields], kind: str, name: str) -> list[tuple[float, 
 
 
 def thinned(points: list[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:
-    """At most `most` points: neighbors are averaged."""
+    """Return at most ``most`` points by averaging neighbors."""
     if len(points) <= most:
         return points
     cuts = [len(points) * i // most for i in range(most + 1)]
@@ -159,7 +159,9 @@ def thinned(points: list[tuple[float, float]], most: int = MOST_POINTS) -> list[
 
 
 def smoothed(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Each point averaged with its neighbors: never with more behind it than before it, as curves fall at their start."""
+    """Average each point with its neighbors, but never with more points after it than before it, because curves fall at
+    their start.
+    """
     widest = max(1, len(points) // 25)
     found = []
     for i, (rows, _) in enumerate(points):
@@ -186,7 +188,7 @@ def calibration(s: Fields) -> str:
     dots = dots_of(s.each("calibration"), "p", "rate")
     far = [differs(d, len(dots)) for d in dots]
     words = [
-        "Each dot is a group of rows with similar predictions. On the diagonal, as many were clicked as predicted."
+        "Each dot is a group of rows with similar predictions. On the diagonal, as many rows were clicked as predicted."
     ]
     m = s.fields("metrics")
     ratio, low, high = (m.number(f"calibration{end}") for end in ("", "_low", "_high"))
@@ -203,7 +205,7 @@ def calibration(s: Fields) -> str:
         else:
             words.append(f"Over all rows, the model predicts {abs(ratio - 1):.1%} {side} clicks than there were{span}.")
     elif m.count("clicks") == 0:
-        words.append("No row was clicked, so that there is no ratio of predicted to actual clicks.")
+        words.append("No row was clicked, so there is no ratio of predicted to actual clicks.")
     if dots:
         many = "None" if not any(far) else f"{sum(far)}"
         words.append(f"{many} of the {len(dots)} groups differ{'s' * (sum(far) == 1)} by more than chance explains.")
@@ -317,7 +319,7 @@ def odd_windows(found: Sequence[Fields], names: Sequence[str], overall: float | 
 
 
 def window_names(found: Sequence[Fields]) -> list[str]:
-    """Starts in the fewest words that tell them apart: hours within a day, days beyond; without times, first rows."""
+    """Return short names of windows: the hours if all are on one day, otherwise the days; without times, the first rows."""
     try:
         times = [datetime.datetime.fromisoformat(w.text("start")) for w in found]
     except ValueError:
@@ -387,7 +389,7 @@ def useless(f: Fields) -> bool:
 
 
 def slices(s: Fields) -> str:
-    found, without = s.each("slices"), s.each("slices_without_figures")
+    found, without, asked = s.each("slices"), s.each("slices_without_figures"), s.each("slices_asked_for")
     looked = s.count("slices_looked_at")
     if not found and not without and not looked:
         return section("slices", "Where the model is worst", "", charts.nothing("No slices were recorded."))
@@ -418,6 +420,12 @@ def slices(s: Fields) -> str:
         ]
         last = [("mean prediction", "n"), ("95 % interval of the click rate", "n")]
         body += table([*heads[:3], *last], rows)
+    if asked:
+        body += (
+            '<h3 class="under">Slices of by=</h3><p class="note">Every slice of the expressions in the setting <code>by=</code>, '
+            "whether or not the model is bad there.</p>"
+        )
+        body += table(heads, [_slice(f)[: len(heads)] for f in asked])
     return section("slices", "Where the model is worst", text(note, 600), body)
 
 

@@ -1,8 +1,8 @@
 """Reads the recorded files of a run folder and checks every value, because the files may be damaged.
 
-A number may be null (not a number when it was written) and is then None; a number that is a text, a list that is an
-object or a file cut in the middle is one error that names the file and the place in it. config.json and summary.json
-are sealed (sealed_json.py), metrics.jsonl is not: it grows while the run does.
+A number may be null, because it was not finite when it was written; it is then None. A text in place of a number, an
+object in place of a list, or a truncated file is one error that names the file and the place in it. config.json and
+summary.json are sealed (sealed_json.py); metrics.jsonl is not, because it grows during the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_PICTURE = 64 << 20
 
 @dataclass(frozen=True)
 class Fields:
-    """A JSON object and where it stands; every read says what it expects."""
+    """A JSON object and its place in a file. Every method that reads a value says what it expects."""
 
     values: dict[str, Any]
     file: Path
@@ -44,7 +44,7 @@ class Fields:
         return found if math.isfinite(found) else None
 
     def count(self, name: str) -> int | None:
-        """A whole number that is not negative."""
+        """Return a whole number of 0 or more, or None."""
         found = self.number(name)
         if found is None:
             return None
@@ -53,7 +53,7 @@ class Fields:
         return int(found)
 
     def share(self, name: str) -> float | None:
-        """A number from 0 to 1."""
+        """Return a number from 0 to 1, or None."""
         found = self.number(name)
         if found is not None and not 0 <= found <= 1:
             self._refuse(name, self.values[name], "a share from 0 to 1")
@@ -93,7 +93,7 @@ class Fields:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The files of a run folder that tell about it."""
+    """The recorded files of a run folder."""
 
     folder: Path
     config: Fields
@@ -103,7 +103,9 @@ class Recorded:
 
 
 def read_run(folder: Path) -> Recorded:
-    """Everything a report needs. SourceError: no run folder, or a file is missing; DataError: a file is damaged."""
+    """Read everything that a report needs. Raise a `SourceError` if the folder or a file is missing, and a `DataError`
+    if a file is damaged.
+    """
     if not folder.is_dir():
         raise SourceError(f"there is no run folder {folder}")
     config = _sealed(folder / "config.json")
@@ -120,7 +122,7 @@ def _sealed(file: Path) -> Fields:
 
 
 def read_lines(file: Path) -> Iterator[Fields]:
-    """The objects of a .jsonl file; empty lines are skipped."""
+    """Yield the objects of a .jsonl file. Empty lines are skipped."""
     for number, line in enumerate(_read(file).split("\n"), 1):
         if line.strip():
             yield _parse(line, file, f"{file}:{number}")

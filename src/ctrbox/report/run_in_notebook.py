@@ -18,7 +18,7 @@ METRICS = {"auc": "AUC", "gauc": "GAUC", "logloss": "log loss", "calibration": "
 def for_notebook(title: str, metrics: Mapping[str, float], folder: Path | None) -> str:
     """Return a run as HTML; metrics that are not finite are left out.
 
-    The learning curve is read from the run folder. Where there is none, a sentence says so.
+    The learning curve is read from the run folder. If the run has no folder, a sentence says so.
     """
     shown = {word: f"{metrics[name]:.4f}" for name, word in METRICS.items() if finite(metrics.get(name))}
     for task, figures in by_task(metrics).items():

@@ -1,7 +1,7 @@
 """Writes the report's section on speed: the time of each stage and the work of each table, pass by pass.
 
-A pass is a twentieth of an epoch. The two parts answer the questions of Table 1 and Figure 7 of the AIBox paper; the
-report itself uses plain names for the stages.
+A pass is a twentieth of an epoch, or a larger part if the run has more than 20 epochs. The two parts answer the
+questions of Table 1 and Figure 7 of the AIBox paper; the report itself uses plain names for the stages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_TABLES = 12
 
 
 def passes_of(metrics: Sequence[Fields], kind: str) -> list[Fields]:
-    """In their order. After a resume the later record of a pass counts."""
+    """Return the passes in their order. If a resumed run records a pass again, the later record counts."""
     found: dict[int, Fields] = {}
     for line in metrics:
         if line.values.get("kind") == kind and (number := line.count("pass")) is not None:
@@ -36,7 +36,7 @@ def passes_of(metrics: Sequence[Fields], kind: str) -> list[Fields]:
 
 
 def stage_times(metrics: Sequence[Fields], s: Fields) -> str:
-    """Seconds of a pass by stage, beside what they would be one after the other and what they are as a pipeline."""
+    """Return the table of the seconds of a pass: of each stage, of all stages one after the other, and of the pipeline."""
     passes = [p for p in passes_of(metrics, "stages") if _sane(p, "seconds") > 0]
     if not passes:
         return ""
@@ -65,8 +65,8 @@ def stage_times(metrics: Sequence[Fields], s: Fields) -> str:
     rows.append(["<b>as a pipeline</b>", f"<b>{spent(whole)}</b>", "<b>100%</b>", *[""] * 4])
     heads = ["per pass", "share of a pass", "std dev", "waits for input", "waits for room", "batches queued after it"]
     words = (
-        f"Averages over {len(passes):,} passes. A pass is a twentieth of an epoch, or one batch if an epoch has fewer than 20 "
-        "batches; "
+        f"Averages over {len(passes):,} passes. A pass is a twentieth of an epoch (a larger part if the run has more than 20 "
+        "epochs), but at least one batch; "
     )
     words += "evaluations and checkpoints are left out. "
     if slowest > 0:
@@ -82,7 +82,9 @@ def stage_times(metrics: Sequence[Fields], s: Fields) -> str:
 
 
 def tables(metrics: Sequence[Fields], s: Fields) -> str:
-    """What each pass asked of the tables that count: memory and SSD, hits, keys that no filter knew."""
+    """Return the section on the look-ups of each pass in the tables that count them: hits in memory, reads from the
+    SSD, and new keys.
+    """
     found = s.each("tables")
     if not found:
         return ""

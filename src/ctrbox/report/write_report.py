@@ -1,7 +1,8 @@
 """Writes ``report.html`` into a run folder, from the files of the folder alone.
 
-The page needs nothing but itself: charts are SVG inside it, the plan's picture is part of it, there is no script.
-Every text that comes from data is escaped. A folder that is damaged or no run is refused (see read_recorded_files.py).
+The page needs no other files: the charts are SVG inside it, and so is the picture of the plan; there is no script.
+Every text that comes from data is escaped. A folder that is damaged or contains no run is refused (see
+read_recorded_files.py).
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def write_report(run_folder: Path) -> Path:
 
 
 def build(run: Recorded) -> str:
-    """The page of a run."""
+    """Return the HTML page of a run."""
     links = [
         "weights",
         "learning",
@@ -347,7 +348,7 @@ def configuration(run: Recorded) -> str:
 
 
 def reproduce(run: Recorded) -> str:
-    """The command that gives this run again; where the run came from Python, the call."""
+    """Return the command that repeats this run or, if the run was started from Python, the call."""
     command = run.config.values.get("command")
     if isinstance(command, list) and command and all(isinstance(word, str) for word in command):
         return shlex.join(command)
@@ -363,7 +364,7 @@ def reproduce(run: Recorded) -> str:
 
 
 def flat(values: dict[str, Any], path: str = "", depth: int = 0) -> list[tuple[str, str]]:
-    """Nested settings as dotted names and values."""
+    """Return nested settings as pairs of dotted names and values."""
     found: list[tuple[str, str]] = []
     for name, value in values.items():
         at = f"{path}.{name}" if path else str(name)
@@ -382,7 +383,7 @@ def _value(value: Any) -> str:
 
 
 def rate(speed: float | None) -> str:
-    """Rows a second in the room of a card."""
+    """Format rows per second so that they fit into a card."""
     return "–" if speed is None else f"{speed:,.0f}" if speed < 1e5 else short(float(f"{speed:.3g}"))
 
 

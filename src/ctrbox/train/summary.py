@@ -1,4 +1,4 @@
-"""Writes the summary of a training as plain data (``summary.json``), from which the report is made."""
+"""Writes the summary of a training run as plain data (``summary.json``), from which the report is made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ctrbox.errors import PlanError
 from ctrbox.evaluate.metrics import Scores
 from ctrbox.evaluate.slices import Slice, slices, without_figures, worst
 from ctrbox.plan.graph.build_graph import build_columns
-from ctrbox.plan.language.expressions import Expr, col
+from ctrbox.plan.language.expressions import Expr, col, column
 from ctrbox.plan.language.types_of_operators import UNIT_ADVICE
 from ctrbox.report.bottleneck import StageShares, bottleneck
 from ctrbox.train.evaluation import columns_of, scored
@@ -29,6 +29,7 @@ from ctrbox.train.settings import Settings
 
 MOST_VALUES = 200  # distinct values of a field that is cut into slices unasked
 WORST = 12
+MOST_ASKED = 200  # slices of `by=` that are recorded
 MOST_PARTS, ROWS_OF_PART = 20, 50  # groups of like predictions, and windows where there are no times
 
 
@@ -44,9 +45,9 @@ class Look:
         if self.by is not None and not isinstance(self.by, Mapping):
             raise PlanError(f"by must be a dict from names to expressions, got {type(self.by).__name__}")
         for name, e in (self.by or {}).items():
-            build_columns(plan.log, {str(name): e})
+            build_columns(plan.log, {str(name): column(e)})
         if self.time is not None:
-            kind = build_columns(plan.log, {"time": self.time}).outputs[0].node.kind
+            kind = build_columns(plan.log, {"time": column(self.time)}).outputs[0].node.kind
             if kind != "t":
                 advice = f"; {UNIT_ADVICE}" if kind == "i" else ""
                 raise PlanError(f"time must be a time, such as col('ts'), got {name_of(kind)}{advice}")
@@ -61,7 +62,7 @@ def summarize(
     passes: Passes,
     before: float = 0.0,
 ) -> dict[str, Any]:
-    """Return what happened in a training; ``judge`` measures the model. ``before``: seconds of earlier processes of the same
+    """Return what happened in a training run; ``judge`` measures the model. ``before``: seconds of earlier processes of the same
     run.
     """
     mine = max(1e-9, state.seconds - before)
@@ -161,8 +162,8 @@ def judge(
     """Measure a model on one part of a log: overall, over time, by slices and by feature."""
     few = sample(plan, start, stop)
     described = features(learner, few) if few is not None and few.rows else []
-    clock = look.time if look.time is not None else time_column(plan)
-    cut = dict(look.by) if look.by is not None else few_valued(plan, described)
+    clock = column(look.time) if look.time is not None else time_column(plan)
+    cut = {k: column(e) for k, e in look.by.items()} if look.by is not None else few_valued(plan, described)
     asked = {**({} if clock is None else {"time": clock}), **{f"by {k}": v for k, v in cut.items()}}
     columns = columns_of(plan, asked, start, stop) if asked else {}
     moments = columns.pop("time", None)
@@ -204,6 +205,9 @@ def judge(
         "slices": [{"field": one.column, **one.as_dict()} for one in worst(found, WORST)],
         "slices_looked_at": len(found),
         "slices_without_figures": [{"field": one.column, **one.as_dict()} for one in without_figures(found, WORST)],
+        "slices_asked_for": [
+            {"field": one.column, **one.as_dict()} for one in found if look.by is not None and one.column in look.by
+        ][:MOST_ASKED],
         "features": described,
     }
 
