@@ -12,7 +12,7 @@ import sys
 
 from ctrbox.cli.main import main as ctrbox
 from ctrbox.ranks import ranks
-from ctrbox.ranks.launch import launch
+from ctrbox.ranks.start_and_watch_ranks import launch
 from ctrbox.ranks.torchrun_environment import World
 
 

@@ -16,7 +16,7 @@ from ctrbox import publish as publish
 from ctrbox import serve as serve
 from ctrbox import tables as tables
 from ctrbox import types as types
-from ctrbox.cluster.launch import Cluster as Cluster
+from ctrbox.cluster.cluster import Cluster as Cluster
 from ctrbox.columns.batch import Batch as Batch
 from ctrbox.compiled_plan.plan import Plan as Plan
 from ctrbox.compiled_plan.plan import compile as compile

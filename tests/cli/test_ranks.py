@@ -19,8 +19,8 @@ from ctrbox.cli.job_file import Job
 from ctrbox.cli.terminal import Mistake
 from ctrbox.errors import DeviceError, TrainError
 from ctrbox.ranks.group import RankHangs, RankLost
-from ctrbox.ranks.launch import LOST
 from ctrbox.ranks.ranks import Followed
+from ctrbox.ranks.start_and_watch_ranks import LOST
 from ctrbox.ranks.torchrun_environment import World
 
 CLUSTER = "--cluster trains on Ray and cannot be used with --ranks or torchrun; remove one of the two"
@@ -45,7 +45,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(World, "here", staticmethod(lambda: found.world))
     monkeypatch.setattr(_native, "usable_cores", lambda: found.cores)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr("ctrbox.ranks.launch.launch", launch)
+    monkeypatch.setattr("ctrbox.ranks.start_and_watch_ranks.launch", launch)
     monkeypatch.setattr(command, "end_quietly", end)
     monkeypatch.setattr("ctrbox.embed.ssd.folder.keep_beside", found.beside.append)
     monkeypatch.setattr("ctrbox.engines.cuda.runtime.use_gpu", found.gpu.append)

@@ -159,4 +159,6 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> InProcessRay:
     ray = InProcessRay()
     for module in (same_code_data_settings, recovery, shards):
         monkeypatch.setattr(module, "ray", ray)
+    # A killed actor of this process is gone at once: nobody has to wait seconds until it is missed.
+    monkeypatch.setattr(recovery, "time", SimpleNamespace(sleep=lambda seconds: None))
     return ray

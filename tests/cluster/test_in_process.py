@@ -234,7 +234,7 @@ def test_a_worker_with_another_plan_is_refused(
     other = cb.compile(log.log, dataclasses.replace(log.features, dense={"price": col("price") + 1}), threads=1)
     original = workers.Shipped.of
     monkeypatch.setattr(workers.Shipped, "of", staticmethod(lambda _: original(other)))
-    with pytest.raises(PlanError, match="worker 0 has a different plan"):
+    with pytest.raises(PlanError, match="worker 0 differs in plan"):
         fitted(log, OneProcessCluster(workers=1, servers=1), tmp_path / "run")
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.cluster.launch import check_listening
+from ctrbox.cluster.cluster import check_listening
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.shards import restore_shard, shard_path, shards_in
 from ctrbox.embed.vectors.vector_file import shard_of
@@ -248,7 +248,7 @@ def test_a_handshake_names_the_difference() -> None:
     handshake.check_same(mine, dict(mine), "worker 1")
     with pytest.raises(PlanError, match=r"worker 1 differs in plan: 'abd', expected 'abc'"):
         handshake.check_same(mine, {**mine, "plan": "abd"}, "worker 1")
-    with pytest.raises(PlanError, match=r"a different data: \['ads', '3'\]"):
+    with pytest.raises(PlanError, match=r"differs in data: \['ads', '3'\]"):
         handshake.check_same(mine, {**mine, "data": [["log", "1"], ["ads", "3"]]}, "worker 1")
     with pytest.raises(PlanError, match="cannot see the run folder"):
         handshake.check_same(mine, {**mine, "run folder": "not visible"}, "worker 1")

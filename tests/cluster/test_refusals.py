@@ -22,6 +22,7 @@ def test_a_table_that_outgrows_its_servers_is_refused_with_the_budget(plan: cb.P
         cb.Trainer(model(plan), table(budget=5000)).fit(plan, **OPTIONS, cluster=cluster(1, 2))
 
 
+@pytest.mark.exhaustive  # test_cluster_settings.py refuses a worker of this process
 def test_a_worker_with_other_code_is_refused(plan: cb.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ctrbox.ranks import same_code_data_settings
 
@@ -30,9 +31,7 @@ def test_a_worker_with_other_code_is_refused(plan: cb.Plan, tmp_path: Path, monk
         same_code_data_settings, "code", lambda: "0123456789abcdef"
     )  # of this process; actors read their own files
     version = cb.__version__
-    with pytest.raises(
-        PlanError, match=f"has a different ctrbox: '{version} {theirs}', expected '{version} 0123456789"
-    ):
+    with pytest.raises(PlanError, match=f"differs in ctrbox: '{version} {theirs}', expected '{version} 0123456789"):
         cb.Trainer(model(plan), table()).fit(plan, **OPTIONS, out=tmp_path / "run", cluster=cluster(1, 1))
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-0000000000"]
 

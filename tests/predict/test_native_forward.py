@@ -15,7 +15,7 @@ from ctrbox.errors import PlanError
 from ctrbox.models.mlp import MLP
 from ctrbox.predict.model_with_tables import ClickModel
 from ctrbox.predict.native_forward import MOST_LAYERS
-from ctrbox.predict.several_labels import check_tasks
+from ctrbox.predict.refuse_several_labels import check_tasks
 from tests.train.worlds import checkerboard, plan_of
 
 PLAN = plan_of(checkerboard(40))

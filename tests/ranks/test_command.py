@@ -105,7 +105,7 @@ def kill_second(process: subprocess.Popen[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_run_with_a_sparse_table_goes_on_after_ctrl_c_and_after_a_kill(here: Path) -> None:
-    """Parts of it are tested alone: signals in test_launch.py, resuming in test_training.py."""
+    """Parts of it are tested alone: signals in test_start_and_watch_ranks.py, resuming in test_training.py."""
     (here / "job.py").write_text(JOB.format(table=SPARSE, epochs=1))
     process = ctrbox(here, "--out", "run", "--ranks", "2")
     begun(process, here / "run", 5)

@@ -127,7 +127,7 @@ def test_a_run_that_cannot_read_its_tables_predicts_nothing(plan: cb.Plan, tmp_p
     other = fit(plan, 2, **{**options, "limit": 800}, overwrite=True)[0]
     with pytest.raises(
         DataError,
-        match=r"now holds the model of another training, but this run reads its tables from "
+        match=r"now holds the model of another training run, but this run reads its tables from "
         r"there; load the new run with cb\.Run\.load, or choose",
     ):
         next(run.predictions(checkerboard(50)))

@@ -21,11 +21,12 @@ import torch.distributed as dist
 import ctrbox as cb
 from ctrbox.errors import DeviceError, PlanError, TrainError
 from ctrbox.ranks import group as connections
-from ctrbox.ranks import launch, same_code_data_settings
+from ctrbox.ranks import same_code_data_settings
+from ctrbox.ranks import start_and_watch_ranks as launch
 from ctrbox.ranks.exchange_costs import step_costs
 from ctrbox.ranks.group import Cost, Group, RankHangs, RankLost, first_line, named
-from ctrbox.ranks.launch import LOST, Rank, culprit, environment_of, noting_signals, watch
 from ctrbox.ranks.same_code_data_settings import check_same
+from ctrbox.ranks.start_and_watch_ranks import LOST, Rank, culprit, environment_of, noting_signals, watch
 from ctrbox.ranks.torchrun_environment import LAUNCHED, MOST_RANKS, World
 from tests.ranks.threads import in_ranks
 
@@ -452,15 +453,15 @@ def test_facts_that_differ_are_named_with_the_first_difference() -> None:
     mine = {"torch": "2.0", "data": [["a", 1], ["b", 2]], "run folder": "x"}
     check_same(mine, dict(mine), "rank 1")
     for theirs, told in (
-        ({"torch": "2.1"}, "a different torch: '2.1', expected '2.0'"),
-        ({"python": "3"}, "a different python: '3', expected None"),
-        ({"data": [["a", 1], ["b", 3]]}, "a different data: ['b', 3], expected ['b', 2]"),
-        ({"data": [["a", 1]]}, "a different data: [['a', 1]], expected [['a', 1], ['b', 2]]"),
-        ({"data": "none"}, "a different data: 'none', expected [['a', 1], ['b', 2]]"),
+        ({"torch": "2.1"}, "torch: '2.1', expected '2.0'"),
+        ({"python": "3"}, "python: '3', expected None"),
+        ({"data": [["a", 1], ["b", 3]]}, "data: ['b', 3], expected ['b', 2]"),
+        ({"data": [["a", 1]]}, "data: [['a', 1]], expected [['a', 1], ['b', 2]]"),
+        ({"data": "none"}, "data: 'none', expected [['a', 1], ['b', 2]]"),
     ):
         with pytest.raises(PlanError) as met:
             check_same(mine, theirs, "rank 1")
-        assert str(met.value) == f"rank 1 has {told}; give all processes the same code, data and settings"
+        assert str(met.value) == f"rank 1 differs in {told}; give all processes the same code, data and settings"
     with pytest.raises(
         PlanError, match=r"^rank 1 cannot see the run folder of this training run; choose an out= on a file"
     ):

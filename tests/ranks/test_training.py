@@ -206,10 +206,10 @@ def test_ranks_with_other_settings_or_data_are_refused_before_anything_is_writte
         return {str(end) for end in found}
 
     assert ends({"seed": 1}) == {
-        "rank 1 has a different setting 'seed': 1, expected 0; give every machine the same code and data"
+        "rank 1 differs in setting 'seed': 1, expected 0; give all processes the same code, data and settings"
     }
-    assert all("rank 1 has a different data: ['log'," in text for text in ends({"plan": other}))
-    assert all("rank 1 has a different tables: " in text for text in ends({"table": cb.MemoryTable(4)}))
+    assert all("rank 1 differs in data: ['log'," in text for text in ends({"plan": other}))
+    assert all("rank 1 differs in tables: " in text for text in ends({"table": cb.MemoryTable(4)}))
     assert not (tmp_path / "run").exists()
 
 

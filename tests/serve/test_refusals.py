@@ -29,7 +29,6 @@ from ctrbox.serve.grpc_server import InferenceService, grpc_server
 from ctrbox.serve.listener import listening_sockets
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import ModelFolder, create
-from ctrbox.serve.model_scorer import single_keys
 from ctrbox.serve.objects_in_requests import ObjectKeys, Objects, matrix
 from ctrbox.serve.refused_request import Refused
 from ctrbox.serve.reload import Reloader
@@ -40,6 +39,7 @@ from ctrbox.serve.served_models import Live, ServedFfm, open_served
 from ctrbox.serve.server import Settings, check, missing_library, read_token
 from ctrbox.serve.service import Limits, Service
 from ctrbox.serve.tls import Certificate
+from ctrbox.serve.torch_model_scorer import single_keys
 from tests.serve.test_scoring import body_of
 from tests.serve.worlds import CONTEXT, World
 

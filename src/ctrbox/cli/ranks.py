@@ -1,6 +1,7 @@
 """Lets ``ctrbox train`` run in several processes: starts them for --ranks, or joins those that torchrun started.
 
-Every process runs the same command and the same job file. Rank 0 talks to the person; the others are silent unless they fail.
+Every process runs the same command and the same job file. Only rank 0 prints messages; the other ranks are silent
+unless they fail.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def joined(
 ) -> Ranks | None:
     """Return the place of this process among the ranks, or None where it trains alone.
 
-    With --ranks or several --gpus, in a process that no launcher started, start the ranks, wait for them, and end as they ended.
+    With --ranks or several --gpus, in a process that no launcher started, start the ranks, wait for them, and exit with
+    their exit code.
     """
     world = World.here()
     if cluster is not None and (world is not None or (ranks or 1) > 1):
@@ -51,7 +53,7 @@ def joined(
     if world is None:
         if (ranks or 1) > 1:
             from ctrbox import _native
-            from ctrbox.ranks.launch import launch
+            from ctrbox.ranks.start_and_watch_ranks import launch
 
             cores = _native.usable_cores()
             if (ranks or 1) > (most := max(8, 4 * cores)):
@@ -87,7 +89,7 @@ def check_here(gpus: int) -> None:
 
 
 def take_gpu(world: World) -> None:
-    """Choose the GPU of this rank, where this machine has any."""
+    """Choose the GPU of this rank, if the machine has any."""
     import torch
 
     from ctrbox.engines.cuda.runtime import use_gpu
@@ -99,7 +101,7 @@ def take_gpu(world: World) -> None:
 
 
 def check_job(job: Job, asked: Mapping[str, Any]) -> None:
-    """Refuse what a job asks for and ranks cannot do, in the words of the command line."""
+    """Refuse settings of a job that ranks do not support, in the words of the command line."""
     if job.callbacks:
         raise Mistake(
             f"`callbacks` in {job.path} cannot be used when several processes train together (--ranks); remove them, and read "
@@ -113,7 +115,7 @@ def check_job(job: Job, asked: Mapping[str, Any]) -> None:
 
 
 def threads_of(world: World) -> int:
-    """Return the number of threads of a rank where nobody has chosen it: its share of this machine's cores."""
+    """Return the default number of threads of a rank: its share of the cores of this machine."""
     from ctrbox import _native
 
     return max(1, _native.usable_cores() // world.local_size)
@@ -133,10 +135,10 @@ def command_again(ranks: Ranks, command: list[str]) -> list[str]:
 
 
 def end_of_rank(ranks: Ranks, error: Exception) -> None:
-    """End this rank: quietly where rank 0 keeps the run, or where the rank that failed says why; else leave it the reason."""
+    """End this rank after an error. It ends quietly if rank 0 keeps the run, or if the rank that failed says why."""
     from ctrbox.ranks.group import RankHangs, RankLost
-    from ctrbox.ranks.launch import LOST
     from ctrbox.ranks.ranks import Followed
+    from ctrbox.ranks.start_and_watch_ranks import LOST
 
     if isinstance(error, Followed):
         end_quietly(0)

@@ -1,8 +1,9 @@
 """Defines ``ctrbox train``, which trains the model of a job into a run folder and resumes interrupted runs.
 
-A run folder has one writer. Without --out the run goes to runs/<job>: an unfinished run there is resumed, a finished one is
-kept and the next free name of runs/<job>-2, -3 … is taken. Ctrl-C and SIGTERM leave a checkpoint and print the command that
-resumes it. ``main.py`` registers the command; torch and pyarrow are imported inside the functions.
+A run folder has one writer. Without --out the run goes to runs/<job>: an unfinished run there is resumed. A finished
+run is kept, and the new one gets the next free name: runs/<job>-2, -3 and so on. Ctrl-C and SIGTERM leave a checkpoint
+and print the command that resumes it. ``main.py`` registers the command; torch and pyarrow are imported inside the
+functions.
 """
 
 from __future__ import annotations
@@ -143,8 +144,8 @@ def train(
             help="How to correct predictions after training. 'platt' (a logistic curve) and 'isotonic' (a rising step "
             "function) map scores to click rates. The map is fitted to the last tenth of the training rows, and the "
             "model does not learn from these rows. 'weights', 'intercept' and NUMBER correct for sample weights by "
-            "adding one number to every logit. 'weights' adds log(w0 / w1), where w0 is the total weight of the rows "
-            "without a click, and w1 is the total weight of the rows with a click. 'intercept' adds the number that "
+            "adding one number to every logit. 'weights' adds log(w0 / w1), where w0 is the weight of a row "
+            "without a click, and w1 is the weight of a row with a click. 'intercept' adds the number that "
             "makes the sum of the predictions on the validation rows equal to their number of clicks. NUMBER adds this number, "
             "which must be above -50 and below 50. Default: the job's setting, otherwise no correction.",
         ),
@@ -390,7 +391,7 @@ def train(
 
 
 def calibration(given: str | None) -> str | float | None:
-    """Read --calibrate: a name stays a name, a number becomes one."""
+    """Parse --calibrate: return a number as a float, and a name as it is."""
     try:
         return None if given is None else float(given)
     except ValueError:
@@ -398,7 +399,7 @@ def calibration(given: str | None) -> str | float | None:
 
 
 def decay_of(given: str | None) -> Any:
-    """Read --decay: the schedule that it stands for."""
+    """Parse --decay, and return the schedule."""
     if given is None:
         return None
     from ctrbox.train.schedule import Decay
@@ -415,7 +416,7 @@ def decay_of(given: str | None) -> Any:
 
 
 def run_place(job: Path, out: str | None, resume: bool, overwrite: bool) -> tuple[Path | StoredFolder, bool]:
-    """The folder of a run, and whether an unfinished one is there to go on with."""
+    """Return the folder of a run, and whether it contains an unfinished run that will be continued."""
     if out is not None:
         given = place_of(out)
         finished, begun = holds(given, "summary.json"), holds(given, "config.json")
@@ -438,7 +439,7 @@ def run_place(job: Path, out: str | None, resume: bool, overwrite: bool) -> tupl
 
 
 def with_tuned(job: Job, folder: Path, asked: dict[str, Any]) -> tuple[Job, dict[str, Any]]:
-    """The job with the best parameters of a study; options of the command line come before them."""
+    """Return the job with the best parameters of a study. Options of the command line take precedence."""
     from ctrbox.train.tuning import best_of, space_of
 
     with blaming(job.path):
@@ -447,7 +448,7 @@ def with_tuned(job: Job, folder: Path, asked: dict[str, Any]) -> tuple[Job, dict
 
 
 def check_earlier(earlier: Path | None, place: Path | StoredFolder) -> None:
-    """Refuse a run to begin with that is not finished, or that would be replaced."""
+    """Refuse an earlier run (--from) that is not finished, or that the new run would replace."""
     if earlier is None:
         return
     if not (earlier / "summary.json").exists():
@@ -460,7 +461,7 @@ def check_earlier(earlier: Path | None, place: Path | StoredFolder) -> None:
 
 
 def place_of(out: str) -> Path | StoredFolder:
-    """Return a local folder as a path, and one on S3 or HDFS with what it holds."""
+    """Return a local folder as a path, and a folder on S3 or HDFS as a `StoredFolder`."""
     from ctrbox.files.urls import stored_url
 
     url = stored_url(out, "a run folder")
@@ -480,7 +481,7 @@ def holds(place: Path | StoredFolder, name: str) -> bool:
 
 
 def load_seeded(path: Path, seed: int) -> Job:
-    """A job whose model starts from the same weights every time."""
+    """Load a job after seeding torch, so that its model starts with the same weights every time."""
     if path.is_file():  # a wrong name is told before torch is waited for
         import torch
 
@@ -504,7 +505,7 @@ def fit(
     ranks: Ranks | None = None,
     gpus: int | None = None,
 ) -> Done:
-    """Train into a folder and write its report; an interrupt says how to go on."""
+    """Train into a folder and write the report. After Ctrl-C, the command that resumes the run is printed."""
     model, plan = job.needed_model(), job.plan
     command = ["ctrbox", "train", str(job.path), "--out", str(place)]
     if ranks is not None:
@@ -539,7 +540,7 @@ def fit(
             if best is not None:
                 settings["best_auc"] = best
             if cluster is not None:
-                from ctrbox.cluster.launch import Cluster
+                from ctrbox.cluster.cluster import Cluster
 
                 settings["cluster"] = Cluster(address, workers=workers, servers=servers, cores=threads, tell=tell)
             if ranks is not None:
@@ -567,7 +568,7 @@ def fit(
 
 
 def validation(plan: Any, valid: str) -> Any:
-    """A share of the log, or another log read by the same plan."""
+    """Parse --valid: return the share of the log, or the plan over another log."""
     try:
         return float(valid)
     except ValueError:
@@ -575,7 +576,7 @@ def validation(plan: Any, valid: str) -> Any:
 
 
 def remember(place: Path, command: list[str]) -> None:
-    """Keep the command in config.json, for the report; nothing about the run depends on it."""
+    """Store the command in config.json, for the report. The run does not depend on it."""
     from ctrbox.files.sealed_json import read_sealed, sealed
 
     file = place / "config.json"
@@ -585,7 +586,10 @@ def remember(place: Path, command: list[str]) -> None:
 
 
 class Watch:
-    """Progress on stderr: one moving line on a terminal, a line now and then in a log; ``quiet``: no evaluations."""
+    """Shows progress on stderr: one moving line on a terminal, and otherwise a new line from time to time.
+
+    With ``quiet``, evaluations are not printed.
+    """
 
     def __init__(self, quiet: bool = False) -> None:
         from ctrbox.train.progress_line import Line
@@ -618,6 +622,6 @@ class Watch:
         tell(f"continuing after step {step:,} ({rows:,} rows)")
 
     def end(self) -> None:
-        """Also after an error: a terminal must get its cursor back."""
+        """Remove the line. This is also done after an error, because the cursor of the terminal must appear again."""
         if self.line is not None:
             self.line.end()

@@ -1,10 +1,10 @@
-"""Starts the actors of a distributed training, and restarts it from the last checkpoint when some of them are lost.
+"""Starts the actors of a distributed training run, and restarts it from the last checkpoint when some of them are lost.
 
-    fill      make the missing ones, shake hands
+    fill      starts the missing actors, and compares their code, data and settings with those of this process
     attempt   all workers train from the newest checkpoint, until all are done or one fails
-    repair    who answers stays, its calls ended; who does not is dropped, and made again by ``fill``
+    repair    ends the calls of actors that still answer, and drops the other actors, which ``fill`` then starts again
 
-An error of a training whose actors all answer is an error of the training, and raised.
+If an attempt fails although all actors answer, the error is one of training itself, and it is raised.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOOK = 0.25
 
 
 class Crew:
-    """``workers`` and ``servers`` actors that carry out one order."""
+    """The workers and servers, which are Ray actors, of one training run, which ``order`` describes."""
 
     def __init__(self, order: Order, plan: Plan, workers: int, servers: int, cores: float, restarts: int) -> None:
         self.order, self.plan, self.cores, self.restarts = order, plan, cores, restarts
@@ -48,7 +48,7 @@ class Crew:
     # ---- who is there
 
     def fill(self) -> None:
-        """Make the missing actors; refuse those that differ."""
+        """Start the missing actors. Raise an error if the code, data or settings of one differ from those of this process."""
         mine = facts_of(self.plan, self.order.folder)
         specs = [spec for _, spec in self.order.tables]
         asked: list[tuple[str, Any]] = []
@@ -71,7 +71,7 @@ class Crew:
             check_same({**facts_here(), **mine}, self._within(START, facts, who), who)
 
     def placed(self) -> dict[str, list[str]]:
-        """Machine → who is on it."""
+        """Return the names of the workers and servers on each machine."""
         found: dict[str, list[str]] = {}
         names = [f"worker {k}" for k in range(len(self.workers))] + [f"server {k}" for k in range(len(self.servers))]
         for name, where in zip(names, ray.get([a.place.remote() for a in self.all]), strict=True):
@@ -103,8 +103,10 @@ class Crew:
     # ---- the work
 
     def run(self, watch: Watcher, tell: Callable[[str], None], show: Callable[[], None]) -> dict[str, Clock]:
-        """Train to the end; the clocks of worker 0. `KeyboardInterrupt` once all have ended as they were asked.
-        ``show``: what is told once all are there."""
+        """Train to the end, and return the clocks of worker 0. Raise `KeyboardInterrupt` after a requested end of all workers.
+
+        ``show`` is called once, when all actors have started.
+        """
         while True:
             try:
                 self.fill()
@@ -151,7 +153,10 @@ class Crew:
         return {name: Clock(**clock) for name, clock in found["clocks"].items()}
 
     def _look(self, watch: Watcher, seconds: float = 0.0) -> None:
-        """What worker 0 has to tell. One that is busy is asked once and not waited for: slow is not gone."""
+        """Pass the progress of worker 0 on to ``watch``, if worker 0 answers within ``seconds``.
+
+        If it does not, the next call waits for the same answer, because a worker that is busy is not lost.
+        """
         if self.looking is None:
             self.looking = self.workers[0].watched.remote()
         if not ray.wait([self.looking], timeout=seconds)[0]:
@@ -163,13 +168,13 @@ class Crew:
             watch.evaluated(one)
 
     def _end_all(self) -> None:
-        """Let a step end and its checkpoint be written."""
+        """Ask the workers to end, and wait until they have ended the step and written its checkpoint."""
         with contextlib.suppress(RayError):
             ray.get([w.end.remote() for w in self.workers if w is not None], timeout=ANSWER)
             ray.wait(self.calls, num_returns=len(self.calls), timeout=START)
 
     def _repair(self, error: Exception) -> list[str]:
-        """Drop who is gone; what went wrong is raised where nobody is."""
+        """Drop the actors that are gone, and return their names. If none is gone, raise ``error``, which ended the attempt."""
         gone = self._gone()
         if not gone and not isinstance(error, CtrboxError):
             time.sleep(3.0)  # what a machine takes to be missed
@@ -191,7 +196,7 @@ class Crew:
         return gone
 
     def _gone(self) -> list[str]:
-        """Names of actors that do not answer; they are dropped."""
+        """Drop the actors that do not answer, and return their names."""
         found = []
         for kind, actors in (("worker", self.workers), ("server", self.servers)):
             calls = [None if a is None else a.alive.remote() for a in actors]

@@ -1,4 +1,4 @@
-"""Checks that all processes on a Ray cluster have the same code, data and settings, by the facts of ctrbox.ranks."""
+"""Checks that all processes on a Ray cluster have the same code, data and settings, as ctrbox.ranks does for ranks."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["check_same", "code", "facts_here", "facts_of", "host_here"]
 
 
 def host_here() -> str:
-    """By which others of the cluster reach this machine."""
+    """Return the address at which other machines of the cluster reach this machine."""
     return str(ray.util.get_node_ip_address())

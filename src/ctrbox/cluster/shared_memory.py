@@ -2,10 +2,10 @@
 
     keys  n × int64 │ rows or gradients  n × width × float32 │ counts  n × 2 × float32, of tables that take them
 
-A Ray call then carries a few numbers. A pull of 12,000 rows of 17 floats costs 8 ms of CPU through Ray's object store, 4.5 so.
-The memory has no name (memfd): the server opens it as a descriptor of the worker's process, and it is gone with the last of the
-two, however they end. Where it cannot be opened (another machine, another container, no /proc) arrays go through Ray. The worker
-writes again only when the call before has returned.
+A Ray call then carries a few numbers. A pull of 12,000 rows of 17 floats takes 4.5 ms of CPU time in this way, and 8 ms through
+the object store of Ray. The memory has no name (memfd). The server opens it as a descriptor of the worker's process, and the
+system frees it when both processes have ended, however they end. If the server cannot open it (another machine, another
+container, no /proc), arrays go through Ray. The worker writes to the memory again only when its last call has returned.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Ticket:
 
 
 class Lane:
-    """Either side of it. ``memory`` begins behind the mark."""
+    """The shared memory of one worker and one server, as one of the two maps it. ``memory`` begins after the mark."""
 
     def __init__(self, ticket: Ticket, whole: mmap.mmap) -> None:
         self.ticket, self.whole = ticket, whole
@@ -42,7 +42,7 @@ class Lane:
 
     @staticmethod
     def make(size: int) -> Lane | None:
-        """Room for ``size`` bytes; None where the system has no such memory."""
+        """Return new memory with room for ``size`` bytes, or None if the system does not support it."""
         if not hasattr(os, "memfd_create"):
             return None
         size = max(LEAST, 1 << (size + MARK - 1).bit_length())
@@ -62,7 +62,7 @@ class Lane:
 
     @staticmethod
     def open(ticket: Ticket) -> Lane | None:
-        """The other side's; None where it is not to be seen from here."""
+        """Map the memory that another process made. Return None if this process cannot open it."""
         try:
             descriptor = os.open(f"/proc/{ticket.process}/fd/{ticket.descriptor}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -77,12 +77,12 @@ class Lane:
             os.close(descriptor)
 
     def let_go(self) -> None:
-        """By the one who made it: the descriptor; the memory goes with the last view of it."""
+        """Close the descriptor, in the process that made the memory. The system frees the memory after its last view."""
         with suppress(OSError):
             os.close(self.ticket.descriptor)
 
     def views(self, keys: int, width: int) -> tuple[Keys, Floats, Floats]:
-        """Keys, rows and counts of so many keys."""
+        """Return the parts of the memory for the keys, rows and counts of ``keys`` keys."""
         if keys < 0 or needed(keys, width) > len(self.memory):
             raise TrainError(
                 f"{keys:,} keys of {width} floats do not fit into the {len(self.memory):,} bytes of memory that this server "

@@ -33,7 +33,7 @@ from ctrbox.train.training_progress import state_of
 
 @dataclass(frozen=True)
 class Shipped:
-    """A plan on its way: its saved form, and the rows of views that are in memory, as Arrow."""
+    """A plan that is sent to another process: its saved form, and the rows of views that are in memory, as Arrow."""
 
     saved: bytes
     rows: dict[str, pa.Table]
@@ -62,7 +62,7 @@ class Shipped:
 
 @dataclass(frozen=True)
 class Order:
-    """All that a worker is told."""
+    """Everything that a worker needs for training."""
 
     plan: Shipped
     valid: Shipped | None  # where it is another than the training's
@@ -102,7 +102,7 @@ class Order:
 
 
 class Seen:
-    """The last progress and the evaluations, until somebody asks."""
+    """Keeps the last progress and the evaluations until they are asked for."""
 
     def __init__(self) -> None:
         self.progress: Progress | None = None
@@ -120,7 +120,7 @@ class Seen:
 
 
 class Worker:
-    """An actor. ``train`` takes one of its threads, everything else the other."""
+    """A Ray actor that trains. ``train`` runs in one of its threads, and all other calls in the others."""
 
     def __init__(self) -> None:
         self.host = host_here()
@@ -145,12 +145,12 @@ class Worker:
         return found
 
     def watched(self) -> tuple[Progress | None, list[Mapping[str, float]]]:
-        """Progress and evaluations since the last time."""
+        """Return the last progress, and the evaluations since the last call."""
         metrics, self.seen.metrics = self.seen.metrics, []
         return self.seen.progress, metrics
 
     def end(self) -> None:
-        """Every worker ends behind the step that the first one of them is told in."""
+        """Ask this worker to end. All workers end after the step in which the first of them was asked."""
         self.ending = True
         if self.fit is not None:
             self.fit.ending = True
@@ -158,7 +158,7 @@ class Worker:
     def train(
         self, order: Order, servers: Sequence[Any], part: int, of: int, address: str, attempt: int
     ) -> dict[str, Any]:
-        """To the end of the last epoch; what clocks counted. Worker 0 leaves a checkpoint of the end."""
+        """Train to the end of the last epoch, and return what the clocks counted. Worker 0 writes a checkpoint at the end."""
         torch.set_num_threads(order.threads)
         together: Together = ALONE if of == 1 else Gang(part, of, address, self.host, None if part else self.store)
         fit: Fit | None = None
@@ -204,7 +204,7 @@ class Worker:
 
     @staticmethod
     def _go_back(fit: Fit, order: Order, together: Together) -> None:
-        """To the newest checkpoint that worker 0 can use."""
+        """Restore the newest checkpoint that worker 0 can use."""
         step = 0
         if fit.leads:
             fit.folder = RunFolder(order.folder, -1)  # the driver has the lock

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ctrbox.engines.history.state_of_histories import Histories
 
 Fitted = dict[int, dict[str, np.ndarray]]
+Told = tuple[set[tuple[str, tuple[str, ...]]], set[int]]  # joins and casts that a plan's extractors have warned of
 
 
 class Plan:
@@ -86,6 +87,7 @@ class Plan:
         self._measured: dict[str, dict[str, float]] = {}
         self._dimensions: dict[int, Dimension] | None = None
         self._extractor: Extractor | None = None
+        self._told: Told = (set(), set())
         self._lock = threading.Lock()
         self._requests: tuple[Requests, Requests | None] | None = None
 
@@ -112,7 +114,7 @@ class Plan:
     def _like(self, **changes: Any) -> Plan:
         """Return a copy with other values of these attributes. It shares the graph with this plan, but builds its own program."""
         made = copy.copy(self)
-        vars(made).update(changes, _extractor=None, _requests=None, _lock=threading.Lock())
+        vars(made).update(changes, _extractor=None, _requests=None, _told=(set(), set()), _lock=threading.Lock())
         if "fitted" in changes:
             vars(made).update(_dimensions=None)  # they were computed with the values of before
         return made
@@ -151,8 +153,8 @@ class Plan:
     def data_fingerprints(self) -> list[list[str]]:
         """Return a hash of the data of each view, by the view's name. It covers names, sizes, times and contents of the files.
 
-        `files.checksum` says which bytes of the files are covered. Compare these hashes before you resume at a saved position
-        in another process.
+        `files.data_fingerprint` says which bytes of the files are covered. Compare these hashes before you resume at a saved
+        position in another process.
         """
         return [[view.name, view.source.fingerprint()] for view in self._views()]
 
@@ -286,6 +288,7 @@ class Plan:
                 else:
                     self._extractor = Extractor(self.graph, self.fitted, begin=begin, **options)
                 self._dimensions = self._extractor.dimensions
+                self._extractor.joins.told, self._extractor.casts.told = self._told
             return self._extractor
 
     def batches(
@@ -353,7 +356,7 @@ class Plan:
         ``histories``  the file of a saved state (``plan.histories``) with which the histories of the other log begin; by
                        default, they begin empty
         """
-        from ctrbox.compiled_plan.columns_of_other_data import plan_over
+        from ctrbox.compiled_plan.plan_over_other_log import plan_over
 
         made = plan_over(self, data, label, views, histories)
         # The fits of labels are the last; a plan over rows without labels does not have them.

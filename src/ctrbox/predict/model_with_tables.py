@@ -1,11 +1,11 @@
-"""One model and its embedders, as it predicts: what happens to a batch, and nothing about where batches come from.
+"""Predicts a batch with a model and its embedders; where the batch comes from does not matter here.
 
-    keyed    unique keys of a batch, by embedder
-    announce their rows told to the embedders (``prefetch``); look: both
-    score    pull (creating nothing) → pool → model → logits → calibration
+    keyed     finds the unique keys of the batch for each embedder
+    announce  tells the embedders which rows will be pulled (``prefetch``); ``look`` calls both
+    score     pull (without creating rows) → pool → model → logits → calibration
 
-`Learner` of ctrbox.train is the same model as it learns. On a GPU ``announce`` sends the batch, and ``keyed`` leaves unique keys
-to the tables there.
+`Learner` of ctrbox.train extends this class to learn. With a GPU, ``announce`` sends the batch to it, and the tables on the GPU
+find the unique keys themselves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ctrbox.models.inputs import Inputs, Pooled
 from ctrbox.models.loss_of_several_labels import stacked
 from ctrbox.predict.nan_in_batch import culprit
 from ctrbox.predict.native_forward import native_network_of
-from ctrbox.predict.several_labels import check_tasks
+from ctrbox.predict.refuse_several_labels import check_tasks
 from ctrbox.predict.tables_of_fields import CPU, Embedders, Source, reads_of, sources_of
 
 LONGEST = 1024  # keys of a row that a sequence hands over, its last ones: one row of 200,000 would be 25 GB of padding
@@ -46,7 +46,7 @@ Into: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # memory for pooled 
 
 @dataclass(frozen=True)
 class Looked:
-    """A batch and its keys, ready to be learned or scored. ``number``: of the batch in its epoch, from 0."""
+    """A batch and its keys, ready to be learned or scored. ``number``: number of the batch in its epoch, from 0."""
 
     batch: Batch
     lookups: tuple[Lookup | References, ...]  # a table on a GPU makes keys unique itself
@@ -64,7 +64,7 @@ Pulled: TypeAlias = torch.Tensor | Reading
 
 
 class ClickModel:
-    """A model and its embedders. Any prediction leaves both as they are."""
+    """A model and its embedders. A prediction changes neither of them."""
 
     def __init__(
         self,
@@ -112,13 +112,13 @@ class ClickModel:
 
     # ---- ahead of learning
     def look(self, batch: Batch, number: int = 0, *, prefetch: bool = True, next_use: Sequence[NextUse] = ()) -> Looked:
-        """The batch's unique keys, and their rows announced."""
+        """Return the batch with its unique keys, after the embedders were told which rows will be pulled."""
         return self.announce(self.keyed(batch, number), prefetch=prefetch, next_use=next_use)
 
     def keyed(self, batch: Batch, number: int = 0, *, learns: bool = False) -> Looked:
-        """The batch's unique keys; asks no table, so that the next batch's may be found while this one's rows are read.
+        """Return the batch with its unique keys, which are found without any table, also while rows of another batch are read.
 
-        ``learns``: also what the native step needs of a batch that it is going to learn.
+        ``learns``: whether to compute also what the native training step needs of the batch.
         """
         dense: Any = batch.dense
         if batch.on_device and (self.carrier is None or dense.device != self.device):
@@ -144,9 +144,9 @@ class ClickModel:
         return Looked(batch, lookups, number, logs=logs, first=first, index=index)
 
     def announce(self, looked: Looked, *, prefetch: bool = True, next_use: Sequence[NextUse] = ()) -> Looked:
-        """What ``keyed`` gave, ready to be learned; with ``prefetch`` rows of its keys may be made now. Changes no weight.
+        """Return what ``keyed`` returned, ready to be learned. With ``prefetch``, tables may create rows now. Changes no weight.
 
-        ``next_use``: for each table that ``keys`` tells of, in how many batches its keys are asked for again.
+        ``next_use``: for each table that uses it (trait ``look_ahead``), after how many batches its keys are used again.
         """
         foretold = iter(next_use)
         for source, lookup in zip([s for s in self.sources if not s.fused], looked.lookups, strict=True):
@@ -198,7 +198,7 @@ class ClickModel:
         return logits + np.float32(self.shift) if self.shift else logits
 
     def answers(self, batch: Batch, of: Callable[[Inputs], torch.Tensor]) -> Floats:
-        """What ``of`` makes of a batch as the model sees it, such as the vectors of a tower; creates no rows."""
+        """Return what ``of`` computes from the inputs of the model for a batch, such as vectors of a tower; creates no rows."""
         looked = self.look(batch, prefetch=False)
         self.model.eval()
         with torch.inference_mode(), self._fitting(looked):
@@ -228,7 +228,7 @@ class ClickModel:
             ) from None
 
     def _pull(self, looked: Looked, train: bool) -> list[Pulled]:
-        """Rows of every source; with ``train`` they want gradients, and new keys are created."""
+        """Return the rows of every source. With ``train``, they require gradients, and rows are created for new keys."""
         if looked.carried is not None:
             looked.carried.arrive([r for r in looked.lookups if isinstance(r, References)])
         pulled: list[Pulled] = []
@@ -246,7 +246,7 @@ class ClickModel:
         return pulled
 
     def _recorded(self, looked: Looked, source: int) -> Into | None:
-        """Return the memory that a recorded step reads the rows of a source from; None where there is no such step."""
+        """Return the memory from which a recorded step reads the rows of a source, or None if there is no such step."""
         return None
 
     def _logits(self, looked: Looked, pulled: Sequence[Pulled]) -> torch.Tensor:
@@ -318,7 +318,7 @@ def slice_keys(batch: Batch, field: str) -> Keys:
 def _parted(
     fields: tuple[str, ...], common: Sequence[str], first: torch.Tensor | None
 ) -> list[tuple[tuple[str, ...], torch.Tensor | None]]:
-    """Pooled fields, those that are shared apart from the others, with the row that has the keys of each."""
+    """Return the pooled fields in up to two parts: fields of each row's own with None, and common fields with ``first``."""
     own = tuple(n for n in fields if n not in common)
     parts: list[tuple[tuple[str, ...], torch.Tensor | None]] = [(own, None)]
     parts.append((tuple(n for n in fields if n in common), first))

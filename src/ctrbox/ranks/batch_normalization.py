@@ -1,4 +1,4 @@
-"""Batch normalization over the rows of all ranks, with gradients through its statistics.
+"""Computes batch normalization over the rows of all ranks, with gradients through its statistics.
 
     forward    n, mean and sum of squared distances of each column, of the rank's rows   ──►  those of the whole batch
     backward   Σ g and Σ g·z of the rank's rows, where z is the normalized x             ──►  those of the whole batch
@@ -10,13 +10,13 @@ Each rank differentiates the mean loss of its own rows, and its gradients are we
 in the backward pass are multiplied by its share, and what comes back is divided by it.
 
 Which normalizations a rank runs may depend on its rows: DIN computes no attention where no row has a history, and a rank without
-rows runs no model at all. Therefore every message carries the turn of its rank, that is what the rank is about to do. A rank
-whose turn comes later than that of another rank waits: it sends zeros, learns the running statistics that come out, and offers
-its own turn again. ``finish`` is the last turn of a step. The order of turns is the forward pass by the order of the model's
+rows runs no model at all. Therefore every message names the turn of its rank: what the rank is about to do. A rank whose turn
+comes later than that of another rank waits: it sends zeros, updates its running statistics with the result, and offers its own
+turn again. ``finish`` is the last turn of a step. The order of turns is the forward pass by the order of the model's
 modules, then the backward pass in reverse. Ranks that run the same normalizations need no order, because their turns are equal.
 If a rank comes to a turn that other ranks have had without it, all ranks raise an error.
 
-The moments of dense columns (`DenseInput`) are exchanged by the same turns, behind those of normalizations, because a rank that
+The moments of dense columns (`DenseInput`) are exchanged by the same turns, after those of normalizations, because a rank that
 runs no attention comes to them earlier than others.
 
     message   6 doubles: pass, module, call, first dimension, n, rows of the batch │ numbers; all messages have one size

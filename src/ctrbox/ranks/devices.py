@@ -1,7 +1,8 @@
 """Gives each rank its GPU, and chooses how ranks on GPUs exchange tensors.
 
-Rank r of a machine with G GPUs uses ``cuda:(r mod G)``; ``--gpus`` sets a smaller G. NCCL moves the tensors if every rank has a
-GPU of its own. It refuses ranks that share a GPU; those move their tensors through main memory with gloo.
+On a machine with G GPUs, the rank with number r on this machine uses ``cuda:(r mod G)``; ``--gpus`` sets a smaller G. NCCL moves
+the tensors if every rank has a GPU of its own. Ranks that share a GPU, which NCCL refuses, move their tensors through main memory
+with gloo.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ctrbox.errors import DeviceError, PlanError
 
 
 def check_gpus(gpus: int, present: int) -> None:
-    """Refuse more GPUs than this machine has."""
+    """Raise an error if ``--gpus`` asks for more GPUs than this machine has."""
     if present < 1:
         raise DeviceError(
             f"--gpus {gpus} needs {_gpus(gpus)}, but this machine shows no GPU that torch can use; remove --gpus to train on CPUs"

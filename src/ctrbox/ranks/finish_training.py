@@ -1,11 +1,11 @@
-"""Ends a training whose rows stay with their ranks: rank 0 evaluates and saves, and has the others take part in each call.
+"""Ends a training run whose rows stay with their ranks: rank 0 evaluates and saves, and the others take part in each call.
 
     rank 0        AllRanks.pull(keys) ──"pull", table 0──►  RankTable.pull(keys)  ┐ one collective call
     other ranks   serve()             ◄── what to do ────   RankTable.pull(none)  ┘
 
 So the same code does what a single process does after its last step, such as evaluating slices or fitting a calibration map, and
-no process needs memory for the whole table. While rank 0 computes without asking for rows, one of its threads calls
-the others now and then, so that they do not reach their timeout.
+no process needs memory for the whole table. While rank 0 computes without reading rows, one of its threads calls the others from
+time to time, so that they do not reach their timeout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SILENT = 0.25  # share of the timeout after which rank 0 calls the others only t
 
 
 class Caller:
-    """Rank 0, whose calls the other ranks follow after the last step."""
+    """Makes the other ranks take part in the calls of rank 0 after the last step."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -48,7 +48,7 @@ class Caller:
             self.called_at = time.monotonic()
 
     def stop(self) -> None:
-        """Call nobody any more."""
+        """Stop calling the other ranks."""
         self.ended.set()
         join(self.thread)
 
@@ -68,7 +68,7 @@ class Caller:
 
 
 class AllRanks(FixedShape):
-    """One table of a training for rank 0 alone: each call is made by all ranks. For predictions and for saving."""
+    """One table, as rank 0 uses it after the last step for predictions and for saving: all ranks take part in each call."""
 
     _holder = "the ranks hold rows of"
 
@@ -83,7 +83,7 @@ class AllRanks(FixedShape):
             return self.table.pull(keys, create=False)
 
     def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
-        """Do nothing: predictions create no rows."""
+        """Do nothing, because predictions create no rows."""
 
     def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
         raise PlanError("the training has ended; its tables can no longer take gradients")
@@ -109,7 +109,7 @@ class AllRanks(FixedShape):
 
 
 def led_by(caller: Caller, learner: Learner, tables: Sequence[RankTable]) -> None:
-    """Make each call of the learner's tables a collective call of all ranks."""
+    """From now on, make each call of the learner's tables a collective call of all ranks."""
     led = [AllRanks(caller, k, table) for k, table in enumerate(tables)]
     learner.sources = [
         replace(source, embedder=table, traits=table.traits) for source, table in zip(learner.sources, led, strict=True)
@@ -117,7 +117,7 @@ def led_by(caller: Caller, learner: Learner, tables: Sequence[RankTable]) -> Non
 
 
 def serve(group: Group, tables: Sequence[RankTable]) -> None:
-    """Make the calls of rank 0, until it ends."""
+    """Take part in the calls of rank 0 until it stops."""
     while True:
         what, number, of = group.everyone(None)[0]
         if what == "end":

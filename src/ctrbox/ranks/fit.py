@@ -1,11 +1,10 @@
 """Runs the trainer's loop in one rank, over its part of every batch.
 
-All ranks leave the loop behind the same step and write checkpoints behind the same step, because what decides it is summed over
-the ranks with the loss of each step: whether one of them was asked to end, and whether rank 0's clock says that a checkpoint
-is due.
+All ranks leave the loop after the same step, and write checkpoints after the same step. What decides this is summed over the
+ranks with the loss of each step: whether one of them was asked to end, and whether a checkpoint is due by the clock of rank 0.
 
-The keys of the next batch are exchanged while a batch is learned (keys_exchanged_ahead.py), and so are the rows of the log
-that ranks have read for each other.
+While a batch is learned, the ranks exchange the keys of the next batch (keys_exchanged_ahead.py) and the rows of the log that
+they have read for each other.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from ctrbox.train.training_progress import BROKEN, state_of
 
 
 class RankFit(Fit):
-    """The training of ``whole``, which is the call of ``fit`` in this process, over the rows of this rank."""
+    """The part of a call of ``fit`` that this rank trains, over its rows. ``whole``: the call in this process."""
 
     def __init__(self, whole: Fit, group: Group, ahead: Group, tables: list[RankTable], asks_ahead: bool) -> None:
         """``ahead``: the group of the exchanges that overlap with steps, unless ``asks_ahead`` is False."""

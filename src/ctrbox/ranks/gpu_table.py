@@ -8,12 +8,12 @@ The owner keeps its rows in the kind of table that the job names: on the GPU (`G
 memory (`MemoryTable`) or on an SSD (`SparseTable`). Which rank owns a key, and what a checkpoint holds, is as in table.py.
 
 Between GPUs, NCCL moves the tensors. Its calls are all made by the thread that learns, because two threads could start the calls
-of two communicators in a different order in each rank, and would wait for each other for ever. So with NCCL, ``ask`` tells the
+of two communicators in a different order in each rank, and would wait for each other forever. So with NCCL, ``ask`` tells the
 owners ahead how many keys will come, and the keys follow in the step. With gloo, which moves tensors through main memory, the
 keys are sent ahead.
 
-Everything runs on the default stream of the GPU. Sums are in a fixed order: within a rank in that of table_training_step.h,
-then by rank.
+Everything runs on the default stream of the GPU. The order of sums is fixed: within a rank, it is that of table_training_step.h,
+and then the ranks are added up in rank order.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class GpuRankTable(ReadsBatches, RankTable):
 
 
 def same(keys: Any, given: Any) -> bool:
-    """Return whether these are the keys that were given before: the same tensor or array, or no keys."""
+    """Return whether these are the keys that were given before: the same tensor or array, or no keys both times."""
     return keys is given or len(keys) == len(given) == 0
 
 

@@ -8,7 +8,7 @@ learning thread takes batch k, and is never further ahead. So all ranks start th
 the middle of an epoch, and each exchange that one rank waits for is made by all others, too: leaving the generator waits for the
 exchange that has begun.
 
-Only keys are exchanged ahead. Rows are pulled when the push before has been made, so they have the same bits as without it.
+Only keys are exchanged ahead. Rows are pulled after the push of the batch before, so they have the same bits as without it.
 ``overlap=False`` is the slow twin: the same calls, one after the other, in the caller's thread.
 """
 

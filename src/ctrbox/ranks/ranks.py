@@ -1,4 +1,4 @@
-"""Defines ``Ranks``: checks, start and end of a training in the processes that torchrun or ``ctrbox train --ranks`` started.
+"""Defines ``Ranks``: checks, start and end of training in the processes that torchrun or ``ctrbox train --ranks`` started.
 
 Every rank runs the same job file and calls ``Trainer.fit`` with the same arguments. Then:
 
@@ -52,11 +52,11 @@ TIMEOUT = 600.0  # seconds that a rank waits for another one
 
 
 class Followed(Exception):  # no error
-    """The training has ended, and rank 0 keeps its run; this process is another rank."""
+    """Raised in ranks other than rank 0 when training has ended; rank 0 has the run."""
 
 
 class Ranks:
-    """The place of this process among those that train together.
+    """This process as one of several that train together.
 
     ``timeout``: seconds, above 0, after which a rank that waits for another one gives up and names it. ``orphaned``: called in a
     thread when the process that started all ranks is gone.
@@ -74,8 +74,8 @@ class Ranks:
         exchange: str = "auto",
     ) -> None:
         """``exchange``: how ranks on GPUs exchange tensors, "nccl", "gloo" or "auto" (devices.py). ``asks_ahead``: whether the
-        keys of the next batch are exchanged while a batch is learned. Without it, the same bits take longer; it is there for
-        comparisons.
+        keys of the next batch are exchanged while a batch is learned. Without this, training gives the same bits but takes
+        longer; it can be turned off for comparisons.
         """
         self.world, self.timeout, self.orphaned, self.asks_ahead = world, timeout, orphaned, asks_ahead
         self.exchange = exchange
@@ -216,7 +216,7 @@ def read_so_far(plan: Plan) -> tuple[int, int]:
 
 
 def check_supported(fit: Fit) -> None:
-    """Refuse what ranks cannot train, before anything is written."""
+    """Raise an error for what several ranks cannot train, before anything is written."""
     learner = fit.learner
     gpu = learner.device.type == "cuda" or any(isinstance(table, GpuTable) for table in learner.embedders)
     if learner.bf16 and not gpu:
@@ -253,7 +253,7 @@ def check_supported(fit: Fit) -> None:
 
 
 def check_supported_on_gpu(fit: Fit) -> None:
-    """Refuse what ranks can train on CPUs only."""
+    """Raise an error for what several ranks can train on CPUs only."""
     for source in fit.learner.sources:
         table = source.embedder
         if isinstance(table, ModelServer):

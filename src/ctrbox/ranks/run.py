@@ -18,7 +18,7 @@ from ctrbox.train.run import Run
 
 
 class RankRun(Run):
-    """A finished training of several ranks. Metrics and reports need no rows; a prediction reads them all into the tables."""
+    """A finished run of several ranks. Metrics and reports need no rows of tables; a prediction reads all rows into memory."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class RankRun(Run):
         stored: StoredFolder | None,
         model: Path,
     ) -> None:
-        """``model``: the folder with the saved tables. Without ``folder`` they are read at once, because it is going away."""
+        """``model``: the folder with the saved tables. Without ``folder``, it is temporary, so the tables are read at once."""
         self._model: Path | None = model
         self._saved = read_sealed(model / STATE, "folder of weights")
         super().__init__(plan, learner, summary, folder, stored)
@@ -51,7 +51,7 @@ class RankRun(Run):
 
     @click_model.setter
     def click_model(self, made: ClickModel) -> None:
-        """Do nothing: ``made`` is the learner, which this run holds already."""
+        """Do nothing, because ``made`` is the learner, which this run has already."""
 
     def _read(self) -> None:
         model = self._model
@@ -59,8 +59,8 @@ class RankRun(Run):
             return
         if read_state(model) != self._saved:
             raise DataError(
-                f"{model} now holds the model of another training, but this run reads its tables from there; load the "
-                "new run with cb.Run.load, or choose another out= for each training"
+                f"{model} now holds the model of another training run, but this run reads its tables from there; load the "
+                "new run with cb.Run.load, or choose another out= for each training run"
             )
         for k, source in enumerate(self._learner.sources):
             restore_shard(source.embedder, model / f"table-{k}.ctrtable")

@@ -1,4 +1,4 @@
-"""Checks that all processes of a distributed training have the same code, data and settings."""
+"""Checks that all processes of a distributed training run have the same code, data and settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ctrbox.errors import PlanError
 
 @cache
 def code() -> str:
-    """A digest of every source file of the package."""
+    """Return a digest of all source files of the package."""
     home, digest = Path(ctrbox.__file__).parent, hashlib.sha256()
     for path in sorted(home.rglob("*.py")):
         digest.update(str(path.relative_to(home)).encode() + b"\0" + path.read_bytes())
@@ -50,18 +50,18 @@ def facts_of(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def check_same(mine: Mapping[str, Any], theirs: Mapping[str, Any], who: str) -> None:
-    """Refuse one that differs, and say in what."""
+    """Raise a PlanError if another process differs from this one, and say in what. ``who``: the other process, in words."""
     for name, met in theirs.items():
         expected = mine.get(name)
         if met == expected:
             continue
         if name == "run folder":
             raise PlanError(
-                f"{who} cannot see the run folder of this training; choose an out= on a file system that all "
+                f"{who} cannot see the run folder of this training run; choose an out= on a file system that all "
                 f"machines share"
             )
         if isinstance(met, list) and isinstance(expected, list) and len(met) == len(expected):
             met, expected = next((a, b) for a, b in zip(met, expected, strict=True) if a != b)
         raise PlanError(
-            f"{who} has a different {name}: {met!r}, expected {expected!r}; give every machine the same code and data"
+            f"{who} differs in {name}: {met!r}, expected {expected!r}; give all processes the same code, data and settings"
         )

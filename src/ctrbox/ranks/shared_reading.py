@@ -5,11 +5,11 @@
     stream   0 1 2 3 4 5 …                    the rows that remain, numbered in the order of the log
     batches  stream rows 0 … n-1, n … 2n-1    as in one process; with ``shuffle``, windows of the stream are permuted
 
-After a round, every rank knows which stream rows each batch has and who has read them. Rank r gets the rows n·r/W to n·(r+1)/W
-of each batch of n rows (all-to-all). Rows that do not fill a batch, or a shuffle window, stay with their reader until the next
-round. So a batch has the same rows as in one process, whatever the number of ranks, and so has the position behind it: a row of
-the log, from which any number of ranks continues. Blocks are extracted ahead in a thread of each rank; the exchange is in the
-caller's thread, with all other collective calls.
+After a round, every rank knows which stream rows each batch has and which rank has read them. Rank r gets the rows from ⌊n·r/W⌋
+up to, but not including, ⌊n·(r+1)/W⌋ of each batch of n rows (all-to-all). Rows that do not fill a batch, or a shuffle window,
+stay with their reader until the next round. So a batch has the same rows as in one process, whatever the number of ranks. The
+position after a batch is the same as well: a row of the log, from which any number of ranks can continue. Blocks are extracted
+ahead in a thread of each rank; the exchange is in the caller's thread, with all other collective calls.
 
 The reading of a plan can be shared if it depends on a row of the log alone whether the plan keeps it, and if the files tell where
 a row is stored (Parquet, Arrow): plans with filters and joins of any kind, but without merges and histories. For another plan
@@ -50,7 +50,7 @@ Part = tuple[Batch, Position, int]  # of a batch: rows of this rank, where the l
 
 
 def can_share(plan: Plan) -> bool:
-    """Whether each rank can read a part of the plan's log alone."""
+    """Return whether each rank can read its own part of the plan's log."""
     extractor = plan.extractor()
     numbers = extractor.keeps_all_rows if isinstance(extractor, CudaExtractor) else type(extractor) is Extractor
     return numbers and not extractor.merged and isinstance(opened(plan.log.source), IndexedFiles)
@@ -58,7 +58,7 @@ def can_share(plan: Plan) -> bool:
 
 @dataclass(frozen=True)
 class Planned:
-    """A batch of the stream: its rows in their order, and what of its position is known before the log's row is."""
+    """A batch of the stream: its rows in their order, and its position as far as it is known without the row of the log."""
 
     rows: Ints
     last: int  # stream row whose successor in the log is the position's row; -1: that of the window's beginning
@@ -67,7 +67,7 @@ class Planned:
 
 
 class Batching:
-    """Cuts a growing stream of rows into the batches of one process; the same in every rank."""
+    """Cuts a growing stream of rows into the same batches as one process does, in every rank alike."""
 
     def __init__(self, start: Position, batch_size: int, shuffle: int, seed: int) -> None:
         self.batch_size, self.seed = batch_size, seed
@@ -99,7 +99,7 @@ class Batching:
 
 
 class Held:
-    """Stream rows that this rank has read and no batch has taken yet, and who has read the others."""
+    """Stream rows that this rank has read and that no batch has taken yet, and which rank has read each of the other rows."""
 
     def __init__(self, schema: Schema) -> None:
         self.size = 0  # rows of the stream so far
@@ -160,7 +160,7 @@ def shared_parts(
     clock: Clock,
     overlap: bool = True,
 ) -> Generator[list[Part], None, None]:
-    """Yield this rank's part of each batch, the batches of one round at a time; every rank makes as many rounds.
+    """Yield this rank's part of each batch, the batches of one round at a time. All ranks make the same number of rounds.
 
     ``clock``: of the extraction.
     """

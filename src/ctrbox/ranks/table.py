@@ -45,7 +45,7 @@ EVALUATED = "evaluation"  # kind of the exchanges of a pull that creates no rows
 
 @dataclass(frozen=True)
 class Route:
-    """Which keys this rank requested from which rank, and which keys other ranks requested from this one."""
+    """The keys that this rank requested from each rank, and the keys that each rank requested from this one."""
 
     keys: Keys  # that this rank asked for
     order: np.ndarray  # their places, by owner

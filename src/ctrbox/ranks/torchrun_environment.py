@@ -1,4 +1,4 @@
-"""Reads from the environment, as torchrun sets it, which of how many processes this one is."""
+"""Reads the number of processes and the number of this process from the environment variables that torchrun sets."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from ctrbox.errors import DeviceError
 
 MOST_RANKS = 1024
-LAUNCHED = "CTRBOX_LAUNCHED"  # set by launch.py, which reports failures itself
+LAUNCHED = "CTRBOX_LAUNCHED"  # set by start_and_watch_ranks.py, which reports failures itself
 EXCHANGES = ("auto", "nccl", "gloo")  # ways in which ranks on GPUs exchange tensors
-GPUS = "CTRBOX_GPUS"  # set by launch.py: number of GPUs of this machine that the ranks use
+GPUS = "CTRBOX_GPUS"  # set by start_and_watch_ranks.py: number of GPUs of this machine that the ranks use
 
 
 @dataclass(frozen=True)
 class World:
-    """One process among ``size`` that train together; ``rank`` counts from 0 over all machines."""
+    """One of ``size`` processes that train together. ``rank``: its number over all machines, from 0."""
 
     rank: int
     size: int
@@ -36,7 +36,7 @@ class World:
 
     @staticmethod
     def here(environment: Mapping[str, str] = os.environ) -> World | None:
-        """Return the place of this process, or None where it was started alone."""
+        """Return what the environment says about this process, or None if it does not train together with others."""
         if "RANK" not in environment or "WORLD_SIZE" not in environment:
             return None
         size = _number(environment, "WORLD_SIZE", 1, MOST_RANKS)

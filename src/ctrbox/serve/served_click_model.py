@@ -24,12 +24,12 @@ from ctrbox.predict.published_run import click_model_of
 from ctrbox.publish.weight_file import read_weights
 from ctrbox.publish.weights_of_models import CLICK_MODEL
 from ctrbox.serve.encode_objects import MOST_IMAGES, MOST_PIXELS, RawEncoders
-from ctrbox.serve.model_scorer import Found, ModelScorer
 from ctrbox.serve.objects_in_requests import ObjectKeys
 from ctrbox.serve.request import Request
 from ctrbox.serve.served_models import OBJECTS, Scored, no_scores, reader_of, spread
 from ctrbox.serve.split_model import SplitModel
 from ctrbox.serve.state_of_histories import ServedPast
+from ctrbox.serve.torch_model_scorer import Found, ModelScorer
 from ctrbox.serve.unlearned_keys import KnownKeys
 from ctrbox.serve.view_versions import SplitViews
 

@@ -24,7 +24,8 @@ pytest.importorskip("ray", reason="needs ray: pip install 'ctrbox[cluster]'")
 
 from ray.exceptions import RayTaskError
 
-from ctrbox.cluster import launch, recovery
+from ctrbox.cluster import cluster as launch
+from ctrbox.cluster import recovery
 from ctrbox.cluster import workers as workers_module
 from ctrbox.cluster.recovery import Crew
 from ctrbox.cluster.same_code_data_settings import facts_of
@@ -268,9 +269,10 @@ def test_a_worker_of_other_code_is_refused_at_once(
     log: cb.Plan, tmp_path: Path, joined: InProcessRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "facts_of", lambda *given: {**facts_of(*given), "ctrbox": "0.0 0123456789"})
-    with pytest.raises(PlanError, match=r"has a different ctrbox: .*, expected '0\.0 0123456789'"):
+    with pytest.raises(PlanError, match=r"differs in ctrbox: .*, expected '0\.0 0123456789'"):
         cb.Trainer(model(log), table()).fit(log, **OPTIONS, out=tmp_path / "run", cluster=quiet())
     assert not joined.of("Worker")
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-0000000000"]
 
 
 def test_an_interrupted_training_ends_behind_its_step(

@@ -2,12 +2,12 @@
 
     this process ── store (TCP on 127.0.0.1) at which the ranks meet
       ├─ rank 0     writes to this process's stdout and stderr
-      └─ rank 1 …   what they write is kept, its last lines, and shown where such a rank is the first to fail
+      └─ rank 1 …   the last lines that they write are kept, and shown if such a rank is the first to fail
 
-The environment is that of torchrun, so a rank is the same whoever started it. Ranks run in sessions of their own: Ctrl-C and
-SIGTERM reach this process, which passes them on once; the ranks then end behind the same step with a checkpoint. A second signal
-kills them. When a rank fails, the others end because they lost its connection; who does not gets SIGTERM and then SIGKILL. Where
-this process is killed, the ranks notice that the store is gone, and end with a checkpoint.
+The environment is that of torchrun, so a rank runs in the same way whoever started it. Ranks run in sessions of their own: Ctrl-C
+and SIGTERM reach this process, which passes them on once; the ranks then end after the same step with a checkpoint. A second
+signal kills them. When a rank fails, the others end because they lost its connection; a rank that does not gets SIGTERM and then
+SIGKILL. If this process is killed, the ranks notice that the store is gone, and end with a checkpoint.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Rank:
 
     @property
     def code(self) -> int | None:
-        """The exit code; None while it runs; -9 after SIGKILL."""
+        """The exit code: None while the rank runs, and -9 after SIGKILL."""
         return self.process.poll()
 
     def send(self, number: int) -> None:
@@ -80,15 +80,15 @@ class Rank:
         if said:
             return f"rank {self.number}: {said[-1]}"
         lines = "".join(f"\n  {line}" for line in self.lines)
-        early = "" if code else " in the middle of the training"
+        early = "" if code else " in the middle of training"
         return f"rank {self.number} ended with exit code {code}{early}" + (f"; it wrote last:{lines}" if lines else "")
 
 
 def launch(ranks: int, command: Sequence[str], tell: Callable[[str], None], gpus: int | None = None) -> int:
-    """Run ``command`` as so many ranks and return the exit code: 0 where all ended well.
+    """Run ``command`` in ``ranks`` processes, and return the exit code: 0 if all of them succeeded.
 
-    ``gpus``: number of GPUs of this machine that they use; None: all that there are. ``tell`` is given the one message that says
-    which rank failed and why; where rank 0 failed, it has said so itself.
+    ``gpus``: number of GPUs of this machine that they use; None: all GPUs. ``tell`` is called with one message that says which
+    rank failed and why, unless rank 0 failed and has written its own message.
     """
     import torch.distributed as dist
 
@@ -125,7 +125,7 @@ def environment_of(rank: int, ranks: int, port: int, gpus: int | None = None) ->
 
 
 def watch(ranks: Sequence[Rank], noted: list[int], tell: Callable[[str], None]) -> int:
-    """Wait for all ranks; pass signals on, and end all when one fails."""
+    """Wait for all ranks, and return the exit code. Pass signals on to them, and end all ranks when one fails."""
     passed_on = 0
     failed_at: float | None = None
     first: Rank | None = None  # that failed
@@ -165,9 +165,10 @@ def send(ranks: Sequence[Rank], number: int) -> None:
 
 
 def culprit(ranks: Sequence[Rank]) -> Rank:
-    """Return the rank that failed of itself: before others one that was killed, then rank 0, which has said why.
+    """Return the rank that failed first, and not because it lost another rank.
 
-    If all failed ranks lost another one, it is one that ended as if all were well.
+    If several did, it is one that was killed, otherwise the one with the lowest number. If every failed rank lost another rank,
+    it is one that ended early with exit code 0.
     """
     failed = sorted((rank for rank in ranks if rank.code), key=lambda rank: (rank.process.returncode >= 0, rank.number))
     ended = [rank for rank in ranks if rank.code == 0]
@@ -176,7 +177,7 @@ def culprit(ranks: Sequence[Rank]) -> Rank:
 
 @contextmanager
 def noting_signals() -> Iterator[list[int]]:
-    """While inside, Ctrl-C and SIGTERM are only noted, in the order in which they come."""
+    """Yield a list to which each SIGINT (Ctrl-C) and SIGTERM is appended inside the context; they have no other effect."""
     noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield noted

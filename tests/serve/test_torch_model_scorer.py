@@ -13,8 +13,8 @@ from ctrbox.columns.batch import Batch, Field, Ragged, Schema
 from ctrbox.errors import DataError
 from ctrbox.evaluate.calibration_maps import Calibration, PlattMap
 from ctrbox.models.inputs import Pooled
-from ctrbox.serve.model_scorer import Found, ModelScorer, expanded, single_keys
 from ctrbox.serve.served_models import as_scores, no_scores, spread
+from ctrbox.serve.torch_model_scorer import Found, ModelScorer, expanded, single_keys
 
 
 def batch_of(rows: int, dense: Any = None, **fields: list[list[int]]) -> Batch:

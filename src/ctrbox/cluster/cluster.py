@@ -1,4 +1,4 @@
-"""Defines ``Cluster``, which says where a distributed training runs and with how many workers and servers.
+"""Defines ``Cluster``, which says where distributed training runs and with how many workers and servers.
 
 cluster = cb.Cluster("local", workers=2, servers=2)                # or the address of a Ray cluster: "auto", "10.0.0.1:6379"
 run = cb.Trainer(model, table).fit(plan, out="runs/today", cluster=cluster)
@@ -41,7 +41,7 @@ class Cluster:
     ``restarts``   number of times that lost workers or servers are replaced before the training ends with an error
     ``dashboard``  whether a local Ray starts its dashboard, which needs: pip install 'ray[default]'
 
-    After a training, ``moved`` is the number of bytes of keys, rows, gradients and counts that were sent between workers and
+    After training, ``moved`` is the number of bytes of keys, rows, gradients and counts that were sent between workers and
     servers. It includes neither dense gradients, which workers exchange among themselves, nor what Ray adds to a message.
     """
 
@@ -79,7 +79,7 @@ class Cluster:
     # ---- what the trainer asks
 
     def check(self, fit: Fit) -> None:
-        """Refuse a training that a cluster cannot run, such as one with several labels or on a GPU."""
+        """Refuse a training run that a cluster does not support, such as one with several labels or on a GPU."""
         from ctrbox.embed.shards import Spec, check_splits
 
         if fit.learner.tasks:
@@ -166,7 +166,7 @@ class Cluster:
             )
 
     def _show(self, crew: Any, order: Any, cores: int) -> None:
-        """Placement, budgets and where to look."""
+        """Report on which machines the actors run, the budgets of the tables, and the address of the dashboard."""
         import ray
 
         self.tell(f"{counted(self.workers, 'worker')} of {counted(cores, 'core')}, {counted(self.servers, 'server')}")
@@ -188,7 +188,7 @@ def _tell(line: str) -> None:
 
 
 def check_listening(address: str) -> None:
-    """Check that something listens at host:port; Ray would try for minutes."""
+    """Raise an error if nothing listens at host:port. Ray itself would try to connect for minutes."""
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdecimal():
         return

@@ -43,7 +43,9 @@ def plan_over(plan: Plan, data: Any, label: bool, views: Mapping[str, Any] | Non
         agreeing = _agreeing(log, then, read, strict=strict, spare=spare)
         if histories is not None:
             agreeing = continued_log(agreeing, lambda: histories_fingerprint(agreeing), histories)
-        if scored:  # Rows without a label are scored. They are no events, as in training, if a filter asks for the label.
+        if (
+            scored
+        ):  # Rows without a label are scored. They are no events, as in training, if a filter asks for the label.
             agreeing = unlabeled(reading_without(agreeing, label_columns(plan.features)), plan.features)
         return Plan(agreeing, features, **options)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ctrbox.ranks import launch as launching
-from ctrbox.ranks.launch import LOST, launch
+from ctrbox.ranks import start_and_watch_ranks as launching
+from ctrbox.ranks.start_and_watch_ranks import LOST, launch
 
 # A rank that waits until it is ended, and says so.
 WAITS = """
@@ -81,7 +81,7 @@ os._exit({LOST})"""
     assert started(tmp_path, code) == (1, [], set())
 
 
-@pytest.mark.parametrize(("code", "told"), [(3, "exit code 3"), (0, "exit code 0 in the middle of the training")])
+@pytest.mark.parametrize(("code", "told"), [(3, "exit code 3"), (0, "exit code 0 in the middle of training")])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_ends_without_a_word_is_named(tmp_path: Path, rank: int, code: int, told: str) -> None:
     result, lines, _ = started(tmp_path, f"os._exit({code} if rank == {rank} else {LOST})")
