@@ -41,7 +41,7 @@ class SourceError(CtrboxError):
 
 
 class CompactionError(SourceError):
-    """The background compaction of a Sparse Table failed; raised by the next checkpoint, which is whole all the same."""
+    """The background compaction of a Sparse Table failed. The next checkpoint raises this error after it has been written."""
 
 
 class WriteError(CtrboxError, OSError):
@@ -57,4 +57,4 @@ class DeviceError(CtrboxError):
 
 
 class TrainError(CtrboxError):
-    """A training cannot begin or continue: all labels are equal, no rows are left, or a value is not a number."""
+    """Training cannot begin or continue: all labels are equal, no rows are left, or a value is not a number."""

@@ -1,4 +1,4 @@
-"""``cb.types``: types that annotations and a few arguments need, of expressions, devices, schemas and positions in a log."""
+"""``cb.types``: the types of expressions, devices, schemas and positions in a log, for annotations and a few arguments."""
 
 from ctrbox.arguments.names import refuse_unknown
 from ctrbox.columns.batch import Schema

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -62,6 +63,14 @@ def test_names_of_other_libraries_lead_to_ours() -> None:
         (lambda: cb.scan_parquet, "'scan_parquet'; a view reads files: cb.View("),
         (lambda: view.slice, "a View has no attribute 'slice'; use .head(n) to look at the first rows"),
         (lambda: view.fillna, "; use .fill(x=0)"),
+        (
+            lambda: view.astype,
+            "'astype'; use .cast(x='int'), or 'float', 'bool', 'str' or 'time' in place of 'int'",
+        ),
+        (
+            lambda: col("x").astype("int"),
+            "'astype'; use .cast('int'), or 'float', 'bool', 'str' or 'time' in place of 'int'",
+        ),
         (lambda: col("ts").dayofweek, "an expression has no attribute 'dayofweek'; use .weekday(); Monday is 0"),
         (lambda: col("ts").dt, "; use the method without it: col('ts').hour()"),
         (lambda: col("x").hours, "; nearest: 'hour'"),
@@ -69,6 +78,21 @@ def test_names_of_other_libraries_lead_to_ours() -> None:
         with pytest.raises(AttributeError) as error:
             ask()
         assert told in str(error.value)
+
+
+def test_brackets_after_a_view_lead_to_its_methods() -> None:
+    view: Any = cb.View(pa.table({"id": [1], "x": [2.0]}), key="id")
+    some = "use .select('x', 'y') for some columns, .filter(…) for some rows, and .head(n) for the first rows"
+    for key, told in (
+        ("x", "write col('x') for the column in an expression, and .select('x') for a view of it alone"),
+        (["x"], some),
+        (slice(2), some),
+    ):
+        with pytest.raises(TypeError) as error:
+            view[key]
+        assert str(error.value) == f"a View is not subscriptable; {told}"
+    with pytest.raises(TypeError, match=r"^'View' object is not iterable$"):
+        list(view)
 
 
 def test_up_to_ten_more_columns_are_named() -> None:

@@ -324,6 +324,8 @@ def test_a_stopped_training_says_how_to_go_on_and_does(
     assert "ctrbox: stopped; unfinished output was removed" not in stderr
     line = stderr.strip().split("\n")[-1]
     assert line == f"resume: ctrbox train job.py --out {tmp_path / 'run'} --batch-size 20"
+    if sent == signal.SIGTERM:
+        return  # both signals leave the same checkpoint: one of them is enough for what follows
 
     done = ctrbox("train", "job.py", "--out", tmp_path / "run", "--batch-size", 30, cwd=here, check=1)
     assert "differs in" in done.stderr

@@ -87,6 +87,10 @@ def job(text: str) -> Path:
         ("1 / 0", "job.py:4: ZeroDivisionError: division by zero"),
         ("raise PlanError('too bad')", "job.py:4: NameError: name 'PlanError' is not defined"),
         ("import ctrbox as cb; raise cb.errors.PlanError('too\\nbad')", "job.py:4: too bad"),
+        (
+            "import ctrbox as cb; raise cb.errors.PlanError('2 values:\\n  x; add  a\\n  y; add b')",
+            "job.py:4: 2 values: x; add a | y; add b",
+        ),
         ("(", "job.py:4: SyntaxError: '(' was never closed"),
     ],
 )

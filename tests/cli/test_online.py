@@ -231,7 +231,9 @@ FOUND: dict[str, Any] = {
     "auc": 0.75,
     "auc_examples": 1500,
 }
-LEARNED = "learned from 1,500 examples, 1,200 clicked; 3,000 impressions wait; version 4"
+LEARNED = (
+    "learned from 1,500 examples, 1,200 clicked; 3,000 impressions wait for the end of their click window; version 4"
+)
 LOSS = "loss 0.250000 over all examples (the best constant prediction has 0.500000), AUC of all examples 0.750000"
 
 
@@ -243,7 +245,7 @@ LOSS = "loss 0.250000 over all examples (the best constant prediction has 0.5000
             {"learned": 2500, "unlearned": 1024},
             [
                 "learned from 1,500 examples, 1,200 clicked, besides 1,000 examples that the loaded engine had learned "
-                "before; 3,000 impressions wait; version 4",
+                "before; 3,000 impressions wait for the end of their click window; version 4",
                 "  1,024 examples wait until their batch is full",
                 LOSS,
             ],
@@ -254,7 +256,7 @@ LOSS = "loss 0.250000 over all examples (the best constant prediction has 0.5000
         ),
         (
             {"learned": 0, "examples": 0, "clicked": 0, "loss": None},
-            ["learned from 0 examples, 0 clicked; 3,000 impressions wait; version 4"],
+            ["learned from 0 examples, 0 clicked; 3,000 impressions wait for the end of their click window; version 4"],
         ),
         (
             {"counts": {**COUNTS, "late_clicks": 1000, "refused_chunks": 1}},

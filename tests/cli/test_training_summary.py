@@ -36,7 +36,10 @@ SUMMARY: dict[str, Any] = {
     "intermediate_bytes": 1000,
 }
 METRICS = {"rows": 100.0, "clicks": 20.0, "auc": 0.75, "logloss": 0.4}
-END = "the validation metrics were best after step 20; with --patience 1, training stops there and keeps those weights"
+END = (
+    "the validation metrics were best after step 20; with --patience 1, training stops after the first evaluation that is "
+    "not better, and keeps the best weights"
+)
 
 
 def lines(capsys: pytest.CaptureFixture[str], as_json: bool = False, **changed: Any) -> tuple[str, list[str]]:
@@ -86,7 +89,7 @@ def test_patience_is_advised_where_it_would_have_helped(
     changed: dict[str, Any], shown: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = lines(capsys, **changed)[1]
-    assert any("--patience 1, training stops there" in line for line in told) is shown
+    assert any("--patience 1, training stops after the first evaluation" in line for line in told) is shown
 
 
 def test_a_short_training_tells_less(capsys: pytest.CaptureFixture[str]) -> None:

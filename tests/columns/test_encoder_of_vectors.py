@@ -23,7 +23,7 @@ MADE = EncodedBy("net", "image", "Net", "small", "ab" * 32, "cpu", "2.13")
 def written(place: Path) -> Path:
     schema = pa.schema([("key", pa.int64()), ("vector", pa.list_(pa.float32(), 2))])
     batch = pa.RecordBatch.from_pydict({"key": [5, 4], "vector": [[1.0, 2.0], [3.0, 4.0]]}, schema=schema)
-    write_encoded(place / "v.ctrvec", pa.RecordBatchReader.from_batches(schema, [batch]), MADE, "float32")
+    write_encoded(place / "v.ctrvec", pa.RecordBatchReader.from_batches(schema, [batch]), MADE, "float32", str)
     return place / "v.ctrvec"
 
 

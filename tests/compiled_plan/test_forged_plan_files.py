@@ -53,11 +53,11 @@ def view(**changed: Any) -> Callable[[dict[str, Any]], Any]:
 
 
 CHANGES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
-    (lambda h: h.pop("blobs"), "blobs must be a list of at most 1,000,000"),
-    (lambda h: h.pop("views"), "views must be a list of at most 1,000,000"),
+    (lambda h: h.pop("blobs"), "blobs must be a list of at most 1,000,000 elements"),
+    (lambda h: h.pop("views"), "views must be a list of at most 1,000,000 elements"),
     (lambda h: h.pop("features"), "features must be an object"),
-    (lambda h: h.pop("expressions"), "expressions must be a list of at most 1,000,000"),
-    (lambda h: h.pop("dictionaries"), "dictionaries must be a list of at most 1,000,000"),
+    (lambda h: h.pop("expressions"), "expressions must be a list of at most 1,000,000 elements"),
+    (lambda h: h.pop("dictionaries"), "dictionaries must be a list of at most 1,000,000 elements"),
     (lambda h: h.pop("fitted"), "what was fitted must be an object"),
     (lambda h: h.pop("device"), "the device must be a string"),
     (lambda h: h.pop("log"), "the log must be a whole number from 0 to 0"),
@@ -80,9 +80,9 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda h: h["dictionaries"].append(5), "a dictionary must be an object"),
     (view(keep="first"), "keep of a view must be absent or 'last'"),
     (view(key=["m"]), "key 'm' is not among the columns of view 'log'"),
-    (view(key="n"), "a key must be a list of at most 1,000,000"),
+    (view(key="n"), "a key must be a list of at most 1,000,000 elements"),
     (view(name=5), "a view's name must be a string"),
-    (view(steps=None), "steps must be a list of at most 1,000,000"),
+    (view(steps=None), "steps must be a list of at most 1,000,000 elements"),
     (view(source={"paths": ["a"], "format": 5}), "a format must be a string"),
     (
         view(source={"paths": ["a"], "format": "delta", "version": 1 << 63}),

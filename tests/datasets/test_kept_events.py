@@ -147,7 +147,8 @@ def test_another_log_is_kept_where_that_is_asked_for(tmp_path: Path) -> None:
 def test_what_is_no_log_is_not_replaced_and_an_empty_folder_is_filled(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(
-        DataError, match=r"file exists and is not the folder of a generated ad log, so it is not replaced; choose another"
+        DataError,
+        match=r"file exists and is not the folder of a generated ad log, so it is not replaced; choose another",
     ):
         adlog(10, 0, tmp_path / "file")
     (tmp_path / "empty").mkdir()

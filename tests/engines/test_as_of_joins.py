@@ -253,7 +253,9 @@ def test_keys_without_an_earlier_row_are_counted_and_warned_of() -> None:
         cb.FeatureSet(sparse={"city": col("city")}),
         device="cpu",
     )
-    with pytest.warns(UserWarning, match=r"has a row in view 'profiles' at or before its own time.*; and their times"):
+    with pytest.warns(
+        UserWarning, match=r"has a row in view 'profiles' at or before its own time.*\. Also compare their times"
+    ):
         list(early.batches(10))
 
 

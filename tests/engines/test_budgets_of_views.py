@@ -173,8 +173,8 @@ def test_what_goes_wrong_on_the_disk_of_a_view_is_told_with_its_folder(tmp_path:
 
     assert told(OSError(errno.ENOSPC, "x")) == (
         f"WriteError: the disk of {tmp_path} is full: {view} is larger than its memory budget, and its first 1,234 rows take "
-        "0 B there, up to twice as much while it is loaded; free some space, or name a folder on another disk: "
-        "spill='/a/folder'"
+        "0 B there; loading the view needs up to twice as much space as its rows; free some space, or name a folder on "
+        "another disk: spill='/a/folder'"
     )
     assert told(OSError(errno.EIO, "x")) == f"WriteError: cannot write {view} to {tmp_path}: Input/output error"
     assert told(_native.DamagedFile("page 3")) == f"SourceError: {view}: its file in {tmp_path} is damaged: page 3"

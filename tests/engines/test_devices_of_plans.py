@@ -46,7 +46,8 @@ def test_several_labels_run_on_the_cpu() -> None:
         with pytest.raises(PlanError) as met:
             device_of_labels(SEVERAL, device)
         assert str(met.value) == (
-            f"a plan with several labels (labels=) runs on the CPU only, got device={device!r}; use device='cpu', or one label="
+            f"a plan with several labels (labels=) runs on the CPU only, got device={device!r}; use device='cpu', or a "
+            "single label (label=)"
         )
 
 

@@ -142,7 +142,7 @@ def test_the_warning_of_floats_and_of_lists_says_what_cannot_be_converted() -> N
     floats = plan_of(view_of(x=[float("nan")] * 3), {"a": col("x").cast("int").fill(0)})
     assert run(floats) == [
         "none of the first 3 values of 'x' could be converted by cast('int'), so all of them are null; the first is 'nan'; "
-        "NaN, infinite numbers and numbers beyond 64 bits have no whole number"
+        "NaN, infinite numbers and numbers beyond 64 bits cannot be converted to whole numbers"
     ]
     lists = plan_of(view_of(x=["b c"] * 3), {"a": col("x").split(" ").cast("int").length()})
     assert run(lists) == [
@@ -310,6 +310,16 @@ def test_a_wrong_unit_is_warned_of_with_the_likely_one(number: int, unit: str, t
     plan = plan_of(view, {"hour": col("ts").cast("time", unit=unit).hour().fill(-1)}, threads=1, chunk_rows=64)
     where = told if "check" in told else f"in January 1970; the first number is {number}, {told}"
     assert run(plan, 40) == [f"all of the first 40 times that cast('time', unit={unit!r}) makes of 'ts' lie {where}"]
+
+
+def test_a_wrong_unit_is_warned_of_once_where_a_plan_is_fitted_first() -> None:
+    view = view_of(ts=[SECONDS * 1000] * 40, ad=[1, 2] * 20).with_columns(t=col("ts").cast("time", unit="us"))
+    view = view.filter(col("t").is_not_null())
+    plan = plan_of(view, {"rate": cb.rate("ad", time="t", label="clicked", every="1h"), "hour": col("t").hour()})
+    (said,) = run(plan, 40)
+    assert "lie in January 1970" in said
+    assert run(plan, 40) == []
+    assert len(run(plan.using(threads=1), 40)) == 1  # another program of the same plan
 
 
 @pytest.mark.parametrize(

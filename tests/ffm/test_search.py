@@ -123,7 +123,7 @@ def test_the_best_is_never_a_model_that_failed_or_has_no_score(models: Any, test
 
 def test_a_search_without_any_score_has_no_best_and_still_tells_what_happened(tmp_path: Path) -> None:
     found = results(("a", NAN, [NAN], ""), ("b", NAN, [0.7], "not finite at example 3"), tested=True)
-    with pytest.raises(cb.errors.TrainError, match=r"none of 2 models has an AUC.*b: not finite at example 3"):
+    with pytest.raises(cb.errors.TrainError, match=r"none of the 2 models has an AUC.*b: not finite at example 3"):
         _ = found.best
     assert "*" not in str(found)
     told = json.loads(json.dumps(found.json(), allow_nan=False))

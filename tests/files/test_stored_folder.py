@@ -207,7 +207,7 @@ class TestOnAStore:
         place = url.removeprefix("s3://logs/") + "/files/" + folder.files["b.json"].object
         server.put_bytes(place, b"457")
         with pytest.raises(
-            DataError, match=rf"{folder.shown('b.json')} is damaged: .* another checksum; it holds 'b.json'"
+            DataError, match=rf"{folder.shown('b.json')} is damaged: its checksum is not .*; it holds 'b.json'"
         ):
             read(url)
         server.put_bytes(place, b"45")

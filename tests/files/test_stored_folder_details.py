@@ -401,7 +401,7 @@ def test_a_download_goes_on_where_the_last_one_broke_off(
             "x123456789": [from_the_start],
         }[there]
     )
-    told = f"the download of {reader.shown('a')} goes on at byte 3 of 10"
+    told = f"the download of {reader.shown('a')} continues at byte 3 of 10"
     assert caplog.messages == ([told] if len(there) == 3 else [])
     assert not list(reader._incoming.iterdir())
 
@@ -411,7 +411,7 @@ def test_a_download_goes_on_where_the_last_one_broke_off(
     [
         ("01234", "it has 5 bytes, expected 10 bytes; it holds 'a' of s3://bucket/run"),
         ("0123456789ab", "it has more than 10 bytes, expected 10 bytes; it holds 'a' of s3://bucket/run"),
-        ("x123456789", "it has 10 bytes, expected 10 bytes and another checksum; it holds 'a' of s3://bucket/run"),
+        ("x123456789", "its checksum is not that in _ctrbox_manifest.json; it holds 'a' of s3://bucket/run"),
     ],
 )
 def test_an_object_with_other_contents_is_damaged(root: Path, contents: str, told: str) -> None:

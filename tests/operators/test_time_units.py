@@ -82,17 +82,17 @@ def test_a_saved_plan_keeps_the_unit(tmp_path: Path) -> None:
         (lambda: col("ts_s").hour(), r"hour of int .'ts_s'. is not possible; .*\.cast\('time', unit='s'\)"),
         (
             lambda: cb.rate("ad", time=col("ts_s"), label=col("label")),
-            r"rate needs a time column, 'ts_s' is int; .*\.cast\('time', unit='s'\)",
+            r"rate needs a time column, but 'ts_s' is int; .*\.cast\('time', unit='s'\)",
         ),
         (
             lambda: cb.rate("ad", time=col("s"), label=col("label")),
-            r"rate needs a time column, 's' is str; make it a time with \.cast\('time'\)",
+            r"rate needs a time column, but 's' is str; make it a time with \.cast\('time'\)",
         ),
         (
             lambda: col("f").cast("time", unit="s"),
             r"takes whole numbers, but 'f' is float; .*\.round\(\)\.cast\('int'\)",
         ),
-        (lambda: col("s").cast("time", unit="s"), r"takes whole numbers, but 's' is str; text is cast without unit="),
+        (lambda: col("s").cast("time", unit="s"), r"takes whole numbers, but 's' is str; cast text without unit="),
         (lambda: col("ts_s").cast("time", unit="m"), r"unit='m' is not a unit of time; expected one of 's' .seconds."),
         (lambda: col("ts_s").cast("int", unit="s"), r"cast to 'int' takes no unit="),
         (

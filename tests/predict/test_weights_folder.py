@@ -61,7 +61,7 @@ DENSE = "dense.safetensors"
         ({"link.bin": {"bytes": 1}}, "/link.bin is a symbolic link; expected a regular file inside the folder"),
         (
             {"table-0.ctrtable": {"bytes": 99}},
-            "/table-0.ctrtable is damaged: 100 bytes, expected 99; restore the folder from a copy",
+            "/table-0.ctrtable is damaged: it has 100 bytes, expected 99; restore the folder from a copy",
         ),
         (
             {"table-0.ctrtable": {"bytes": 100, "content": "0"}},

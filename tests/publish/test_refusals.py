@@ -205,10 +205,7 @@ def test_a_copy_of_a_damaged_version_is_refused_with_what_was_met(folder: Publis
     path, size = folder.file(), folder.log()[-1].bytes
     whole = path.read_bytes()
     for content, met in (
-        (
-            whole[:-1] + bytes([whole[-1] ^ 1]),
-            f"it has {size:,} bytes, expected {size:,} bytes, but its checksum differs",
-        ),
+        (whole[:-1] + bytes([whole[-1] ^ 1]), "its checksum differs from that in the log"),
         (whole[:-1], f"it has {size - 1:,} bytes, expected {size:,} bytes"),
         (whole + b"xy", f"it has more than {size:,} bytes, expected {size:,} bytes"),
     ):

@@ -453,7 +453,7 @@ def test_what_a_signature_claims_is_read_unchecked(signed: object, known: bool) 
 
 KEY_FILE = {"kind": "ctrbox public key", "algorithm": "Ed25519", "id": SIGNER.id, "key": SIGNER.public.raw.hex()}
 NO_DIGITS = "is damaged: its key is not 64 hexadecimal digits; restore it from a copy"
-OTHER_KIND = "is not a public key that this version reads; make one: ctrbox publish keygen"
+OTHER_KIND = "is not a public key that this version of CTRBox reads; make one: ctrbox publish keygen"
 
 
 @pytest.mark.parametrize(

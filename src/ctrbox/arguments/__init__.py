@@ -1,1 +1,1 @@
-"""Checks and parsing of what users type: sizes, numbers, names."""
+"""Checks and parses what users type: sizes, numbers and names."""

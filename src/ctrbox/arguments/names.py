@@ -1,4 +1,4 @@
-"""Names that users give: errors for unknown ones, with the nearest known name."""
+"""Checks names that users give, and makes errors for unknown names, which suggest the nearest known name."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def refuse_unknown(module: str, names: Iterable[str]) -> None:
 
 
 class UnknownArgument(PlanError, TypeError):
-    """A keyword argument that a function or a constructor does not take. Code that catches Python's TypeError still works."""
+    """Raised for a keyword argument that a function or a constructor does not take. It is also a TypeError, as in Python."""
 
 
 def no_argument(owner: str, given: Iterable[str], names: Iterable[str]) -> PlanError:
@@ -111,7 +111,7 @@ def _checked(function: Callable[P, R], name: str) -> Callable[P, R]:
 
 
 def one_of(what: str, given: str, known: Sequence[str]) -> str:
-    """Return the name if it is one of ``known``; ``what`` is what it names, for the message."""
+    """Return the name if it is one of ``known``; otherwise raise a PlanError. ``what``: what the name stands for, in words."""
     if given not in known:
         raise PlanError(f"{what} is {given!r}{nearest(str(given), known)}; expected one of {', '.join(known)}")
     return given

@@ -1,4 +1,4 @@
-"""Numbers that users give: whole numbers within bounds, shares, finite numbers. NumPy's numbers count, True and False do not."""
+"""Checks numbers that users give: whole numbers within bounds, shares, finite numbers. NumPy's are accepted, bools are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes in bytes, as users write them: ``"512MB"``, ``"2GB"`` or a number of bytes."""
+"""Parses sizes in bytes, as users write them: ``"512MB"``, ``"2GB"`` or a number of bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the commands that follow a training: evaluate, predict, trial, report and demo.
+"""Defines the commands that follow a training run: evaluate, predict, trial, report and demo.
 
 `ctrbox train` is in train.py. Registered by main.py; torch and pyarrow are imported inside the functions.
 """

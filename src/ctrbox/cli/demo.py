@@ -9,7 +9,9 @@ from ctrbox.cli.terminal import meter
 
 
 def generate(rows: int, seed: int, out: Path, images: int = 0, *, overwrite: bool = True) -> None:
-    """The synthetic ad log, or the one that is there if it is the same; another one is replaced, or refused."""
+    """Generate the synthetic ad log, unless the same log is already there. Another log is replaced with ``overwrite``,
+    and otherwise refused.
+    """
     from ctrbox.datasets import adlog
 
     with meter("generating") as tick:
@@ -19,9 +21,10 @@ def generate(rows: int, seed: int, out: Path, images: int = 0, *, overwrite: boo
 
 
 def best_auc(plan: Any, truth: Path, share: float = 0.1) -> float | None:
-    """AUC of the true probabilities over the rows that `share` keeps for validation; None where they lack a class.
+    """Return the AUC of the true probabilities over the share of the rows that is held back; None if they are all of
+    one class.
 
-    The plan's filters drop rows, so truth and labels meet by instance_id; both lie in its order.
+    The plan's filters drop rows, so probabilities and labels are joined by instance_id; both are in its order.
     """
     import numpy as np
     import pyarrow.dataset as ds
@@ -43,10 +46,10 @@ def best_auc(plan: Any, truth: Path, share: float = 0.1) -> float | None:
 
 
 def demo_job_path() -> Path:
-    """The job of the ad log."""
+    """Return the path of the job file for the ad log."""
     return Path(__file__).with_name("demo_job.py")
 
 
 def demo_job() -> str:
-    """Its text, which the demo writes beside its data."""
+    """Return the text of this job file, which the demo writes beside its data."""
     return demo_job_path().read_text(encoding="utf-8")

@@ -3,7 +3,8 @@
 ctrbox datasets adlog --rows 2000000 --out data
 ctrbox train job.py
 
-A job defines `plan` and `model`; and where it wants other than usual `table`, `optimizer` and `settings`.
+A job defines `plan` and `model`. It may also define `table`, `optimizer` and `settings`, if the defaults are not what
+it wants.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Loads a job file: the user's Python file that defines ``plan`` and, for training, ``model`` and ``table``.
 
-What goes wrong inside the file is told as file, line and message, never as our traceback.
+An error inside the file is shown with the file, the line and the message, never as a traceback of CTRBox.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
 import runpy
 import sys
 import traceback
@@ -44,8 +45,8 @@ ALIKE = (
 
 @dataclass(frozen=True)
 class Job:
-    """What a job file defines. `model`, `table`, `optimizer` and `engine` are None where it leaves them out; `settings` are the
-    arguments of ``Trainer.fit`` that it wants other than usual, `context` the columns that come once per request."""
+    """What a job file defines. `model`, `table`, `optimizer` and `engine` are None if the file does not define them.
+    `settings` are arguments of ``Trainer.fit``; `context` has the columns that a request contains once."""
 
     path: Path
     plan: Any
@@ -65,7 +66,7 @@ class Job:
     )  # by field, of images and texts in requests, for `ctrbox serve`
 
     def needed_engine(self) -> Any:
-        """The Deep FFM, for a verb that learns online."""
+        """Return the Deep FFM for a command that learns online. Raise a `Mistake` if the job does not define it."""
         from ctrbox.ffm.engine import DeepFFM
 
         if not isinstance(self.engine, DeepFFM):
@@ -74,7 +75,7 @@ class Job:
         return self.engine
 
     def needed_model(self) -> Any:
-        """The model, for a verb that cannot do without one."""
+        """Return the model for a command that needs one. Raise a `Mistake` if the job does not define it."""
         if self.model is None:
             raise Mistake(f"{self.path} defines no `model`; add: model = cb.models.DeepFM(plan.schema)")
         if isinstance(self.model, type):
@@ -91,7 +92,7 @@ class Job:
 
 
 def files_there(path: Path) -> str:
-    """Name the Python file that is most like one that is missing, and the others of its folder."""
+    """Return the end of an error about a missing file: the Python file with the most similar name, and others in its folder."""
     if not path.parent.is_dir():
         return f", because there is no folder {path.parent}"
     names = sorted(p.name for p in path.parent.glob("*.py"))
@@ -192,7 +193,7 @@ def load_encoder(path: Path) -> Any:
 
 
 def misspelled(names: Mapping[str, Any]) -> dict[str, str]:
-    """Return names of a job that nothing reads and that look like one that is read and is not defined, with that one.
+    """Return those names of a job that are not used but resemble a name that is used and not defined, with this name.
 
     Modules, classes and functions are left out: `models` and `tables` are often imported.
     """
@@ -207,21 +208,21 @@ def misspelled(names: Mapping[str, Any]) -> dict[str, str]:
 
 
 def callbacks_of(found: Any, path: Path) -> tuple[Any, ...]:
-    """The `callbacks` of a job."""
+    """Check and return the `callbacks` of a job."""
     if not isinstance(found, list | tuple):
         raise Mistake(f"`callbacks` in {path} must be a list of callbacks, got {type(found).__name__}")
     return tuple(found)
 
 
 def common_of(found: Any, path: Path) -> tuple[str, ...]:
-    """The `common` of a job."""
+    """Check and return the `common` of a job."""
     if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
         raise Mistake(f"`common` in {path} must be a list of fields of the plan, got {found!r:.200}")
     return tuple(found)
 
 
 def encoders_of(found: Any, path: Path) -> dict[str, Any]:
-    """The `encoders` of a job."""
+    """Check and return the `encoders` of a job."""
     if found == {}:
         return {}
     from ctrbox.embed.vectors.encoders import Encoder
@@ -235,13 +236,19 @@ def encoders_of(found: Any, path: Path) -> dict[str, Any]:
 
 
 def listed(value: Any) -> list[Any]:
-    """What a list holds; a job may use the name for something else, an expression."""
+    """Return the elements of a list, and nothing for any other value: a job may use the name for an expression."""
     return list(value) if isinstance(value, list | tuple) else []
 
 
 def load_plan(path: Path) -> Any:
-    """The `plan` of a job, for verbs that learn nothing."""
+    """Return the `plan` of a job, for commands that do not train."""
     return load_job(path).plan
+
+
+def one_line(told: str) -> str:
+    """Return a message as one line. Its indented lines are items of a list; a bar separates them from each other."""
+    head, *items = [" ".join(part.split()) for part in re.split(r"\n(?=\s)", told)]
+    return " ".join([head, " | ".join(items)]) if items else head
 
 
 def raise_mistake(error: BaseException, job: Path) -> NoReturn:
@@ -255,14 +262,14 @@ def raise_mistake(error: BaseException, job: Path) -> NoReturn:
     if isinstance(error, PlanError) and error.written_at is not None and _same_file(error.written_at[0], job):
         lines.append(error.written_at[1])  # the line of the expression, not that of compile()
     where = f"{job}:{lines[-1]}" if lines else str(job)
-    told = " ".join(str(error).split())  # one line, whatever the job raised
+    told = one_line(str(error))
     if isinstance(error, CtrboxError | Mistake):
         raise Mistake(f"{where}: {told}") from error
     raise Mistake(f"{where}: {type(error).__name__}: {told}") from error
 
 
 def batches(plan: Any, job: Path, rows: int, limit: int | None = None) -> Iterator[Any]:
-    """The plan's batches; what goes wrong inside a user's operator points at the user's line."""
+    """Yield the batches of a plan. An error in a user's operator names the line in the user's file."""
     with blaming(job):
         try:
             yield from plan.batches(rows, limit=limit)
@@ -272,7 +279,7 @@ def batches(plan: Any, job: Path, rows: int, limit: int | None = None) -> Iterat
 
 @contextlib.contextmanager
 def blaming(job: Path | None) -> Iterator[None]:
-    """What goes wrong in a line of the user's file, an operator or a model of their own, points at that line."""
+    """Turn an error in the user's file, such as in an operator or a model, into an error that names the line."""
     try:
         yield
     except (CtrboxError, Mistake):

@@ -1,10 +1,10 @@
 """Defines the root command ``ctrbox`` and the commands that run a plan: extract, explain, show, datasets and version.
 
-`train` is in train.py, and what follows a training is in after_training.py.
+`train` is in train.py, and what follows a training run is in after_training.py.
 
-Data goes to stdout, everything else to stderr. Exit codes: 0 done; 1 a mistake in the job, the data or the
-disk, told in one line; 2 a wrong command line; 130 Ctrl-C; 143 SIGTERM. `CTRBOX_TRACEBACK=1` shows the
-traceback behind a one-line error.
+Data goes to stdout, everything else to stderr. Exit codes: 0 done; 1 an error in the job, the data or the disk, shown
+as one line; 2 a wrong command line; 130 Ctrl-C; 143 SIGTERM. `CTRBOX_TRACEBACK=1` shows the traceback behind a one-line
+error.
 
 Nothing heavy is imported at the top: `ctrbox --help` does not wait for pyarrow or torch.
 """
@@ -325,7 +325,9 @@ def version(as_json: AsJson = False) -> None:
 
 
 def tell_stages(plan: Any, rows: int, seconds: float, where: str) -> None:
-    """Rows per second, by stage where the plan knows, and what was counted as odd."""
+    """Print rows per second, the time of each stage if the plan knows it, the keys without a row, and the values that
+    were lost.
+    """
     tell(f"extracted {rows:,} rows in {seconds:.2f} s ({rows / max(seconds, 1e-9):,.0f} rows/s){where}")
     for stage, spent in plan.stats.items():
         stage_rows, stage_seconds = int(spent.get("rows", 0)), float(spent.get("seconds", 0.0))

@@ -1,7 +1,7 @@
 """Defines ``ctrbox online``, which learns from a stream of impressions and clicks and publishes every few minutes.
 
-main.py registers the command. Ctrl-C and SIGTERM end it between two batches of examples: it writes a checkpoint and prints the
-command that goes on from there.
+main.py registers the command. Ctrl-C and SIGTERM end it between two batches of examples: it writes a checkpoint and
+prints the command that continues from there.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ def told(found: dict[str, Any]) -> None:
     knew = f", besides {before:,} examples that the loaded engine had learned before" if before > 0 else ""
     tell(
         f"learned from {found['examples']:,} examples, {found['clicked']:,} clicked{knew}; {found['held']:,} impressions "
-        f"wait; version {found['version']}"
+        f"wait for the end of their click window; version {found['version']}"
     )
     if found["unlearned"]:
         tell(f"  {found['unlearned']:,} examples wait until their batch is full")

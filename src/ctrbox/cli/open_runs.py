@@ -1,8 +1,8 @@
 """Opens run folders and saved plans for the commands that read them, and defines the options that they share.
 
-A run names paths and classes. A path is opened when it lies below the current folder or beside the run, or when the user names it
-(--view, --allow-views); code is imported only by the job that the user names (--job), and
-of the operators that a run names only those are used that the plan of this job uses too.
+A run names paths and classes. A path is opened only if it is below the current folder or beside the run, or if the user
+names it (--view, --allow-views). Code is imported only by the job that the user names (--job). Of the operators that a
+run names, only those are used that the plan of this job uses as well.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ Ram = Annotated[
 
 
 def fetched(folder: str | Path) -> tuple[Path, Any]:
-    """Return the path of a run folder; one on S3 or HDFS is downloaded, and comes second."""
+    """Return the local path of a run folder and, if it is on S3 or HDFS, the stored folder from which it was downloaded."""
     from ctrbox.files.urls import url_of
 
     if url_of(folder) is None and not Path(folder).is_dir():
@@ -99,7 +99,7 @@ def load_run(
     ram: str | None = None,
     server: list[str] | None = None,
 ) -> Any:
-    """Return a finished run; with a job, the model of the job's class and the job's views and operators."""
+    """Load a finished run. With a job, it uses the model class, the views and the operators of the job."""
     place, stored = fetched(folder)
     own = own_job(job)
     from ctrbox.predict.read_run_folder import servers_of
@@ -125,7 +125,7 @@ def load_run(
 
 
 def plan_at(path: Path, allow_operators: bool = False) -> Any:
-    """Return the plan of a job, of the folder of a run or of a served model, or of a plan's file; opens none of its data."""
+    """Return the plan of a job, a run folder, the folder of a served model, or a saved plan. No data is opened."""
     file = path
     if path.is_dir():
         places = [path / "plan.ctrplan", path / "plan.ctr"]
@@ -173,7 +173,7 @@ def operators_in(own: Job | None) -> Any:
 
 @contextlib.contextmanager
 def asking_for_the_job(own: Job | None) -> Iterator[None]:
-    """What a model or an operator of the user's own needs is the job that has it."""
+    """Turn an error about a user's model or operator into one that asks for the job that defines it."""
     try:
         yield
     except PlanError as error:
@@ -196,7 +196,9 @@ def asking_for_the_job(own: Job | None) -> Iterator[None]:
 
 
 def tell_of_servers(run: Any) -> None:
-    """Warn of a file of other objects: it gives zeros, and scores that look like scores."""
+    """Warn if a vector file contains none of the requested objects: their vectors are zero, and yet the scores look
+    plausible.
+    """
     from ctrbox.embed.vectors.model_server import ModelServer
 
     for source in run.learner.sources:

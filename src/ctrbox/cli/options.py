@@ -122,7 +122,7 @@ def in_words_of_options(**also: str) -> Iterator[None]:
 
 
 def pairs_of(option: str, given: Sequence[str] | None, example: str) -> dict[str, str]:
-    """["users=tomorrow/users"] → {"users": "tomorrow/users"}."""
+    """Parse NAME=PATH options: ["users=tomorrow/users"] becomes {"users": "tomorrow/users"}."""
     found: dict[str, str] = {}
     for text in given or []:
         name, equals, path = text.partition("=")
@@ -136,5 +136,5 @@ def pairs_of(option: str, given: Sequence[str] | None, example: str) -> dict[str
 
 
 def vector_files(given: Sequence[str] | None) -> dict[str, str]:
-    """By field, as `Servers` gives them."""
+    """Return the vector files that --server names, by field."""
     return pairs_of("--server", given, "ad_image=images.ctrvec")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_output(output: str, endings: tuple[str, ...], as_json: bool) -> None:
-    """Refuse before the work begins what could not be written at its end."""
+    """Refuse an output that could not be written at the end, before the work begins."""
     if output == "-" and as_json:
         raise Mistake("-o - and --json both write to stdout; remove one of the two")
     if output == "-" and sys.stdout.isatty():
@@ -36,7 +36,7 @@ def check_output(output: str, endings: tuple[str, ...], as_json: bool) -> None:
 
 @contextlib.contextmanager
 def writing(output: str) -> Iterator[None]:
-    """A write that fails is the output's, whatever was being read meanwhile."""
+    """Turn an error of the system inside this context into one that names the output."""
     try:
         yield
     except OSError as error:
@@ -53,7 +53,10 @@ def writing(output: str) -> Iterator[None]:
 def sink(
     output: str | None, arrow: Callable[[Any], pa.RecordBatch], nothing: Callable[[], Any]
 ) -> Iterator[Callable[[Any], None]]:
-    """`write(rows)`, to nowhere where `output` is None. `arrow` makes a record batch of rows; `nothing` gives no rows."""
+    """Yield a function ``write(rows)``, which does nothing if ``output`` is None.
+
+    ``arrow`` makes a record batch from rows. ``nothing`` returns an empty set of rows.
+    """
     if output is None:
         yield lambda rows: None
         return
@@ -100,7 +103,7 @@ def sink(
 
 
 def no_rows(schema: Any) -> Any:
-    """A batch of a plan's schema without a row."""
+    """Return a batch with the schema of a plan and without rows."""
     import numpy as np
 
     from ctrbox.columns.batch import Batch, Ragged

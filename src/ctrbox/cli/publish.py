@@ -468,7 +468,9 @@ def push(
 
 
 def whole(published: Any, model: str, servers: list[str], job: Path | None = None) -> Any:
-    """The run of a folder, where all of it is to be published; else the path as it is."""
+    """Return the run in a folder if it is to be published as a whole, otherwise the path, or the weights of a run on S3
+    or HDFS.
+    """
     from ctrbox.publish.weights_of_models import CLICK_MODEL, weights_of
 
     files = vector_files(servers)
@@ -529,7 +531,7 @@ def log(folder: Folder, as_json: AsJson = False) -> None:
 
 
 def served(folder: str) -> str:
-    """Return the folder that holds the versions of a served model."""
+    """Return the end of an error: where the versions are, if the folder is that of a served model; otherwise ""."""
     url = stored_url(folder, "a folder of published versions")
     if url is None:
         holds = (Path(folder) / "serve.json").is_file()

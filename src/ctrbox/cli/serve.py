@@ -451,7 +451,7 @@ def encoders_of(own: Job | None, weights: Mapping[str, str]) -> dict[str, Any]:
 
 
 def no_folder(model: Path) -> str:
-    """What to do about a path that is not a model's folder; "" where it may be one."""
+    """Return what to do about a path that is not a model folder; "" if it may be one."""
     if model.is_file():
         return (
             f"{model} is a file; expected a model folder, which holds a plan and weights. To create one: "

@@ -212,12 +212,14 @@ def _lists(floats: Any) -> Any:
 
 
 def of_a_checkpoint(folder: Path) -> bool:
-    """Whether it is a part of what several tables saved (cb.tables.SparseTables)."""
+    """Return whether a table is part of a checkpoint of several tables (cb.tables.SparseTables)."""
     return (folder.resolve().parent.parent / "TABLES").exists()
 
 
 def of_a_run(folder: Path) -> Path | None:
-    """The run that model/table-0.ctrtable or checkpoints/step-9/table-0.ctrtable belongs to."""
+    """Return the run folder to which a table belongs, as model/table-0.ctrtable or checkpoints/step-9/table-0.ctrtable;
+    or None.
+    """
     from ctrbox.predict.weights_folder import STATE
 
     place = folder.resolve()
@@ -227,7 +229,9 @@ def of_a_run(folder: Path) -> Path | None:
 
 
 def refuse_of_a_run(folder: Path) -> None:
-    """A run counts the bytes of its tables, and shares their files with other checkpoints: nobody changes them."""
+    """Refuse a table of a run or of a checkpoint. A run records the bytes of its tables, and checkpoints share their
+    files, so nobody may change them.
+    """
     if of_a_checkpoint(folder):
         raise Mistake(
             f"{folder} is part of a checkpoint of several tables; open them with cb.tables.SparseTables and call compact()"

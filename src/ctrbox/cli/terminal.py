@@ -1,8 +1,8 @@
 """Handles the terminal: stdout and stderr, the progress line, signals and exit codes.
 
-Data goes to stdout (`say`), everything else to stderr (`tell`). Exit codes: 0 done; 1 a mistake in the job, the data or
-the disk, told in one line; 2 a wrong command line; 130 Ctrl-C; 143 SIGTERM. `CTRBOX_TRACEBACK=1` shows the traceback
-behind a one-line error. Knows no verb and imports nothing heavy at the top.
+Data goes to stdout (`say`), everything else to stderr (`tell`). Exit codes: 0 done; 1 an error in the job, the data or
+the disk, shown as one line; 2 a wrong command line; 130 Ctrl-C; 143 SIGTERM. `CTRBOX_TRACEBACK=1` shows the traceback
+behind a one-line error. This module knows no command, and imports nothing heavy at the top.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line 
 
 
 class Mistake(Exception):
-    """Something the user can put right; shown as one line."""
+    """An error that the user can correct. It is shown as one line."""
 
 
 def say(text: object) -> None:
-    """Data, to stdout."""
+    """Print data to stdout."""
     try:
         print(text, flush=True)
     except OSError as error:
@@ -39,7 +39,7 @@ def say(text: object) -> None:
 
 
 def tell(line: str) -> None:
-    """Words about it, to stderr; where they cannot be written the work goes on."""
+    """Print a message to stderr. If it cannot be written, the work continues."""
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:
@@ -65,7 +65,7 @@ def _finite(value: Any) -> Any:
 
 @contextlib.contextmanager
 def meter(what: str) -> Iterator[Callable[[int], None]]:
-    """`tick(done)` moves a progress line, where stderr is a terminal."""
+    """Yield a function ``tick(done)``, which moves a progress line if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -96,7 +96,7 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 
 class Stopped(SystemExit):
-    """A polite kill unwinds like Ctrl-C, so that files written aside are removed."""
+    """The exception that SIGTERM raises. It unwinds the stack as Ctrl-C does, so that unfinished files are removed."""
 
 
 signals: list[int] = []  # those that came to stop the process
@@ -106,7 +106,7 @@ speaker: list[str] = []  # which of several processes this is, for its error
 
 
 def stopped_with(line: str) -> None:
-    """Say this when a signal ends the process: something unfinished was kept."""
+    """Print this line if a signal ends the process, because unfinished work was kept."""
     farewells.append(line)
 
 
@@ -134,7 +134,7 @@ def loading_torch() -> bool:
 
 
 def run(command: Callable[[], Any]) -> NoReturn:
-    """Run a command to its end and leave with the exit code of what happened."""
+    """Run a command to its end, and exit with the exit code that says what happened."""
     code = 0
     try:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -173,7 +173,9 @@ def run(command: Callable[[], Any]) -> NoReturn:
 
 
 def in_words(error: Exception) -> str:
-    """An error of the system without its number; a name in it cannot color or move what a terminal shows."""
+    """Return the message of an error: a system error without its number, and without control characters, which could
+    change what a terminal shows.
+    """
     told = str(error)
     if isinstance(error, OSError) and not isinstance(error, CtrboxError) and error.strerror and error.filename:
         told = f"cannot use {error.filename}: {error.strerror}"
@@ -181,7 +183,7 @@ def in_words(error: Exception) -> str:
 
 
 def utf8(path: Path) -> Path:
-    """A path that native code and Parquet writers take: refused where it, or the folder it is in, is not UTF-8."""
+    """Return a path. Raise a `Mistake` if its absolute form is not UTF-8, because native code and Parquet writers need that."""
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError:
@@ -197,7 +199,7 @@ def tell_warning(
     file: Any = None,
     line: str | None = None,
 ) -> None:
-    """What is meant for a user is one line; what is meant for a programmer keeps its file and line."""
+    """Print a warning: in one line if it is meant for users, and with its file and line if it is meant for programmers."""
     if issubclass(category, UserWarning):
         tell(f"ctrbox: warning: {message}")
     else:
@@ -217,7 +219,7 @@ def open_streams() -> None:
 
 
 def silence(number: int) -> None:
-    """Let what a broken stream still holds go nowhere; the interpreter would fail on it at the end."""
+    """Redirect a broken stream to /dev/null; otherwise the interpreter would fail at its end when it writes the rest."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, number)
     os.close(nowhere)

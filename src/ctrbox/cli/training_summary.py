@@ -1,4 +1,4 @@
-"""Prints the summary at the end of a training: metrics, the time of each stage, and the share of keys that were not found."""
+"""Prints the summary at the end of training: metrics, the time of each stage, and the share of keys that were not found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ctrbox.cli.terminal import say, say_json, tell
 
 @dataclass(frozen=True)
 class Done:
-    """A finished training: what to tell about it."""
+    """A finished training run, and where its folder and its report are."""
 
     run: Any
     place: Any  # a path, or a folder on S3 or HDFS
@@ -19,7 +19,7 @@ class Done:
 
 
 def finish(done: Done, as_json: bool) -> None:
-    """The end of a training: what it is worth, where the time went, where to look."""
+    """Print the end of a training run: its metrics, the time of each stage, and the paths of the run and the report."""
     from ctrbox.files.sealed_json import tidy
     from ctrbox.report.number_format import learned_rows
 
@@ -37,8 +37,8 @@ def finish(done: Done, as_json: bool) -> None:
     )
     if "patience" not in s["settings"] and 0 < s["best_step"] < s["steps"]:
         tell(
-            f"the validation metrics were best after step {s['best_step']:,}; with --patience 1, training stops there "
-            f"and keeps those weights"
+            f"the validation metrics were best after step {s['best_step']:,}; with --patience 1, training stops after "
+            f"the first evaluation that is not better, and keeps the best weights"
         )
     for stage in s["stages"]:
         busy, count = stage["seconds"], stage["rows"]
@@ -86,7 +86,7 @@ def told_losses(counts: Mapping[str, int], casts: Iterable[Mapping[str, Any]]) -
 
 
 def stalls(stage: Mapping[str, Any]) -> str:
-    """What a stage waited for, and how many batches waited behind it."""
+    """Return for what a stage waited and for how long, and how many batches waited after it."""
     waits = [(stage["for_input"], "input"), (stage["for_room"], "room")]
     words = [f"{seconds:.2f} s for {what}" for seconds, what in waits if seconds >= 0.005]
     queue = f"queue {stage['queue']:.1f}, most {stage['queue_most']}" if "queue" in stage else ""
@@ -95,7 +95,7 @@ def stalls(stage: Mapping[str, Any]) -> str:
 
 
 def told_of(table: Mapping[str, Any]) -> str:
-    """One line about what a training asked of a table."""
+    """Return one line about the look-ups of a training run in a table."""
     from ctrbox.report.number_format import sized
 
     asked, hits = table["asked"], table["hit_rate"]
@@ -111,7 +111,7 @@ def told_of(table: Mapping[str, Any]) -> str:
 
 
 def tell_metrics(m: Mapping[str, float]) -> None:
-    """Print the figures of the validation rows, plain and by weight."""
+    """Print the metrics of the validation rows, without weights and weighted."""
     if not m:
         tell("no metrics, because there are no validation rows; add --valid 0.1")
         return

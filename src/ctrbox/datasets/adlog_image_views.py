@@ -48,7 +48,7 @@ def write_images(folder: Path, world: World, visual: Visual, save: Save) -> None
 
 
 def write_behaviors(folder: Path, world: World, visual: Visual, save: Save) -> list[pa.ChunkedArray]:
-    """Write the clicks; returns the columns `behavior` and `all_clicks` of the users, in their order."""
+    """Write the clicks, and return the columns `behavior` and `all_clicks` of the users, in their order."""
     found: tuple[list[pa.Array], list[pa.Array]] = ([], [])
     for number, first in enumerate(range(0, world.users.count, BLOCK)):
         last = min(first + BLOCK, world.users.count)

@@ -7,9 +7,9 @@
     click    log odds += TASTE · (taste · style) + MOOD · (taste · appeal) + APPEAL · (style · appeal), the taste being the one
              for the ad's topic, and nothing where that is no interest of the user; the appeal is the same for everybody
 
-Tastes show in what users clicked before the log begins (`Behaviors`): of the clicks with a long dwell time in the last RECENT
-days most are of the taste. Those before are of another taste, that of then, and those with a short dwell time are accidents:
-whoever filters by both sees the taste, whoever does not sees half as much of it.
+Tastes show in what users clicked before the log begins (`Behaviors`): most of the clicks of the last RECENT days with a long
+dwell time follow the taste. Older clicks follow an earlier taste, and clicks with a short dwell time are accidents. A model that
+filters clicks by both sees the taste; a model that does not sees half as much of it.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Behaviors:
     dwell: npt.NDArray[np.float32]
 
     def kept(self) -> npt.NDArray[np.bool_]:
-        """Those that tell a taste: recent ones, with a long dwell time."""
+        """Return which clicks show the taste: recent ones, with a long dwell time."""
         return (self.age_us <= RECENT * 86_400_000_000) & (self.dwell >= DWELL)
 
 
 @dataclass(frozen=True, slots=True)
 class Visual:
-    """Arrays by ad and by user as `World` has them; the last entries are neutral."""
+    """Arrays by ad and by user, in the form of those of `World`; their last entries are neutral."""
 
     width: int
     seed: int
@@ -80,7 +80,7 @@ class Visual:
 
     @staticmethod
     def make(seed: int, users: int, advertiser: npt.NDArray[np.int32], width: int) -> Visual:
-        """``advertiser``: of each ad, and of the neutral one."""
+        """Return the images and tastes of a log. ``advertiser``: the advertiser of each ad, and of the neutral ad."""
         rng = _stream(seed, 20)
         ads = len(advertiser) - 1
         brands = rng.standard_normal((int(advertiser.max()) + 1, STYLE))
@@ -103,7 +103,7 @@ class Visual:
         )
 
     def odds(self, world: World, user: Indices, ad: Indices) -> npt.NDArray[np.float64]:
-        """What the image adds to the log odds of a click."""
+        """Return what the image adds to the log odds of a click."""
         match = world.users.interests[user] == world.ads.topic[ad][:, None]
         slot = match.argmax(axis=1)
         known = match.any(axis=1) & (user < world.users.count)
@@ -113,7 +113,7 @@ class Visual:
         return np.asarray(np.where(known, liked, 0.0) + APPEAL * (style @ self.appeal), np.float64)
 
     def images(self, world: World, first: int, last: int) -> tuple[Indices, npt.NDArray[np.float32]]:
-        """Indices of the ads first … last that have an image, and their images (n, width)."""
+        """Return the indices of those of the ads first … last that have an image, and their images (n, width)."""
         at = first + np.flatnonzero(self.imaged[first:last])
         of_style, of_topic = self._maps()
         rng = _stream(self.seed, 22, first)
@@ -127,7 +127,7 @@ class Visual:
         return of_style.astype(np.float32), rng.standard_normal((len(TOPICS), self.width)).astype(np.float32)
 
     def behaviors(self, world: World, first: int, last: int) -> Behaviors:
-        """What the users first … last clicked before the log begins."""
+        """Return what the users first … last clicked before the log begins."""
         rng = _stream(self.seed, 23, first)
         count = np.minimum(rng.negative_binomial(EVEN, EVEN / (EVEN + MEAN_CLICKS), last - first), MOST_CLICKS)
         user = np.repeat(np.arange(first, last), count)
@@ -155,7 +155,7 @@ class Visual:
 
 
 def _tastes(rng: np.random.Generator, users: int) -> npt.NDArray[np.int8]:
-    """(users, 4): of each interest, the user's own in most of them."""
+    """Return the taste of each user for each interest (users, 4); for about half of the interests, it is the same taste."""
     own, usual = rng.integers(0, TASTES, (users, 4), np.int8), rng.integers(0, TASTES, (users, 1), np.int8)
     return np.where(rng.random((users, 4)) < SHARED, usual, own)
 
@@ -165,5 +165,5 @@ def _stream(seed: int, *path: int) -> np.random.Generator:
 
 
 def lists_of(user: Indices, first: int, last: int, values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Indices]:
-    """Values of ascending users as (values, offsets) of the users first … last."""
+    """Return values of ascending users as (values, offsets) of the users first … last."""
     return values, np.searchsorted(user, np.arange(first, last + 1)).astype(np.int64)

@@ -34,12 +34,12 @@ def _endings() -> pa.Array:
 
 
 def join(*pieces: pa.Array) -> pa.Array:
-    """Row-wise concatenation; null where a piece is null."""
+    """Concatenate pieces row by row; the result is null where a piece is null."""
     return pc.binary_join_element_wise(*pieces, "")
 
 
 def sentences(rng: np.random.Generator, words: npt.NDArray[np.int16]) -> pa.Array:
-    """Word numbers (slot, n), negative for none → strings in mixed case with punctuation and emoji."""
+    """Return strings in mixed case, with punctuation and emoji, from word numbers (slot, n), which are negative for no word."""
     count = len(vocabulary().words)
     n = words.shape[1]
     # A text is lower case, Title Case or UPPER CASE throughout.
@@ -57,7 +57,7 @@ def sentences(rng: np.random.Generator, words: npt.NDArray[np.int16]) -> pa.Arra
 
 
 def queries(rng: np.random.Generator, known: pa.Array, draw: Draw) -> pa.Array:
-    """The query column: known queries by number, the rest composed; null where the log has none."""
+    """Return the query column: known queries by number, the rest composed; null where the log has none."""
     tail = np.flatnonzero(draw.query < 0)
     fresh = sentences(rng, draw.words[:, tail])
     index = draw.query.copy()
@@ -75,7 +75,7 @@ class Table:
         self.strings = pa.array(plain + wide, pa.string())
 
     def take(self, index: Ints, wide: Mask, gone: Mask) -> pa.Array:
-        """`index` counts from 0 over the pieces; -1 leaves the piece out."""
+        """Return pieces by their `index`, which counts from 0; -1 leaves the piece out."""
         at = np.where(gone, 0, index + 1 + self.count * wide)
         return self.strings.take(pa.array(at))
 
@@ -86,7 +86,7 @@ def _quoted(text: str, ascii_only: bool) -> str:
 
 @cache
 def _tables() -> dict[str, Table]:
-    """The pieces of a context, in order: geo, ip, ip_end, slot, page, path, depth, app, exp, floor."""
+    """Return the pieces of a context, in order: geo, ip, ip_end, slot, page, path, depth, app, exp, floor."""
     geo = []
     for country, cities in zip(COUNTRIES, CITIES, strict=True):
         for city in cities:
@@ -121,7 +121,7 @@ def _tables() -> dict[str, Table]:
 
 
 def contexts(rng: np.random.Generator, draw: Draw) -> pa.Array:
-    """The JSON column. Fields are sometimes absent, null, escaped or spaced; a broken one stops half-way."""
+    """Return the JSON column. Fields are sometimes absent, null, escaped or spaced; a broken document ends half-way."""
     n = len(draw.user)
     tables = _tables()
     city = draw.country.astype(np.int64) * 4 + rng.integers(0, 4, n)
@@ -152,10 +152,10 @@ def contexts(rng: np.random.Generator, draw: Draw) -> pa.Array:
 
 
 def joined(pieces: list[pa.Array | str], separator: str) -> pa.Array:
-    """Row-wise join that leaves out null pieces."""
+    """Join pieces row by row, without null pieces."""
     return pc.binary_join_element_wise(*pieces, separator, null_handling="skip")
 
 
 def list_joined(lists: pa.ListArray, separator: str) -> pa.Array:
-    """A column of lists of strings as one string a row; an empty list is the empty string."""
+    """Join the strings of each list to one string per row; an empty list gives the empty string."""
     return pc.binary_join(lists, separator)

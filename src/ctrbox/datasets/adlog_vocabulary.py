@@ -233,7 +233,7 @@ def _spell(word: str, changed: str) -> str:
 
 @cache
 def vocabulary() -> Vocabulary:
-    """The one vocabulary, built once a process."""
+    """Return the vocabulary, which is built once per process."""
     number: dict[str, int] = {}
 
     def ids(words: list[str]) -> list[int]:

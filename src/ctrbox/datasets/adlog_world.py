@@ -63,7 +63,7 @@ _POSITION_SHARE = 0.78 ** np.arange(10) / np.sum(0.78 ** np.arange(10))
 
 
 def stream(seed: int, *path: int) -> np.random.Generator:
-    """An independent generator for every (seed, path): a block draws the same in whatever order."""
+    """Return an independent generator for each (seed, path), so that a block has the same values in any order of blocks."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *path])))
 
 
@@ -78,13 +78,13 @@ def power_law(u: Floats, n: Ints | int, s: float) -> npt.NDArray[np.int64]:
 
 
 def choose(rng: np.random.Generator, share: Any, size: int) -> npt.NDArray[np.int64]:
-    """`size` draws from a small table of shares."""
+    """Draw `size` indices from a small table of shares."""
     cumulative = np.cumsum(np.asarray(share, np.float64))
     return np.searchsorted(cumulative / cumulative[-1], rng.random(size), side="right").astype(np.int64)
 
 
 def user_id(index: Ints) -> npt.NDArray[np.int64]:
-    """Ids that look hashed: an odd factor modulo 2^40 keeps them distinct."""
+    """Return ids that look hashed; an odd factor modulo 2^40 keeps them distinct."""
     return (index.astype(np.int64) * 654_188_429 + 977) & ((1 << 40) - 1)
 
 
@@ -194,7 +194,7 @@ class World:
         return world
 
     def _popularity(self, day: int) -> npt.NDArray[np.float64]:
-        """Cumulative weight of the ads on a day, from 0: popularity swings; no ad shows before it exists."""
+        """Return the cumulative weight of the ads on a day, from 0. Popularity varies, and no ad is shown before it exists."""
         ads = self.ads
         swing = np.exp(0.8 * np.sin(2 * np.pi * day / 7 * (1 + ads.phase) + 7 * ads.phase))
         born = ads.created_us[:-1] <= START_US + day * DAY_US
@@ -202,7 +202,7 @@ class World:
         return np.concatenate([[0.0], np.cumsum(ads.popularity * swing * (born + 1e-9))])
 
     def pick_ads(self, rng: np.random.Generator, day: int, low: Ints, high: Ints) -> npt.NDArray[np.int64]:
-        """An ad from each range of ads [low, high), by the day's popularity; from all ads if it is empty."""
+        """Draw an ad from each range [low, high) by the popularity of the day; from all ads if the range is empty."""
         cdf = self._cdf[day]
         empty = low >= high
         start = cdf[np.where(empty, 0, low)]
@@ -215,7 +215,7 @@ class World:
         return start[topic * LEAVES_PER_TOPIC], start[(topic + 1) * LEAVES_PER_TOPIC]
 
     def histories(self, rng: np.random.Generator) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Ads clicked before the log begins: (ad indices, offsets by user). Mostly of the user's taste."""
+        """Return the ads clicked before the log begins: (ad indices, offsets by user). Most of them are of the user's taste."""
         users = self.users
         clicks = users.clicks[:-1]
         owner = np.repeat(np.arange(users.count), clicks)
@@ -228,7 +228,7 @@ class World:
         return self.pick_ads(rng, -1, low, high), offsets
 
     def draw(self, rng: np.random.Generator, first: int, count: int, total: int) -> Draw:
-        """Impressions first … first+count of `total`: every random column and the log odds of a click."""
+        """Draw the impressions first … first+count of `total`: every random column and the log odds of a click."""
         users, ads, queries = self.users, self.ads, self.queries
         ts_us = _times(rng, first, count, total, self.days)
         day = np.minimum((ts_us - START_US) // DAY_US, self.days - 1)
@@ -318,7 +318,7 @@ class World:
 
 
 def _times(rng: np.random.Generator, first: int, count: int, total: int, days: int) -> npt.NDArray[np.int64]:
-    """Ascending moments: row i lies at the (i + u)/total quantile of a day-and-night curve; no sort."""
+    """Return ascending times, without sorting: row i is at the (i + u)/total quantile of a day-and-night curve."""
     hours = np.arange(days * 24)
     rate = 1.0 + 0.6 * np.sin(2 * np.pi * (hours % 24 - 9) / 24) + 0.1 * np.sin(2 * np.pi * hours / (24 * 7))
     cumulative = np.concatenate([[0.0], np.cumsum(rate)])
@@ -329,7 +329,7 @@ def _times(rng: np.random.Generator, first: int, count: int, total: int, days: i
 
 
 def _compose(rng: np.random.Generator, topic: Ints, language: Ints, width: int, none: int) -> npt.NDArray[np.int16]:
-    """Word numbers (width, n): [brand] word [word [word …]] [generic]; `none` where a slot stays empty."""
+    """Return word numbers (width, n): [brand] word [word [word …]] [generic]; `none` where a slot stays empty."""
     known = vocabulary()
     n = len(topic)
     words = np.full((width, n), none, np.int16)

@@ -109,7 +109,7 @@ def _avazu_type(name: str) -> pa.DataType:
 
 
 def _moments(hours: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """YYMMDDHH → (microseconds as datetime64, which of them are real hours of the years 2000 to 2099)."""
+    """Convert YYMMDDHH to microseconds (datetime64), and say which of them are real hours of the years 2000 to 2099."""
     rest, hour = np.divmod(hours, 100)
     rest, day = np.divmod(rest, 100)
     year, month = np.divmod(rest, 100)

@@ -1,6 +1,6 @@
 """Describes four public click datasets in Parquet for the quality tables: label column, tables and split.
 
-Each function takes the folder of one set and looks at the schema only; `ClickSet.table` reads.
+Each function takes the folder of one dataset and reads only the schema; `ClickSet.table` reads the rows.
 """
 
 from __future__ import annotations

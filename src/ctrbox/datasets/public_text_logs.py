@@ -35,23 +35,23 @@ _CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "lz4": "lz4"}
 
 
 class Unparsed(Exception):
-    """A block holds a line that the format does not accept; which one, `Format.complaint` will tell."""
+    """Raised if a block has a line that the format does not accept. `Format.complaint` finds this line."""
 
 
 class Format(Protocol):
-    """How the lines of one kind of log become columns."""
+    """The format of one kind of log: how its lines become columns."""
 
     schema: pa.Schema  # without `row`
 
     @property
     def header(self) -> bytes | None:
-        """A first line that every file must have."""
+        """Return the first line that every file must have; None if there is none."""
 
     def parse(self, block: bytes) -> pa.RecordBatch:
-        """Whole lines → columns. Raises `Unparsed` or `pa.ArrowInvalid` where a line is bad."""
+        """Return the columns of a block of whole lines; raise `Unparsed` or `pa.ArrowInvalid` if a line is bad."""
 
     def complaint(self, line: bytes) -> str | None:
-        """What is wrong with a line: what was met and what was expected; None for a good one."""
+        """Return what is wrong with a line, that is, what was found and what was expected; None for a good line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class TextLog:
 
     Each call of `__arrow_c_stream__` or `batches` reads the files again from the beginning. The column `row` counts the rows
     of all files from 0, without lines that are left out. `skipped` is the number of bad lines that the latest reading,
-    complete or not, left out. If a file changes after the log was opened, reading raises an error (`files.version` says what
+    complete or not, left out. If a file changes after the log was opened, reading raises an error (`files.file_version` says what
     is compared).
     """
 
@@ -95,7 +95,10 @@ class TextLog:
         return reader.__arrow_c_stream__(requested_schema)
 
     def fingerprint(self) -> str:
-        """Return a hash that changes if the name, length, modification time or content of a file changes (`files.checksum`)."""
+        """Return a hash that changes if the name, length, modification time or content of a file changes.
+
+        `files.data_fingerprint` says which bytes of a file are covered.
+        """
         seen = hashlib.blake2b(str(self.schema).encode(), digest_size=16)
         contents = content_checksums(self._versions, _named)
         for path, version, content in zip(self.paths, self._versions, contents, strict=True):
@@ -104,7 +107,7 @@ class TextLog:
         return seen.hexdigest()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the log from its beginning, one record batch per block of lines. Raises `DataError` and `SourceError`."""
+        """Yield the log from its beginning, one batch per block of lines; raise a `DataError` or `SourceError` if that fails."""
         self.skipped = 0
         row = 0
         for path, version in zip(self.paths, self._versions, strict=True):
@@ -143,7 +146,7 @@ class TextLog:
 
 
 def find(paths: Paths) -> tuple[str, ...]:
-    """Paths, globs and lists of them → files; a glob gives its files in order of name."""
+    """Return the files of paths, globs and lists of them; those of a glob are in the order of their names."""
     given = [paths] if isinstance(paths, (str, PathLike)) else list(paths) if isinstance(paths, Iterable) else [paths]
     for one in given:
         if not isinstance(one, (str, PathLike)):
@@ -167,7 +170,7 @@ def find(paths: Paths) -> tuple[str, ...]:
 
 
 def version_of(path: str) -> FileVersion:
-    """The version of a file as it is now; see `files.version`."""
+    """Return the version of a file as it is now; see `files.file_version`."""
 
     def ask() -> FileVersion:
         if "://" in path:
@@ -192,9 +195,9 @@ def _opened(path: str, action: Callable[[], T]) -> T:
 def blocks(
     path: str, header: bytes | None = None, size: int = BLOCK_BYTES, version: FileVersion | None = None
 ) -> Iterator[Block]:
-    """A file in blocks of whole lines. `header`, where given, must be the first line and is left out.
+    """Yield a file in blocks of whole lines. If `header` is given, it must be the first line, and is left out.
 
-    The file is decompressed by its ending (.gz, .zst, .bz2, .lz4) and must stay `version`, the one it has now by default.
+    The ending (.gz, .zst, .bz2, .lz4) says how the file is compressed. The file must keep `version`; default: its version now.
     """
     line = 1
     rest = b""
@@ -239,12 +242,12 @@ def _shown(line: bytes | None) -> str:
 
 
 def shown(text: bytes) -> str:
-    """A value as an error message shows it: quoted, at most 80 characters."""
+    """Return a value as an error message shows it: quoted, at most 80 characters."""
     return _shown(text)
 
 
 def head(paths: Sequence[str], lines: int) -> list[bytes]:
-    """The first non-blank lines of a log, without reading further than needed."""
+    """Return the first non-blank lines of a log, without reading further than needed."""
     found: list[bytes] = []
     for path in paths:
         for block in blocks(path, size=1 << 16):

@@ -51,7 +51,7 @@ _BASIC_NULLS = {"f03": 0.04, "f05": 0.02, "f07": 0.08, "f11": 0.01}
 
 
 def _schema(nullable: Collection[str], **columns: pa.DataType) -> pa.Schema:
-    """Columns without holes say so: a required column decodes faster and asks for no fill."""
+    """Return a schema in which columns without nulls say so; such a column decodes faster and needs no fill."""
     return pa.schema([pa.field(name, kind, nullable=name in nullable) for name, kind in columns.items()])
 
 
@@ -307,7 +307,7 @@ def _swap(aside: Path, target: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Score:
-    """Histogram of the true probability, apart for shown and clicked rows; sums up over blocks."""
+    """Histograms of the true probability, one for shown and one for clicked rows, which are added up over blocks."""
 
     shown: npt.NDArray[np.int64]
     clicked: npt.NDArray[np.int64]
@@ -432,7 +432,7 @@ def _save(path: Path, table: pa.Table, repeated: list[str] | bool = False) -> No
 
 
 def _prices(rng: np.random.Generator, world: World, draw: Draw) -> pa.Array:
-    """What the impression cost: the bid, shaded; null where the auction log has a hole."""
+    """Return what each impression cost, which is a part of the bid; null where the auction log has a gap."""
     n = len(draw.ad)
     bid = np.nan_to_num(world.ads.bid[draw.ad], nan=0.5)
     price = np.round(bid * (0.4 + 0.6 * rng.random(n)), 4)
@@ -440,7 +440,7 @@ def _prices(rng: np.random.Generator, world: World, draw: Draw) -> pa.Array:
 
 
 def _basic(rng: np.random.Generator, world: World, draw: Draw, instance: npt.NDArray[np.int64]) -> pa.Table:
-    """Features "materialized earlier": f00…f02 are noisy rates of user, ad and pair; the rest says little."""
+    """Return features "materialized earlier": f00 to f02 are noisy rates of user, ad and pair; the others say little."""
     kept = np.flatnonzero(rng.random(len(instance)) >= 0.005)
     n = len(kept)
     user, ad = draw.user[kept], draw.ad[kept]

@@ -72,7 +72,7 @@ def adlog_events(
 
 
 def encoded(events: pa.Table, format: str) -> bytes:
-    """Events as the bytes of a chunk, a file or a message."""
+    """Return events as the bytes of a chunk, which is a file or a message."""
     sink = pa.BufferOutputStream()
     if format == "parquet":
         pq.write_table(events, sink, compression="zstd", write_page_checksum=True)
@@ -121,7 +121,7 @@ def _chunks(
 
 
 def _events(log: pa.Table, rng: np.random.Generator, delay_s: float, disorder_s: float) -> tuple[pa.Table, int]:
-    """Impressions and clicks of some rows, with the place at which each arrives; and the newest impression's time."""
+    """Return impressions and clicks of some rows, with the place at which each arrives, and the time of the newest impression."""
     shown = log.drop_columns(["clicked"])
     at = log.column("ts").cast(pa.int64()).to_numpy()
     clicked = log.filter(pc.equal(log.column("clicked"), 1)).select(["instance_id", "ts"])

@@ -3,9 +3,10 @@ section 7.2).
 
     group   7 7 7 9 7          behavior   [a b c] [ ] [ ] [d] [ ]          first   0 0 0 3 0
 
-``shared`` leaves the keys of the fields named in the first row of each group and notes for every row which row has its keys. Keys
-are looked up and pooled once a user; what a model sees is the same. A row whose keys differ from those of its group's first row,
-because the user did something in between, keeps its own. It pays where samples of a user stand together in the log.
+``shared`` keeps the keys of the given fields only in the first row of each group, and returns for every row the row
+that has its keys. Keys are then looked up and pooled once per user, and the model gets the same inputs as without
+sharing. A row whose keys differ from those of the first row of its group, because the user did something in between,
+keeps its own keys. Sharing saves time if the rows of a user are next to each other in the log.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ Ints = npt.NDArray[np.int64]
 
 
 def check_common(batch_fields: dict[str, bool], fields: Sequence[str], group: bool) -> tuple[str, ...]:
-    """``batch_fields``: whether a row of each may have other than one key."""
+    """Return the names in ``common`` without repetitions. Raise a `PlanError` if one of them cannot be shared.
+
+    ``batch_fields``: for each field that the model reads, whether a row may have no key or several keys.
+    """
     if isinstance(fields, str) or not all(isinstance(name, str) for name in fields):
         raise PlanError(f"common must be a list of fields, such as ['behavior'], got {fields!r}")
     for name in fields:
@@ -46,7 +50,9 @@ def check_common(batch_fields: dict[str, bool], fields: Sequence[str], group: bo
 
 
 def shared(batch: Batch, fields: Sequence[str]) -> tuple[Batch, Ints]:
-    """The batch with the keys of ``fields`` once a group, and for each row the row that has its keys."""
+    """Return the batch with the keys of ``fields`` once per group and, for each row, the number of the row that has its
+    keys.
+    """
     assert batch.group is not None
     _, at, inverse = np.unique(np.asarray(batch.group), return_index=True, return_inverse=True)
     every = np.arange(batch.rows)

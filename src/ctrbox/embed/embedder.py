@@ -26,7 +26,7 @@ NextUse = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Row:
-    """What a model reads of a key: ``dim`` floats and, before them, a first-order weight where it asks for one."""
+    """What a model reads of a key: ``dim`` floats and, if it asks for one, a first-order weight before them."""
 
     dim: int
     linear: bool = False
@@ -81,8 +81,8 @@ class Embedder(Protocol):
         """The shape of a row, as ``open`` has set it; ``Row(dim)`` for an embedder without a model."""
 
     def open(self, row: Row) -> None:
-        """Set the shape of the rows that a model reads, before all other calls. Refused if the embedder holds rows of another
-        shape.
+        """Set the shape of the rows that a model reads, before all other calls. Raise a `PlanError` if the embedder
+        holds rows of another shape.
         """
 
     def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
@@ -118,7 +118,7 @@ class Embedder(Protocol):
         """
 
     def __len__(self) -> int:
-        """Keys held."""
+        """Return the number of keys that the embedder holds."""
 
     @property
     def nbytes(self) -> int:
@@ -154,7 +154,7 @@ class FullEmbedder(Embedder, Protocol):
         """Return an empty embedder with the same settings, for rows of this shape."""
 
     def stats(self) -> Mapping[str, int]:
-        """Return counts of what the embedder was asked."""
+        """Return counts of the look-ups since the embedder was made."""
 
     def export(self) -> tuple[Keys, Floats, Floats]:
         """Return all keys in ascending order, their rows and their optimizer states."""
@@ -162,12 +162,14 @@ class FullEmbedder(Embedder, Protocol):
     # ---- the trait objects
 
     def restore(self, path: Path, *, optimizer: bool = True) -> None:
-        """Replace the contents with those that ``save`` wrote; ``optimizer=False``: without the states of the optimizer."""
+        """Replace the contents by those that ``save`` wrote. With ``optimizer=False``, leave out the states of the
+        optimizer.
+        """
 
     # ---- the trait device
 
     def expect(self, references: References, ready: Any = None) -> None:
-        """Announce a batch that will be learned soon. ``ready``: event after which its keys are on the GPU."""
+        """Announce a batch that will be learned soon. ``ready``: the event after which its keys are on the GPU."""
 
     def read(
         self,

@@ -1,4 +1,4 @@
-"""What an embedder declares about itself, so that the trainer never has to guess from its class or its attributes.
+"""Defines what an embedder declares about itself, so that the trainer never has to guess from its class or its attributes.
 
     class Mine:
         traits = cb.tables.Traits(scales_lr=True)        # an attribute or a property; cb.tables.Traits() where it is left out

@@ -16,7 +16,7 @@ Asked = tuple[str, int, int]  # of one batch: field, keys that were looked up, t
 
 
 def asked_of_rows(fields: tuple[str, ...], keys: Keys, lost: Keys) -> list[Asked]:
-    """Count keys that lie field after field, as many of each."""
+    """Count keys that are stored field after field, the same number for each field."""
     each = len(keys) // len(fields)
     if len(fields) == 1:
         return [(fields[0], int(np.count_nonzero(keys)), int(np.count_nonzero(keys[lost])) if len(lost) else 0)]

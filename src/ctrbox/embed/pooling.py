@@ -35,10 +35,10 @@ def pool(
     threads: int = 1,
     fields: Sequence[str] | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """First-order weights (rows, fields), where ``row.linear``, and vectors (rows, fields, dim).
+    """Return first-order weights (rows, fields), or None without ``row.linear``, and vectors (rows, fields, dim).
 
-    ``rows`` are (unique, row.width), as ``pull(lookup.keys)`` gives them; ``pooling`` names one kind a field; ``fields``
-    picks and orders fields of the lookup.
+    ``rows`` has the shape (unique, row.width), as ``pull(lookup.keys)`` returns it. ``pooling`` has one kind of pooling
+    for each field. ``fields`` selects and orders fields of the lookup.
     """
     columns = chosen(lookup, lookup.fields if fields is None else fields)
     if len(pooling) != len(columns):
@@ -57,9 +57,9 @@ def pool(
 def sequence(
     rows: torch.Tensor, lookup: Lookup, row: Row, field: str, longest: int | None = None, threads: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Vectors (rows, L, dim) of a field's keys in their order, padded with zeros, and lengths (rows,) int64.
+    """Return the vectors (rows, L, dim) of a field's keys in their order, padded with zeros, and lengths (rows,) int64.
 
-    Of a row with more than ``longest`` keys the last ones are kept. L is the greatest length of this batch, at least 1.
+    If a row has more than ``longest`` keys, the last ones are kept. L is the largest length in this batch, at least 1.
     """
     (at,) = chosen(lookup, [field])
     check(rows, lookup, row)

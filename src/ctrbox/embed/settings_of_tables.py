@@ -46,7 +46,7 @@ KEPT_SETTINGS = (
 
 
 class Table(Shaped, ABC):
-    """Settings of a table, checked; pushes; counters, admission and expiry. ``_calling`` turns failures into words."""
+    """The base class of tables: checks their settings, and defines pushes, counters, admission and expiry."""
 
     optimizer: Optimizer
     linear: Optimizer
@@ -142,8 +142,8 @@ class Table(Shaped, ABC):
     def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
         """Apply one optimizer step to these rows. A gradient that is not finite raises an error before anything changes.
 
-        ``shows``, ``clicks``: of each key, where the table counts; one show and no click unless given. With
-        ``nonfinite="skip"`` keys whose gradients are not finite are left as they are, and counted.
+        ``shows``, ``clicks``: the shows and clicks of each key, if the table counts them; default: one show and no
+        click. With ``nonfinite="skip"``, keys whose gradients are not finite keep their rows and are counted.
         """
         moved = checked_keys(keys)
         g = np.asarray(gradients)
@@ -163,7 +163,9 @@ class Table(Shaped, ABC):
         refuse_gradient(self._row, moved, g, bad)
 
     def scale_lr(self, factor: float) -> None:
-        """From now on pushes use ``lr`` (`FTRL`: ``alpha``) times ``factor``: for schedules. Not saved."""
+        """Multiply the learning rate (``alpha`` of `FTRL`) by ``factor`` in all later pushes, for schedules. The factor
+        is not saved.
+        """
         self._factor = check_factor(factor, self.optimizer, self.linear)
 
     def set_lr(self, lr: float) -> None:
@@ -216,16 +218,16 @@ class Table(Shaped, ABC):
 
     @property
     def takes_shows(self) -> bool:
-        """Whether a push has use for shows and clicks."""
+        """Whether pushes use the shows and clicks of keys."""
         return self.counters is not None or (self.admission is not None and self.admission.count > 1)
 
     @property
     def clock(self) -> int:
-        """Periods that have passed."""
+        """The number of periods that have passed."""
         return int(self._reading.clock)
 
     def advance(self, periods: int = 1) -> None:
-        """So many periods have passed: what was counted fades, and what is not pushed grows old."""
+        """Move on by this number of periods: counts decay, and rows that are not pushed grow older."""
         self._check_counts()
         more = whole("periods=", periods, 0, MOST_PERIODS)
         if more + self.clock > MOST_PERIODS:
@@ -250,9 +252,11 @@ class Table(Shaped, ABC):
         click: float = 1.0,
         nonclick: float = 0.1,
     ) -> int:
-        """Let go of rows not pushed for more than ``unseen`` periods, or of a score below ``score``; returns how many.
+        """Remove the rows that were not pushed for more than ``unseen`` periods or have a score below ``score``; return
+        their number.
 
-        A score is click · clicks + nonclick · (shows − clicks), faded to now. A key that comes again begins anew.
+        The score is click · clicks + nonclick · (shows − clicks), with the counts decayed until now. If a removed key
+        occurs again, it begins with its initial value.
         """
         self._check_counts()
         if unseen is None and score is None:
@@ -267,7 +271,11 @@ class Table(Shaped, ABC):
             return int(self._changing.expire(age, float(score or 0.0), float(click), float(nonclick)))
 
     def counts(self, keys: Keys) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
-        """Shows and clicks of keys, faded to now, and the period of their last push, -1 without a row; creates nothing."""
+        """Return the shows and clicks of keys, decayed until now, and the period of their last push, -1 for a key
+        without a row.
+
+        The call creates no rows.
+        """
         self._check_counts()
         assert self.counters is not None
         wanted = checked_keys(keys)
@@ -329,9 +337,9 @@ def checked_counts(name: str, counts: Any, keys: Keys) -> Floats | None:
 
 
 def chosen_optimizers(optimizer: Optimizer | None, linear: Optimizer | None) -> tuple[Optimizer, Optimizer]:
-    """Return the optimizers of vectors and first-order weights, checked: those given, else the usual ones of a new table.
+    """Check and return the optimizers of vectors and first-order weights. The defaults are the usual ones of a new table.
 
-    An optimizer that is given for the vectors alone moves the first-order weights too.
+    If only the optimizer of the vectors is given, the first-order weights use it as well.
     """
     vectors: Optimizer = USUAL if optimizer is None else checked_optimizer("optimizer", optimizer)
     if linear is not None:
@@ -350,7 +358,7 @@ def checked_optimizer(name: str, optimizer: Optimizer) -> Optimizer:
 
 
 def check_not_dense(table: str, *optimizers: Optimizer) -> None:
-    """Refuse optimizers that move all rows at every push, for a table that does not hold them all in main memory."""
+    """Refuse dense optimizers, which change all rows at every push, for a table that does not hold all rows in main memory."""
     for optimizer in optimizers:
         if is_dense(optimizer):
             raise PlanError(
@@ -389,7 +397,7 @@ def check_opens(table: Embedder, row: Row) -> bool:
 
 
 def check_factor(factor: float, *optimizers: Optimizer) -> float:
-    """A factor of learning rates; FTRL divides by its own."""
+    """Return a checked factor of the learning rates. It must be above 0 for FTRL, which divides by its learning rate."""
     least = "above 0" if FTRL in map(type, optimizers) else "0 or more"
     wrong = not is_number(factor) or not 0 <= factor <= 1e6
     if wrong or (factor == 0 and least == "above 0"):
@@ -450,7 +458,7 @@ def same_dim(path: str | os.PathLike[str], saved: int, mine: int) -> None:
 
 
 def same_shape(path: str | os.PathLike[str], found: tuple, mine: tuple) -> None:
-    """Refuse a saved table that is not as this one is, and name the first difference."""
+    """Refuse a saved table whose settings differ from those of this table, and name the first difference."""
     names = ("dim", "linear weights", "linear optimizer", "optimizer", "init", "seed", "counters and admission")
     for name, theirs, ours in zip(names, found, mine, strict=True):
         # Rows without one of the parts may have any optimizer of it.
@@ -475,7 +483,7 @@ def same_shape(path: str | os.PathLike[str], found: tuple, mine: tuple) -> None:
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[None]:
-    """What goes wrong while reading a saved table, in words that name the file."""
+    """Turn errors while reading a saved table into errors that name the file."""
     try:
         yield
     except _native.DamagedFile as error:
@@ -487,7 +495,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def describe(path: str | os.PathLike[str]) -> tuple:
-    """The shape of a saved file."""
+    """Return the shape and the settings of a saved table."""
     refuse_url(path, "a saved table")
     with reading(path):
         return shape_from(_native.MemoryTable.saved_shape(os.fspath(path)))

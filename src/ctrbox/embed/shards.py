@@ -1,8 +1,8 @@
 """Splits tables into shards by key: makes them, adds up gradients by key, and restores or loads saved shards.
 
-A saved table in shards is a folder of saved tables, `00001-of-00003.ctrtable`, each with its own checksums; a key lies in shard
-`shard_of(key, 3)`. Whoever restores reads all of them and keeps the keys that are its own, so the number of processes may be
-another one than that which saved. One saved table of a single process counts as one shard.
+A saved table in shards is a folder of saved tables, `00001-of-00003.ctrtable`, each with its own checksums; a key lies
+in shard `shard_of(key, 3)`. Each process that restores a shard reads all files and keeps its own keys, so the number of
+processes may differ from the number that saved. A table that a single process saved counts as one shard.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ RAM = 2 << 30  # bytes for a Sparse Table that is read
 
 @dataclass(frozen=True)
 class Spec:
-    """How a shard of an embedder is made. ``path``: of the table's folder or the server's data."""
+    """How a shard of an embedder is made. ``path``: the folder of the table, or the data of the Model Server."""
 
     kind: type
     row: Row
@@ -146,7 +146,10 @@ def places_by_shard(keys: Keys, of: int) -> list[npt.NDArray[np.int64]]:
 
 
 def added_up(keys: Sequence[Keys], values: Sequence[Floats]) -> tuple[Keys, Floats]:
-    """The sum by key over workers, in their order; keys ascending. Keys of one worker differ from each other."""
+    """Return all keys in ascending order, and the sum of the values of each key over the workers, in their order.
+
+    The keys of one worker must be distinct.
+    """
     if len(keys) == 1:
         return keys[0], values[0]
     union = np.unique(np.concatenate(keys))
@@ -161,7 +164,10 @@ def shard_path(folder: Path, shard: int, of: int) -> Path:
 
 
 def shards_in(path: Path) -> list[Path]:
-    """Saved tables of a folder of shards, all of them; the path itself where it is no such folder."""
+    """Return the saved tables in a folder of shards, or the path itself if it is not such a folder.
+
+    Raise a `DataError` if a shard is missing.
+    """
     found = [m for m in map(NAME.fullmatch, sorted(p.name for p in path.iterdir())) if m] if path.is_dir() else []
     if not found:
         return [path]
@@ -176,7 +182,7 @@ def shards_in(path: Path) -> list[Path]:
 
 
 def restore_shard(embedder: Embedder, path: Path, shard: int = 0, of: int = 1) -> None:
-    """Become shard ``shard`` of ``of`` of what was saved in any number of shards."""
+    """Restore an embedder as shard ``shard`` of ``of`` from a table that was saved in any number of shards."""
     saved = shards_in(path)
     if isinstance(embedder, LevelTable):
         with embedder.replaced():
@@ -202,7 +208,8 @@ def is_on_disk(path: Path) -> bool:
 
 
 def loaded(path: Path, ram: int | None = None) -> MemoryTable | SparseTable | TableParts:
-    """Open a saved table for predictions: a Sparse Table read-only where it lies, another one in memory; also one in shards.
+    """Open a saved table, which may be in shards, for predictions: a Sparse Table read-only in its folder, any other in
+    memory.
 
     ``ram``: bytes for a Sparse Table; default: 2 GB.
     """
@@ -222,7 +229,7 @@ def loaded(path: Path, ram: int | None = None) -> MemoryTable | SparseTable | Ta
 
 
 def check_lazy(table: MemoryTable | SparseTable) -> None:
-    """Refuse a table whose optimizer moves all rows at every step: parts of it would have to step together."""
+    """Refuse a table whose optimizer changes all rows at every step, because its shards would have to step together."""
     if is_dense(table.optimizer):
         raise PlanError(
             f"{table.optimizer} is a dense optimizer: every step changes all rows of the table, which a table that is split "

@@ -26,7 +26,9 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """All keys that a batch reads from one embedder, each once. One made by hand has no ``native`` and pools slowly."""
+    """The distinct keys that a batch reads from one embedder. A lookup that was made without ``of`` has no ``native``
+    and pools slowly.
+    """
 
     keys: Ints  # (unique,)
     inverse: npt.NDArray[np.int32]  # reference → position in keys; fields one after the other; read-only
@@ -38,7 +40,7 @@ class Lookup:
 
     @staticmethod
     def of(batch: Batch, fields: Sequence[str], threads: int = 1) -> Lookup:
-        """What ``batch`` reads for ``fields``. The result is the same for any number of ``threads``."""
+        """Return what ``batch`` reads for ``fields``. The result is the same for any number of ``threads``."""
         read = arrays_of(batch, fields)
         # Offsets of a field of one key per row are known; only where it begins is looked at.
         parts = [
@@ -72,7 +74,7 @@ class Lookup:
         return len(self.keys)
 
     def shown(self, label: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """How many references each key has, and how many of them are of clicked rows."""
+        """Return how many references each key has, and how many of them are in clicked rows."""
         every = np.arange(self.rows)
         row = [every if at is None else np.repeat(every, np.diff(at)) for at in self.offsets]
         clicked = np.asarray(label)[np.concatenate(row)] if row else np.empty(0)
@@ -82,7 +84,7 @@ class Lookup:
 
 
 def arrays_of(batch: Batch, fields: Sequence[str]) -> list[tuple[Ints, Ints, bool]]:
-    """Keys and offsets of each field, and whether its schema lets a row have other than one key."""
+    """Return the keys and offsets of each field, and whether its schema allows rows with no key or several keys."""
     ragged = {f.name: f.ragged for f in batch.schema.sparse}
     found = []
     for name in fields:

@@ -9,10 +9,10 @@
     shared = engine.context(one_row)         # once per request
     engine.score(shared, candidates)         # the bits of predict over whole rows
 
-docs/online/deep_ffm.md has the network, the layout of the weights and the files. The weights depend on settings and examples
-alone, bit by bit, on every processor; those learned in blocks also on where a batch ends. The number of threads never
-changes them. Refused: fields the model does not have, labels other than 0 and 1, numbers that are not finite, examples
-without a label to learn from, damaged files.
+docs/online/deep_ffm.md has the network, the layout of the weights and the files. Every processor computes the same bits
+of the weights. They depend only on the settings and the examples and, if the model learns in blocks, also on where a
+batch ends. The number of threads never changes them. The engine refuses fields that the model does not have, labels
+other than 0 and 1, numbers that are not finite, examples without a label to learn from, and damaged files.
 """
 
 from __future__ import annotations
@@ -479,7 +479,7 @@ def context_first(fields: list[str], context: Sequence[str]) -> list[str]:
 
 
 def memory_here() -> int:
-    """Bytes of this machine."""
+    """Return the size of the main memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -488,7 +488,7 @@ def check_memory(settings: _native.FfmSettings) -> None:
     memory = memory_here()
     if needed > memory:
         raise BudgetError(
-            f"bits={settings.bits} needs {needed:,} bytes for weights and accumulators, but this machine has {memory:,}; "
+            f"bits={settings.bits} needs {needed:,} bytes for weights and accumulators, but this machine has {memory:,} bytes; "
             f"try bits={settings.bits - ((needed - 1) // memory).bit_length()}"
         )
 
@@ -522,7 +522,7 @@ def _floats(column: np.ndarray | None) -> npt.NDArray[np.float32]:
 
 
 def scored(score: Callable[[], tuple[npt.NDArray[np.float32], int]]) -> npt.NDArray[np.float32]:
-    """Return the click probabilities that a native call found, once it has told that all of them are finite."""
+    """Return the click probabilities that a native call computed. Raise a `DataError` if one of them is not finite."""
     try:
         found, broken = score()
     except ValueError as error:

@@ -3,10 +3,12 @@
     cache = cb.ffm.ExampleCache.parse("train.vw.gz", "train.ctrx")        # Vowpal Wabbit's text; libffm's with format="libffm"
     cb.DeepFFM(cache, k=4).learn(cache)
 
-``native/core/ffm/vw_libffm_lines.h`` says how lines are read, ``example_cache.h`` what the file holds. A bad line is counted and
-left out; ``strict=True`` stops at the first. Sources end in ``.gz`` or ``.zst`` where compressed; ``"-"`` is stdin.
+``native/core/ffm/vw_libffm_lines.h`` says how lines are read, and ``example_cache.h`` says what the file contains. A
+malformed line is counted and left out; ``strict=True`` stops at the first such line. The name of a compressed source
+ends in ``.gz`` or ``.zst``; ``"-"`` is stdin.
 
-Text and caches are read once per epoch. A file that changed since it was first opened is an error (`files.version`).
+Text and caches are read once per epoch. If a file has changed since it was first opened, reading raises an error
+(`files.file_version`).
 """
 
 from __future__ import annotations
@@ -109,7 +111,9 @@ class ExampleText:
         return [(line, self._with_nearest(why)) for line, why in self._told.first_bad]
 
     def over(self, fields: Sequence[str]) -> ExampleText:
-        """Return the same text, to be read for these fields. This text then tells of the lines that were read and left out."""
+        """Return the same text, to be read for these fields. From then on, the counts of lines of this text, such as
+        ``bad``, are those of the returned text.
+        """
         crossed = list(map(crossed_name, self.interactions))
         text = ExampleText(
             self.source,
@@ -312,7 +316,7 @@ def crossings(given: list[str] | None, interactions: list[tuple[str, ...]]) -> l
 
 
 def names(given: Sequence[str]) -> list[str]:
-    """Field names, checked: some, all different."""
+    """Return field names after checking that there are 1 to 512 of them and that they are all different."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise PlanError(f"fields= must be a list of names, got {given!r}")
     found = list(given)
@@ -330,7 +334,7 @@ def names(given: Sequence[str]) -> list[str]:
 
 
 def version_of(source: str | os.PathLike[str] | BinaryIO) -> FileVersion | None:
-    """The version of a file as it is now; None for streams and pipes, which are read once."""
+    """Return the version of a file as it is now; None for streams and pipes, which are read once."""
     if not isinstance(source, str | os.PathLike) or source == "-" or not Path(source).is_file():
         return None
     version = FileVersion(pafs.LocalFileSystem(), os.fspath(source))
@@ -378,7 +382,7 @@ def opened(
 
 
 def whole_lines(stream: BinaryIO | io.RawIOBase, name: str) -> Iterator[bytes]:
-    """Bytes up to the end of a line, some megabytes at a time; the last may lack its end."""
+    """Yield the bytes of whole lines, some megabytes at a time. The last line need not end with a line break."""
     rest: list[bytes] = []
     held = 0
     while text := stream.read(READ):

@@ -1,13 +1,14 @@
 """Trains many Deep FFMs on one stream of examples and compares them by progressive validation.
 
     found = cb.ffm.search("train.ctrx", cb.ffm.grid(k=[4, 8], hidden=[(), (16,), (24, 24)]), test="test.ctrx")
-    print(found)                      # of each: average, median, max, std and min of the windows' AUC, and the test's
+    print(found)                      # of each: average, median, max, std and min of the windows' AUC, and the test AUC
     found.write("search.html")        # the same, and its traces
     best = found.best.model
 
-The stream is read and parsed once; a block of it goes through all models before the next one. Models are spread over
-threads, one thread a model, so each has the bits it would have alone. All are held at once: their memory is checked before
-the first is made. A model whose output stops being finite is told so and left out from there on.
+The stream is read and parsed once; all models learn from one block before the next block is read. A model learns in one
+thread at a time, so it has the same bits as a model that is trained alone. All models are in memory at the same time,
+which is checked before the first one is created. A model whose output is no longer finite is marked as failed and
+learns no further examples.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ MOST = 1_000  # models
 
 @dataclass
 class Found:
-    """One model of a search: what was asked, what it became, its AUC on the test's examples."""
+    """One model of a search: its options, the trained model, and its AUC on the test examples."""
 
     name: str
     options: Mapping[str, Any]
@@ -55,7 +56,7 @@ class Found:
     aucs: list[float] = field(default_factory=list)  # of the windows
 
     def score(self, tested: bool) -> float:
-        """Return the AUC by which models are compared; NaN where this one failed or has none."""
+        """Return the AUC by which models are compared; NaN if this model failed or has no AUC."""
         numbers = [v for v in self.aucs if math.isfinite(v)]
         if self.failed:
             return math.nan
@@ -80,7 +81,7 @@ class Found:
 
 @dataclass
 class Results:
-    """Models in the order they were asked for. AUCs are plain: all examples count alike."""
+    """The models of a search, in the order in which they were given. AUCs are not weighted: all examples count equally."""
 
     found: list[Found]
     window: int
@@ -89,14 +90,15 @@ class Results:
 
     @property
     def best(self) -> Found:
-        """The model with the highest AUC on the test's examples; without a test, with the highest mean over its windows.
+        """The model with the highest AUC on the test examples or, without test examples, the highest mean AUC over its
+        windows.
 
-        A model that failed, or that has no AUC, is never the best. TrainError where none is left.
+        A model that failed, or that has no AUC, is never the best. Raises a `TrainError` if there is no other model.
         """
         found = self._best()
         if found is None:
             why = "; ".join(f"{f.name}: {f.failed}" for f in self.found if f.failed)
-            what = "the test's examples" if self.tested else "the examples"
+            what = "the test examples" if self.tested else "the examples"
             none = "no model" if len(self.found) == 1 else f"none of the {len(self.found):,} models"
             raise TrainError(
                 f"no model can be chosen, because {none} has an AUC"
@@ -137,7 +139,7 @@ class Results:
         return {"window": self.window, "examples": self.examples, "best": name, "models": models}
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """A page with the table and the traces of all models, the best one in front."""
+        """Write an HTML page with the table and the traces of all models, the best one in front."""
         best = self._best()
         order = sorted(self.found, key=lambda f: f is best)
         lines = [
@@ -173,7 +175,9 @@ class Results:
 
 
 def grid(**options: Sequence[Any]) -> dict[str, dict[str, Any]]:
-    """Return options for every combination of the given values, named by what differs."""
+    """Return the options of a model for every combination of the given values. The names of the models contain the
+    options that differ.
+    """
     for name, values in options.items():
         if name not in OPTIONS:
             raise PlanError(f"DeepFFM has no option {name!r}{nearest(name, OPTIONS)}")
@@ -261,7 +265,7 @@ def learn_all(found: list[Found], source: Any, threads: int, tick: Callable[[int
 
 
 def test_auc(model: DeepFFM, test: Any) -> float:
-    """Return the AUC on the test examples. TrainError if an output of the model is not finite."""
+    """Return the AUC on the test examples. Raise a `TrainError` if an output of the model is not finite."""
     labels, predictions = [], []
     for block in model._examples(model._read_for(test)):
         if block.unlabeled:
@@ -279,7 +283,7 @@ def test_auc(model: DeepFFM, test: Any) -> float:
 
 
 def opened(source: Any) -> Any:
-    """A path as the cache it is."""
+    """Return a source as it is, but for a path the `ExampleCache` in this file."""
     if not isinstance(source, str | os.PathLike):
         return source
     if not local_path(source, "a file of parsed examples").exists():
@@ -305,7 +309,7 @@ def made(name: str, fields: Any, options: Mapping[str, Any]) -> DeepFFM:
 
 
 def check_memory(models: Mapping[str, Mapping[str, Any]]) -> None:
-    """All models are held at once."""
+    """Raise a `BudgetError` if this machine has too little memory for all models at the same time."""
     needed = sum(
         ((8 * (o.get("lr", 1) is not None) + 8 * (o.get("ffm", 1) is not None)) << bits)
         for o in models.values()

@@ -1,7 +1,8 @@
 """Computes progressive validation metrics: every example is predicted before the model learns from it.
 
-Loss and AUC in windows of 30,000 examples, the best constant's loss beside them. All examples count alike; where
-examples have weights, the same figures by weight are called ``weighted_…`` (NaN where no example has one).
+It computes loss and AUC in windows of 30,000 examples, and the loss of the best constant prediction. All examples count
+equally. If examples have weights, the weighted figures are called ``weighted_…``; they are NaN if no example has a
+weight.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ HEAD = "  average     since      example    window  constant\n     loss      las
 
 @dataclass(frozen=True)
 class Window:
-    """Up to example ``examples``: average loss, loss and AUC of this window, loss of the best constant so far; and the share
-    of clicks in the window, predicted and actual. Then the window's figures by weight."""
+    """The figures of a window that ends after ``examples`` examples: the average loss so far, the loss and the AUC of
+    this window, the loss of the best constant prediction so far, the predicted and the actual share of clicks in this
+    window, and then the weighted figures of this window."""
 
     examples: int
     average: float
@@ -78,7 +80,9 @@ class Sums:
 
 
 class Progress:
-    """What was predicted so far, against what happened. ``show`` is called with lines of the running table."""
+    """Running sums and windows that compare the predictions so far with the labels. ``show`` is called with lines of
+    the running table.
+    """
 
     def __init__(self, window: int = 30_000, show: Callable[[str], object] | None = None) -> None:
         self.window, self.show = window, show
@@ -118,24 +122,26 @@ class Progress:
 
     @property
     def auc_examples(self) -> int:
-        """Number of examples that ``auc`` is of: those of the last whole window, or all where there is none yet."""
+        """The number of examples over which ``auc`` is computed: those of the last complete window, or all if there is
+        none yet.
+        """
         return self.window if self.windows else self._rows
 
     @property
     def weighted_auc(self) -> float:
-        """Weighted AUC of the last whole window, or of all examples before the first whole window."""
+        """The weighted AUC of the last complete window, or of all examples if there is none yet."""
         return self.windows[-1].weighted_auc if self.windows else self._auc(True)
 
     @property
     def calibration(self) -> tuple[float, float]:
-        """The share of clicks, predicted and actual: of the last whole window, or of all where there is none yet."""
+        """The predicted and the actual share of clicks in the last complete window, or in all examples if there is none yet."""
         if self.windows:
             return self.windows[-1].predicted, self.windows[-1].clicked
         return self._plain.rates
 
     @property
     def weighted_calibration(self) -> tuple[float, float]:
-        """The same shares by weight."""
+        """The weighted shares of clicks, as ``calibration`` has them without weights."""
         if self.windows:
             return self.windows[-1].weighted_predicted, self.windows[-1].weighted_clicked
         return self._weighted.rates if self.has_weights else (math.nan, math.nan)
@@ -157,7 +163,7 @@ class Progress:
     # ---- checkpoints
 
     def state(self) -> tuple[dict[str, Any], list[Floats]]:
-        """Numbers and the arrays of the window under way (labels, predictions, weights); `restore` goes on from them."""
+        """Return numbers, and the labels, predictions and weights of the current window, from which `restore` continues."""
         numbers = {
             "window": self.window,
             "examples": self.examples,
@@ -174,7 +180,7 @@ class Progress:
         return numbers, [np.concatenate(column or none) for column in columns]
 
     def restore(self, numbers: dict[str, Any], arrays: list[Floats]) -> None:
-        """Numbers that are not finite may have become None on the way."""
+        """Continue from what `state` returned. In the windows, None stands for a number that was not finite."""
         self.window, self.examples = int(numbers["window"]), int(numbers["examples"])
         self._plain, self._weighted = Sums(*numbers["sums"]), Sums(*numbers["weighted_sums"])
         self._since = (Sums(*numbers["since"]), Sums(*numbers["weighted_since"]))
@@ -234,12 +240,12 @@ class Progress:
 
 
 def entropy(p: float) -> float:
-    """Log loss of predicting p where p is the share of clicks."""
+    """Return the log loss of the constant prediction p if p is the share of clicks."""
     return -sum(q * math.log(q) for q in (p, 1 - p) if q > 0)
 
 
 def auc(labels: Floats, predictions: Floats, weights: Floats | None = None) -> float:
-    """The share of pairs (click, no click) in the right order, ties half; NaN where there are none."""
+    """Return the share of pairs (click, no click) in the right order. Ties count half. Without pairs, the result is NaN."""
     if weights is None:
         return _native.auc(_floats(labels), _floats(predictions))
     order = np.argsort(predictions, kind="stable")
@@ -253,7 +259,9 @@ def auc(labels: Floats, predictions: Floats, weights: Floats | None = None) -> f
 
 
 def total(values: Floats, weights: Floats | None) -> float:
-    """Not a dot product: the threads of BLAS would spin on the cores that learn, and change the last bits."""
+    """Return the weighted sum. It does not use a dot product, because BLAS threads would spin on the cores that learn,
+    and change the last bits.
+    """
     return float((values if weights is None else values * weights).sum(dtype=np.float64))
 
 

@@ -3,10 +3,10 @@
     for morsel in ahead(["past/2026-11-14", "past/2026-11-15"], in_flight=4, bytes="256MB"):
         ...
 
-``in_flight`` threads read one file each, pieces of which wait in memory: ``bytes`` of them, and one piece in the hand of every
-thread. The file whose turn it is may always hand over one piece, so a budget smaller than a piece is slow and never stuck. An
-error is raised at its place, behind the pieces before it. ``waited_s`` is the time in which the consumer had
-nothing to do, ``share_waited`` its share of the time since the beginning.
+Each of ``in_flight`` threads reads one file. At most ``bytes`` bytes of pieces wait in memory; in addition, every
+thread holds one piece. The file whose turn it is may always hand over one piece, so with a budget smaller than a piece,
+reading is slow but does not stop. An error is raised after the pieces that come before it. ``waited_s`` is the time
+during which the consumer waited for input, and ``share_waited`` is its share of the time since the beginning.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ LEAST = 4096  # what a piece counts at least: its objects take memory too
 
 
 class Ahead(Generic[T]):
-    """Items of ``sources`` in order, read ahead. Each source is called and iterated in a thread; ``size``: an item's bytes."""
+    """Items of ``sources`` in order, read ahead. A thread calls and iterates each source. ``size`` returns the bytes of
+    an item.
+    """
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class Ahead(Generic[T]):
             self.close()
 
     def close(self) -> None:
-        """End the threads; what they fetched is dropped."""
+        """End the threads, and drop the items that they have read."""
         with self._lock:
             self._stopped = True
             self._lines.clear()
@@ -188,7 +190,7 @@ def ahead(
         if first not in names:
             raise PlanError(
                 f"{first} is not among the {len(names):,} files to read, but an earlier start of the loop stopped at row "
-                f"{skip:,} of it; restore the file, or start again in a new folder"
+                f"{skip:,} of this file; restore the file, or start again in a new folder"
             )
         files = files[names.index(first) :]
     readers = [partial(_morsels, file, columns, skip if n == 0 else 0) for n, file in enumerate(files)]
@@ -196,7 +198,7 @@ def ahead(
 
 
 def content_of(path: str, filesystem: Any = None, storage_options: dict[str, Any] | None = None) -> str:
-    """Return a checksum of a file's content, by which a warm-up that goes on knows its file (`files.checksum`)."""
+    """Return a checksum of a file's content, by which a resumed warm-up recognizes the file (`files.data_fingerprint`)."""
     files = find_files([path], filesystem, storage_options)
     attempt = files[0].store.attempt
     return " ".join(content_checksums([file.version for file in files], lambda file, read: attempt(file.shown, read)))

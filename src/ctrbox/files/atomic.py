@@ -1,8 +1,8 @@
 """Writes files and folders atomically: they appear complete or not at all.
 
-Nothing is seen at a place until everything is on disk: it is written to a hidden ``.….partial`` beside it, which is
-flushed and renamed. On any failure the partial is removed and what was there stays. A process that is killed leaves its
-partial behind; the next one that writes to the same place on the same machine removes it.
+The contents are first written to a hidden file or folder ``.….partial`` beside the place, which is flushed to disk and then
+renamed. If this fails, the partial output is removed, and the old contents stay. A process that is killed leaves its partial
+output behind; the next process that writes to the same place on the same machine removes it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextlib.contextmanager
 def written_aside(place: Path, *, folder: bool = False) -> Iterator[Path]:
-    """A path beside ``place`` for a file (or a folder), which replaces it at the end; without an end it is removed.
+    """Yield a path beside ``place`` for a file or a folder, which replaces ``place`` at the end of the context.
 
-    Every `OSError` on the way becomes a `WriteError`.
+    If the context ends with an error, the new file or folder is removed. An `OSError` becomes a `WriteError`.
     """
     check(place, folder)
     aside = beside(place, "partial")
@@ -48,7 +48,7 @@ def written_aside(place: Path, *, folder: bool = False) -> Iterator[Path]:
 
 
 def check(place: Path, folder: bool = False) -> None:
-    """A file is replaced by a file, a folder by a folder, and a pipe, a socket or a device by nothing."""
+    """Raise a WriteError unless ``place`` is free, or a file (a folder) that a file (a folder) is going to replace."""
     met = ""
     refuse_url(place, "a file that this call writes")
     if "\0" in str(place):
@@ -73,7 +73,7 @@ def _host() -> str:
 
 
 def remove_leftovers(place: Path, state: str) -> None:
-    """What this machine's processes that are no more left beside ``place``; also this process's own."""
+    """Remove what processes of this machine that have ended left beside ``place``, and what this process left there."""
     ours = re.compile(rf"\.{re.escape(place.stem)}\.{_host()}-(\d+)\.{state}{re.escape(place.suffix)}")
     for path in list(place.parent.iterdir()):
         found = ours.fullmatch(path.name)
@@ -92,7 +92,7 @@ def _runs(process: int) -> bool:
 
 
 def replace(aside: Path, place: Path) -> None:
-    """A file is replaced in one step, a folder in two: a crash between them leaves the old as ``.….old``."""
+    """Rename ``aside`` to ``place``. A folder is replaced in two steps; a crash between them leaves the old one as ``.….old``."""
     if place.is_dir():
         old = beside(place, "old")
         place.rename(old)
@@ -139,7 +139,7 @@ def failure(error: OSError, aside: Path, place: Path) -> WriteError:
 
 @contextlib.contextmanager
 def locked(folder: Path, deed: str) -> Iterator[None]:
-    """While inside, no other process has this folder; ``deed``: what for, such as "publish to runs/today"."""
+    """Hold a lock on the folder inside the context. ``deed``: what it is held for, such as "publish to runs/today"."""
     refuse_url(folder, "a folder that this call writes")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Computes a checksum of the contents of files that is cheap enough for the start of every training.
+"""Computes a checksum of the contents of files that is cheap enough for the start of every training run.
 
-A size and a modification time do not identify data: `cp -p`, `rsync -t`, `tar` and `touch -r` give other bytes the same
-time. So bytes are read as well. `content_checksums` covers, for files that are read as one view:
+A size and a modification time do not identify data, because `cp -p`, `rsync -t`, `tar` and `touch -r` can give a file with other
+contents the same time. So bytes are read as well. `content_checksums` covers, for files that are read as one view:
 
     at most 64 MiB in all     every byte
     more                      of each file the first and last 64 KiB, the whole footer of a Parquet or Arrow file (up to
@@ -9,12 +9,13 @@ time. So bytes are read as well. `content_checksums` covers, for files that are 
                               least 8 of each
     stores with an ETag       the ETag (or generation) of each file instead, which covers every byte and needs no read
 
-`marks_of_files` reads the same bytes of a file whatever the other files are, so that copies of a view and parts of it can be
-recognized: its size, and all of a file of at most 256 KiB, otherwise its ends, its footer and 8 blocks.
+The mark of a file that `marks_of_files` computes does not depend on the other files, so that copies of a view and parts of it can
+be recognized. It covers the size of the file and all bytes of a file of at most 256 KiB, otherwise its ends, its footer and 8
+blocks.
 
-A Parquet footer holds the place, size, row count, null count, minimum and maximum of every column chunk, so few changes
-leave it alone. What the checksum of more than 64 MiB cannot see is a change that keeps the length of the file, keeps its
-footer, and lies between the sampled blocks; the callers therefore compare sizes and modification times besides.
+A Parquet footer holds the place, size, row count, null count, minimum and maximum of every column chunk, so most changes also
+change the footer. For more than 64 MiB, the checksum does not detect a change that keeps the length of the file and its footer,
+and lies between the sampled blocks. The callers therefore also compare sizes and modification times.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Attempt = Callable[[FileVersion, Callable[[], str]], str]
 
 
 def content_checksums(files: Sequence[FileVersion], attempt: Attempt = lambda file, read: read()) -> list[str]:
-    """The checksum of each file; `attempt` runs a read and may try it again."""
+    """Return the checksum of each file. `attempt` runs a read and may try it again."""
     blocks = _blocks([file.size for file in files])
 
     def one(file: FileVersion) -> str:
@@ -49,7 +50,7 @@ def content_checksums(files: Sequence[FileVersion], attempt: Attempt = lambda fi
 
 
 def marks_of_files(files: Sequence[FileVersion], attempt: Attempt = lambda file, read: read()) -> list[str]:
-    """A mark of each file that is the same for a copy of it under another name, with other times and among other files."""
+    """Return a mark of each file, which a copy of it with another name, other times or among other files has as well."""
 
     def one(file: FileVersion) -> str:
         return attempt(file, lambda: f"{file.size} {_checksum(file, LEAST_BLOCKS)}")
@@ -58,7 +59,7 @@ def marks_of_files(files: Sequence[FileVersion], attempt: Attempt = lambda file,
 
 
 def checksums_of_own_files(paths: Sequence[Path]) -> list[str]:
-    """The checksum of each local file that this program alone writes; hard links to them may come and go meanwhile."""
+    """Return the checksum of each of these local files, which only CTRBox writes. Their hard links may change meanwhile."""
     blocks = _blocks([path.stat().st_size for path in paths])
     found = []
     for path in paths:
@@ -68,7 +69,7 @@ def checksums_of_own_files(paths: Sequence[Path]) -> list[str]:
 
 
 def _blocks(sizes: Sequence[int | None]) -> int | None:
-    """How many blocks of each file are read; None for every byte."""
+    """Return how many blocks of each file are read, or None to read every byte."""
     if None not in sizes and sum(size or 0 for size in sizes) <= WHOLE_BYTES:
         return None
     return max(LEAST_BLOCKS, BLOCKS // max(1, len(sizes)))
@@ -94,7 +95,7 @@ def _digest(raw: pa.NativeFile, blocks: int | None, facts: bytes) -> str:
 
 
 def _ranges(raw: pa.NativeFile, blocks: int | None) -> list[tuple[int, int]]:
-    """Places and sizes of the bytes to read, in order."""
+    """Return the places and sizes of the ranges of bytes to read, in order."""
     size = int(raw.size())
     tail = max(END_BYTES, _footer_bytes(raw, size))
     if blocks is None or size <= END_BYTES + tail + blocks * BLOCK_BYTES:
@@ -105,7 +106,7 @@ def _ranges(raw: pa.NativeFile, blocks: int | None) -> list[tuple[int, int]]:
 
 
 def _footer_bytes(raw: Any, size: int) -> int:
-    """How long the footer of a Parquet or Arrow file is; 0 for others."""
+    """Return the length of the footer of a Parquet or Arrow file; 0 for other files."""
     if size < 12:
         return 0
     raw.seek(size - 10)

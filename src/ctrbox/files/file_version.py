@@ -15,10 +15,10 @@ What is compared:
     HDFS, fsspec   size, modification time, and ETag or inode where the filesystem tells one, asked for anew
     others         size and modification time
 
-Local files take the version that they have when the view is opened. Elsewhere asking for each file would cost a request
-each, so a file takes the version of its first read; its size must still be the one that was listed.
+For a local file, the version is that at the time when the view is opened. For a remote file, this would take a request for each
+file, so its version is that of the first read; its size must still be the one that was listed.
 
-What cannot be seen:
+What cannot be detected:
 
 - A writer that stores through a memory map and has not touched the page since the last look: the kernel changes the
   times at the first store to a page, not at every store.
@@ -82,7 +82,7 @@ Facts = tuple[tuple[str, str], ...]
 
 
 class FileVersion:
-    """One version of one file. `shown` is the path as people write it; safe to use from several threads."""
+    """One version of one file, safe to use from several threads. `shown` is the path as it appears in messages."""
 
     def __init__(self, fs: pafs.FileSystem, path: str, shown: str = "", size: int | None = None) -> None:
         self.fs, self.path = _unwrapped(fs, path)
@@ -97,7 +97,7 @@ class FileVersion:
 
     @contextmanager
     def reading(self) -> Iterator[pa.NativeFile]:
-        """Open the file for random access; raise `SourceError` if it is or becomes another version meanwhile."""
+        """Open the file for random access. Raise a `SourceError` if it has another version now or at the end of the context."""
         with self.open() as raw:
             try:
                 yield raw
@@ -107,7 +107,7 @@ class FileVersion:
             self.check(raw)
 
     def open(self) -> pa.NativeFile:
-        """Open the file and compare its version; whoever reads from it calls `check` after the read."""
+        """Open the file and compare its version. The caller must call `check` after each read."""
         facts = () if self.local else _asked(self.fs, self.path)
         raw = pa.OSFile(self.path) if self.local else self.fs.open_input_file(self.path)
         try:
@@ -118,7 +118,7 @@ class FileVersion:
         return raw
 
     def check(self, raw: pa.NativeFile | None = None) -> None:
-        """Raise `SourceError` if what was read from `raw` until now, or from the path, may be of another version."""
+        """Raise a `SourceError` if bytes that were read from `raw`, or from the path, may be from another version."""
         if self.local:
             self._compare(_local_facts(os.stat(self.path) if raw is None else os.fstat(raw.fileno())))  # noqa: PTH116
             return
@@ -130,12 +130,12 @@ class FileVersion:
 
     @property
     def facts(self) -> Facts:
-        """What this version is recognized by; empty for a remote file that nobody has opened yet."""
+        """The facts that identify this version; empty for a remote file that was not opened yet."""
         return self._known or ()
 
     @property
     def etag(self) -> str | None:
-        """The store's own checksum or version of the file, where it has one and the file was opened before."""
+        """The checksum or version that the store has for the file; None if it has none or the file was not opened yet."""
         return next((value for name, value in self.facts if name in ("etag", "e_tag", "generation")), None)
 
     def _compare(self, facts: Facts) -> None:
@@ -179,7 +179,7 @@ class FileVersion:
 
 
 def settle(versions: Iterable[FileVersion]) -> None:
-    """Wait until a later write to any of these files must give it a later time: at most a tick of the kernel's clock."""
+    """Wait until every later write to one of these files gives it a later time: at most a tick of the kernel's clock."""
     times = [int(dict(version.facts).get("ctime_ns", 0)) for version in versions if version.local]
     newest = max(times, default=0)
     if not newest or sys.platform != "linux":
@@ -190,7 +190,7 @@ def settle(versions: Iterable[FileVersion]) -> None:
 
 
 def _unwrapped(fs: pafs.FileSystem, path: str) -> tuple[pafs.FileSystem, str]:
-    """The filesystem below a view of one of its folders, with the path there."""
+    """Return the filesystem that a SubTreeFileSystem is a part of, and the path in it."""
     while isinstance(fs, pafs.SubTreeFileSystem):
         fs, path = fs.base_fs, fs.base_path.rstrip("/") + "/" + path.lstrip("/")
     return fs, path
@@ -207,7 +207,7 @@ def _local_facts(facts: os.stat_result) -> Facts:
 
 
 def _asked(fs: pafs.FileSystem, path: str) -> Facts:
-    """What the filesystem says of the file now; empty where only an opened file tells (S3, GCS, Azure)."""
+    """Return what the filesystem says about the file now; nothing if only an open file has these facts (S3, GCS, Azure)."""
     if isinstance(fs, pafs.PyFileSystem) and isinstance(fs.handler, pafs.FSSpecHandler):
         inner = fs.handler.fs
         if hasattr(inner, "invalidate_cache"):  # a listing that was kept would show the old version for ever

@@ -3,9 +3,9 @@
     s3://bucket/run/_ctrbox_manifest.json                    sealed JSON (sealed_json.py), written last
     s3://bucket/run/files/state.5f1c…e2.json          an object: a file's own name with the first 32 digits of its SHA-256
 
-An object is never changed, and several files with the same contents share one. Whoever reads a manifest takes it for untrusted:
-a name that leads out of the folder, a name that no file system can hold, and an object of another shape or with the digits of
-another checksum, are refused.
+An object is never changed, and several files with the same contents share one. A reader does not trust a manifest: it refuses a
+name that leads out of the folder, a name that no file system can hold, and an object whose name is not the one that belongs to
+the file and its checksum.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def manifest_text(files: Mapping[str, StoredFile]) -> bytes:
 
 
 def read_manifest(text: bytes, shown: str) -> dict[str, StoredFile]:
-    """Return the files that a manifest names; `DataError` for a damaged one. ``shown``: the URL of the manifest."""
+    """Return the files that a manifest names. Raise a `DataError` if it is damaged. ``shown``: the URL of the manifest."""
     files = unsealed(text, shown, "folder").get("files")
     if not isinstance(files, dict):
         raise DataError(f"{shown} is damaged: it does not list any files; restore it from a copy")
@@ -81,7 +81,7 @@ def _stored_file(name: str, facts: object, shown: str) -> StoredFile:
 
 
 def _is_name(part: str, longest: int = _LONGEST) -> bool:
-    """Return whether a file of at most so many bytes in its name can be called so, and is neither hidden nor another folder."""
+    """Return whether ``part`` can be the name of a file, has at most ``longest`` bytes, and does not begin with a dot."""
     try:
         return 0 < len(part.encode()) <= longest and "\0" not in part and not part.startswith(".")
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold
@@ -89,7 +89,7 @@ def _is_name(part: str, longest: int = _LONGEST) -> bool:
 
 
 def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a local folder that are kept, with their names; not locks, nor what begins with a dot."""
+    """Yield the files of a local folder with their names, except locks and files and folders that begin with a dot."""
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
         if any(part.startswith(".") for part in inside.parts) or path.name == "LOCK" or path.is_dir():

@@ -80,7 +80,7 @@ class HttpFiles:
     def open_input_stream(
         self, path: str, *, compression: None = None, offset: int = 0, most: int | None = None
     ) -> HttpBody:
-        """Ask for a file from ``offset`` on. ``most``: bytes that it may have in all; FileNotFoundError for status 404 or 410."""
+        """Request a file from ``offset`` on. Raise FileNotFoundError for status 404 or 410. ``most``: largest allowed size."""
         limit = 1 << 62 if most is None else most
         target = self.base + quote(path)
         for _ in range(MOST_REDIRECTS + 1):
@@ -134,7 +134,7 @@ class HttpFiles:
 
 
 class HttpBody:
-    """The bytes of a file from the place that was asked for; to be closed."""
+    """The bytes of a file from the requested place on. The caller must close it."""
 
     def __init__(
         self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse, offset: int, most: int
@@ -187,14 +187,14 @@ class HttpBody:
         self._connection.close()
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes: as many as asked for, fewer at the end; OSError where the connection breaks before it."""
+        """Return the next ``size`` bytes, or fewer at the end. Raise an OSError if the connection breaks before the end."""
         found = bytearray()
         while len(found) < size and (block := self.read_some(size - len(found))):
             found += block
         return bytes(found)
 
     def read_some(self, size: int) -> bytes:
-        """Return the bytes that are there, at most so many; none at the end."""
+        """Return the bytes that have arrived, at most ``size``; none at the end."""
         block = self._answer.read1(min(size, self._left, 1 << 20)) if self._left and size else b""
         if not block and self._left and size:
             raise OSError(f"the connection was closed {self._left:,} bytes before the end of the file")
@@ -209,7 +209,7 @@ class Pace:
         self.began, self.received, self.most = time.monotonic(), 0, most
 
     def left(self) -> float:
-        """Return the seconds until the next byte must be there; TimeoutError if the answer is too slow."""
+        """Return the seconds within which the next byte must arrive. Raise a TimeoutError if the answer is too slow."""
         left = self.began + GRACE_S + self.received / LEAST_RATE - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"only {self.received:,} bytes arrived in {time.monotonic() - self.began:.0f} s")
@@ -222,7 +222,7 @@ class Pace:
 
 
 class _Paced(io.RawIOBase):
-    """A socket as the file that an HTTP response reads, at the pace of `Pace`."""
+    """A socket as the file from which an HTTP response reads, with the limits of `Pace`."""
 
     def __init__(self, sock: socket.socket, pace: Pace) -> None:
         self._sock, self._raw, self._pace = sock, sock.makefile("rb", buffering=0), pace

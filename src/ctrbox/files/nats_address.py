@@ -20,7 +20,7 @@ class NatsAddress(NamedTuple):
 
 
 def nats_address(url: str) -> NatsAddress:
-    """Return the parts of an address; PlanError for one that is none."""
+    """Return the parts of an address. Raise a PlanError if it is not the address of a NATS stream."""
     shown = PASSWORD.sub("//", url)
     try:
         parts = urlsplit(url)

@@ -8,9 +8,9 @@ from ctrbox.errors import SourceError
 
 
 async def nats_connection(server: str, shown: str, client: str, away: type[SourceError] = SourceError) -> Any:
-    """Return a connected client called ``client``. ``shown``: the stream's address for people, without a password.
+    """Return a connected client called ``client``. ``shown``: the address of the stream for messages, without a password.
 
-    A server that cannot be reached raises ``away``; the client is given five seconds and does not reconnect.
+    Raise ``away`` if the server cannot be reached within five seconds. The client does not reconnect.
     """
     try:
         import nats

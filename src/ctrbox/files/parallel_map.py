@@ -16,7 +16,7 @@ THREADS = 8
 
 
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], name: str) -> list[Result]:
-    """Return the result for each item. The error of the first item that fails is raised, and no later item is begun after it.
+    """Return the result for each item. If an item fails, raise its error and begin no further item.
 
     ``name``: what the names of the threads begin with.
     """

@@ -1,6 +1,6 @@
 """Reads and writes JSON files that hold a SHA-256 of their own contents, so that damage is detected.
 
-{"format": 1, …, "seal": "…"}       readable and comparable by a person; not meant to be edited by one
+{"format": 1, …, "seal": "…"}       a person can read and compare such files, but a file that was edited is refused
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_BYTES = 64 << 20
 
 
 def sealed(value: Mapping[str, Any]) -> str:
-    """The text of a sealed object; numbers that are none become null."""
+    """Return the text of an object with its seal. NaN and infinities become null."""
     whole = {"format": FORMAT, **tidy(value)}
     return json.dumps({**whole, "seal": _seal(whole)}, indent=1)
 
@@ -64,14 +64,14 @@ def _seal(value: Mapping[str, Any]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A number as JSON takes it; one that is none becomes null."""
+    """Return a value for JSON: a number of NumPy becomes one of Python, and NaN and infinities become None."""
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def tidy(value: Any) -> Any:
-    """The same with every number plain."""
+    """Return a copy of nested dicts and lists in which every value is as `plain` returns it."""
     if isinstance(value, Mapping):
         return {str(k): tidy(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

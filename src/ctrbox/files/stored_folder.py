@@ -6,8 +6,8 @@ Object stores have neither locks nor a rename, so nothing is changed in place (f
   file needs any more. A process that dies before the manifest is written leaves the previous version as it was; what it
   uploaded is removed by the next `push` of another process.
 - `pull` downloads the files that the manifest names, and nothing else. A missing object, and one whose size or SHA-256 differs
-  from the manifest, is an error that names the object. A folder that is replaced while it is read is read again. A download
-  that broke off goes on where it stopped, also at the next `pull`.
+  from the manifest, is an error that names the object. A folder that is replaced while it is read is read again. An interrupted
+  download continues where it stopped, also at the next `pull`.
 - One process writes to a folder at a time. There is no lock; `push` compares the manifest with the one that it knows and
   refuses to replace another one.
 
@@ -137,7 +137,7 @@ class StoredFolder:
             )
 
     def refresh(self) -> bool:
-        """Read the manifest again; return whether it is another one than before."""
+        """Read the manifest again, and return whether it has changed."""
         text = self._read_manifest()
         if text == self._text:
             return False
@@ -204,16 +204,14 @@ class StoredFolder:
             raise _Missing(f"{shown} is missing; it holds {name!r} of {self.url}, which is damaged") from None
         if (size, sha256) != (held.bytes, held.sha256):
             place.unlink()
-            met = f"{size:,} bytes" if size <= held.bytes else f"more than {held.bytes:,} bytes"
-            raise OtherContents(
-                f"{shown} is damaged: it has {met}, expected {held.bytes:,} bytes"
-                + (" and another checksum" if size == held.bytes else "")
-                + f"; it holds {name!r} of {self.url}"
-            )
+            met = f"it has {size:,} bytes" if size <= held.bytes else f"it has more than {held.bytes:,} bytes"
+            met += f", expected {held.bytes:,} bytes"
+            wrong = met if size != held.bytes else f"its checksum is not that in {MANIFEST}"
+            raise OtherContents(f"{shown} is damaged: {wrong}; it holds {name!r} of {self.url}")
         return place
 
     def _on_with(self, held: StoredFile, place: Path, shown: str) -> tuple[int, str]:
-        """Download an object, from the byte on at which the last try ended; return its size and SHA-256."""
+        """Download an object, continuing where the last try ended, and return its size and SHA-256."""
         digest, size = hashlib.sha256(), 0
         with place.open("a+b") as file:
             file.seek(0)
@@ -224,7 +222,7 @@ class StoredFolder:
             if size and size == held.bytes:
                 return size, digest.hexdigest()
             if size:
-                log.info("the download of %s goes on at byte %s of %s", shown, f"{size:,}", f"{held.bytes:,}")
+                log.info("the download of %s continues at byte %s of %s", shown, f"{size:,}", f"{held.bytes:,}")
             try:
                 with self._open(self._at(held), size, held.bytes) as source:
                     read = getattr(source, "read_some", source.read)  # what came before a break is kept
@@ -277,21 +275,21 @@ class StoredFolder:
             self._attempt(f"write to {self.url}", WriteError, write)
 
     def replace_all(self) -> None:
-        """Let the next `push` drop every file that the local copy does not have, even those that were never downloaded."""
+        """Make the next `push` remove every file that the local copy does not have, even those that were never downloaded."""
         self._here = {name: held.sha256 for name, held in self.files.items()} | self._here
 
     def drop(self, name: str) -> None:
-        """Let the next `push` drop a file that need not have been downloaded."""
+        """Make the next `push` remove a file, whether it was downloaded or not."""
         with contextlib.suppress(FileNotFoundError):
             (self.path / name).unlink()
         self._here.setdefault(name, "")
 
     def distrust(self) -> None:
-        """Let the next `pull` download everything again: the local copy has changes that were not uploaded."""
+        """Make the next `pull` download everything again, because the local copy has changes that were not uploaded."""
         self._here = {}
 
     def push(self) -> None:
-        """Upload what the local copy has and the URL has not, and commit it with a new manifest.
+        """Upload the files of the local copy that are not at the URL yet, and commit them with a new manifest.
 
         Files that were never downloaded stay as they are; those that were removed from the local copy are removed.
         """
@@ -388,7 +386,7 @@ class StoredFolder:
         return self._known[identity]
 
     def _attempt(self, deed: str, kind: type[CtrboxError], action: Callable[[], T]) -> T:
-        """Run an action on the store, up to three times; FileNotFoundError is the caller's."""
+        """Run an action on the store, up to three times. A FileNotFoundError is raised at once, for the caller to handle."""
         for pause in (*RETRY_PAUSES_S, None):
             try:
                 return action()
@@ -411,7 +409,7 @@ class _Missing(Exception):
 
 
 def link_or_copy(source: Path, target: Path, *, link: bool) -> None:
-    """Make a second name for a file, or a copy of it where that is not asked for or not possible."""
+    """Make a hard link to a file, or a copy of it if ``link`` is False or a hard link is not possible."""
     if link:
         with contextlib.suppress(OSError):
             os.link(source, target)
@@ -435,7 +433,7 @@ def _opened(url: str) -> tuple[Store, str]:
 
 @contextlib.contextmanager
 def _written(url: str) -> Iterator[None]:
-    """Tell a missing bucket or folder as an error of writing."""
+    """Convert the error for a missing bucket or folder to a WriteError."""
     try:
         yield
     except FileNotFoundError as error:

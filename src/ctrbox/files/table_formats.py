@@ -6,10 +6,10 @@ versions. A reader that takes every file of the folder gets rows that were delet
 replaced. A view of the table's own folder reads its log (`ctrbox.views.snapshots`); anything else that leads to
 files of a table, such as a glob, one of its files or one of its folders, is refused here.
 
-Looked at: every folder above a data file, except partitions (``day=2026-01-01``), up to LEVELS_ABOVE folders above the
-path that was given; on remote stores at most MOST_REMOTE folders, the outermost first, for at most MOST_SECONDS. A
-folder that may not be looked into counts as none. A ``pyarrow.dataset.Dataset`` is not looked at: whoever makes one has
-chosen its files.
+Every folder above a data file is checked, except partitions (``day=2026-01-01``), up to LEVELS_ABOVE folders above the path
+that was given. On remote stores, at most MOST_REMOTE folders are checked, the outermost first, for at most MOST_SECONDS. A folder
+that this process must not list does not count as a table. A ``pyarrow.dataset.Dataset`` is not checked, because its maker has
+chosen the files.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def refuse_table_formats(fs: pafs.FileSystem, prefix: str, given: str, files: It
 
 
 def _above(file: str, least: int) -> Iterator[str]:
-    """The folders above a file that may be the root of a table: no partitions, none of fewer than `least` parts."""
+    """Yield the folders above a file that may be the root of a table: no partitions, and none with fewer than `least` parts."""
     parts = file.split("/")[:-1]
     for depth in range(len(parts), least - 1, -1):
         if parts[depth - 1] and "=" not in parts[depth - 1]:

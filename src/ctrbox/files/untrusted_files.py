@@ -1,8 +1,8 @@
 """Reads small regular files from folders that may come from somebody else.
 
 Such a folder can hold a symbolic link to /dev/zero, whose size is 0 and which never ends, or a FIFO, which waits for a writer
-for ever. So the file is opened without waiting and without following a link, its kind is asked of the open handle, and no more
-is read than the caller's limit.
+forever. So a file is opened without waiting and without following a link, its kind is determined from the open handle, and no
+more bytes are read than the caller allows.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ctrbox.errors import DataError
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """Return the bytes of a regular file, which is not a symbolic link and has at most ``most`` bytes.
+    """Return the bytes of a regular file, which must not be a symbolic link and may have at most ``most`` bytes.
 
-    DataError for another kind of file and for a larger one; OSError where it cannot be opened or read.
+    Raise a DataError for another kind of file or a larger file, and an OSError if the file cannot be opened or read.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -32,7 +32,7 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def open_regular(path: Path, *, follow: bool = False) -> BufferedReader:
-    """Open a regular file for reading; DataError for another kind of file. ``follow``: a symbolic link to one will do, too."""
+    """Open a regular file, or with ``follow`` also a symbolic link to one. Raise a DataError for another kind of file."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
         handle = os.open(path, flags)

@@ -1,8 +1,8 @@
 """Tells URLs such as s3://bucket/run from local paths, and refuses them where only local paths are supported.
 
 ``Path("s3://bucket/run")`` is ``s3:/bucket/run``: pathlib merges the two slashes. A path that begins with a scheme and one slash
-therefore counts as a URL as well; otherwise a training would be written into a local folder called ``s3:``. A scheme has
-at least two letters. Somebody whose folder really is called ``s3:`` writes its absolute path.
+therefore counts as a URL as well; otherwise a run would be written into a local folder called ``s3:``. A scheme has at least two
+letters. For a local folder that really is called ``s3:``, write its absolute path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STORES = ("s3", "s3a", "s3n", "hdfs", "viewfs")  # schemes of storage that holds
 
 
 def url_of(path: str | os.PathLike[str]) -> str | None:
-    """Return the URL that a path is, with both slashes behind its scheme; None for a local path."""
+    """Return a path that is a URL, with both slashes after its scheme; None for a local path."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     met = _URL.match(text) if isinstance(text, str) else None
     if met is None:

@@ -122,7 +122,9 @@ class MultiQueryAttentivePooling(nn.Module):
 
 
 class OneBehavior:
-    """An attentive aggregator for rows that all have the same items (n, dim): what the items alone decide is worked out."""
+    """An attentive aggregator for rows that all have the same items (n, dim). What depends only on the items is
+    computed once.
+    """
 
     def __init__(self, channels: Sequence[AttentivePooling], items: torch.Tensor) -> None:
         self.history = OneHistory([one.attention for one in channels], items)
@@ -133,12 +135,12 @@ class OneBehavior:
         return self.history.bytes
 
     def __call__(self, queries: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What the aggregator gives."""
+        """Return the result of the aggregator for each row."""
         return self.history(*(q if of is None else of(q) for of, q in zip(self.maps, queries, strict=True)))
 
 
 def one_behavior(module: nn.Module, items: torch.Tensor) -> OneBehavior | None:
-    """None where nothing can be worked out ahead."""
+    """Return the aggregator for rows that share these items, or None if nothing can be computed ahead."""
     if not len(items) or not isinstance(module, AttentivePooling | MultiQueryAttentivePooling) or module.training:
         return None
     channels = list(module.channels)
@@ -148,7 +150,9 @@ def one_behavior(module: nn.Module, items: torch.Tensor) -> OneBehavior | None:
 def aggregator(
     kind: str, dim: int, queries: Sequence[int], *, longest: int = 20, attention: Sequence[int] = (16,)
 ) -> nn.Module:
-    """The aggregator of that name. ``queries``: the lengths of those that can be asked with, the image of the ad first."""
+    """Return the aggregator with this name. ``queries``: the lengths of the vectors that can be queries, the image of
+    the ad first.
+    """
     one_of("aggregator", kind, AGGREGATORS)
     if kind == "concatenation":
         return Concatenation(dim, longest)

@@ -2,9 +2,9 @@
 
     weight = unit(q, k, q ∘ k),   out = Σ weight · k
 
-The scores are not normalized unless asked for: a long history about the target is to count for more than a short one. The
-paper's unit also reads q - k; a linear map of q and k has it already. Only real items are computed, never padding, so
-padding cannot shift Dice's statistics. A row without a history gives zeros.
+By default, the scores are not normalized, so that a long history of items like the target counts more than a short one.
+The unit of the paper also reads q - k, but a linear map of q and k already covers it. Only real items are computed,
+never padding, so padding cannot shift Dice's statistics. A row without a history gives zeros.
 """
 
 from __future__ import annotations
@@ -104,10 +104,11 @@ class LocalActivation(nn.Module):
 
 
 class OneHistory:
-    """Activation units over one history that all rows share, each a native loop (history_attention.h); made once a history.
+    """Activation units over one history that all rows share; native code computes each unit (history_attention.h).
 
-    Units are those of one PReLU layer and no softmax. With slopes a and last weights v a score is the sum of
-    u · (v where u > 0, a v elsewhere). Twin: `LocalActivation.over_one`, the same up to rounding.
+    An object is made once per history. The units must have one PReLU layer and no softmax. With slopes a and last
+    weights v a score is the sum of u · (v where u > 0, a v elsewhere). Twin: `LocalActivation.over_one`, the same up to
+    rounding.
     """
 
     def __init__(self, units: Sequence[LocalActivation], items: torch.Tensor) -> None:
@@ -134,7 +135,7 @@ class OneHistory:
         return here and plain and floats and max(u.of_item.weight.numel() for u in units) <= MOST_NUMBERS
 
     def __call__(self, *targets: torch.Tensor) -> torch.Tensor:
-        """Targets (rows, dim), one a unit → (rows, dim of all), side by side."""
+        """Return the results of all units for their targets (rows, dim), side by side."""
         rows = [q.numpy() if q.stride(1) == 1 else q.contiguous().numpy() for q in targets]
         return torch.from_numpy(_native.attend(self.units, rows))
 

@@ -24,7 +24,9 @@ from ctrbox.models.self_attention import SelfAttention
 
 
 class TransformerLayer(nn.Module):
-    """x ← norm(x + attention(x)), then x ← norm(x + feed-forward(x)): (rows, places, dim) → the same shape."""
+    """A transformer layer: x ← norm(x + attention(x)), then x ← norm(x + feed-forward(x)). It keeps the shape (rows,
+    places, dim).
+    """
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()

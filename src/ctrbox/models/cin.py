@@ -2,9 +2,10 @@
 
     X¹_h = Σ_{i≤j} W¹_hij X⁰_i ∘ X⁰_j,   Xᵏ_h = Σ_ij Wᵏ_hij Xᵏ⁻¹_i ∘ X⁰_j,   pᵏ_h = Σ_d Xᵏ_hd
 
-All products of a layer are (fields × maps × dim) floats a row, 58 KB at 29 fields, 32 maps and dim 16: 950 MB for 16,384
-rows. So rows go through in pieces, fields first in memory, and the backward pass computes a piece again instead of keeping it.
-The last layer is read only through its sum over the dim, which commutes with W: inner products replace its products.
+The products of a layer are fields × maps × dim floats per row: 58 KB at 29 fields, 32 maps and dim 16, and 950 MB for
+16,384 rows. The layer therefore computes its rows in pieces, with the fields first in memory, and the backward pass
+computes each piece again instead of keeping it. Of the last layer, only the sum over the dim is used. This sum commutes
+with W, so inner products replace the products of this layer.
 """
 
 from __future__ import annotations

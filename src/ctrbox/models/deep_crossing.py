@@ -18,7 +18,9 @@ from ctrbox.models.model_arguments import needs_inputs, sizes
 
 
 class Residual(nn.Module):
-    """x ← relu(x + W₂ relu(W₁ x + b₁) + b₂): as wide inside as asked, as wide outside as its input."""
+    """The residual unit x ← relu(x + W₂ relu(W₁ x + b₁) + b₂). Its inner width is given, and its outer width is that of
+    its input.
+    """
 
     def __init__(self, width: int, inside: int, *, dropout: float, batch_norm: bool) -> None:
         super().__init__()

@@ -2,9 +2,10 @@
 
     z = (s(x) - mean) / deviation, kept within ±10,   s(x) = sign(x) · log(1 + |x|)
 
-Mean and deviation of s(x) are those of every row trained on so far: right after the first batch, the same for training and
-prediction, and so for a row in any batch. (Batch normalization trains on other numbers than it predicts with.) A constant
-column becomes zero. What is not finite is not repaired here: the trainer stops at it.
+Mean and deviation of s(x) are those of all rows from which the model has learned so far. They are meaningful after the
+first batch, and they are the same in training and prediction, so the result for a row does not depend on its batch.
+(Batch normalization, in contrast, uses other numbers in training than in prediction.) A constant column becomes zero.
+Values that are not finite stay so, and the trainer stops at them.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def logs_of(dense: torch.Tensor) -> torch.Tensor:
 def checked_logs(dense: Floats, threads: int = 1) -> tuple[Floats, bool]:
     """Return s(x) of every number, and whether all numbers are finite.
 
-    It depends on nothing else, so the trainer has it done before a batch is learned.
+    The result depends on nothing else, so the trainer computes it before a batch is learned.
     """
     logs = np.empty_like(dense)
     return logs, _native.dense_logs(dense.reshape(-1), logs.reshape(-1), threads)

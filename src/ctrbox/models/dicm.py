@@ -1,8 +1,8 @@
 """Defines DICM: a basic network over ids, the image of the ad and the images that the user clicked.
 
-Ge et al., "Image Matters: Visually modeling user behaviors using Advanced Model Server", CIKM 2018. The vectors of images come
-from a Model Server, those of ids from a table; both image fields must share one key space. Without image fields it is the basic
-network alone, the baseline of the paper's ablations.
+Ge et al., "Image Matters: Visually modeling user behaviors using Advanced Model Server", CIKM 2018. The vectors of
+images come from a Model Server, those of ids from a table; both image fields must share one key space. Without image
+fields, the model is the basic network alone, which is the baseline in the ablations of the paper.
 """
 
 from __future__ import annotations

@@ -5,10 +5,11 @@ Ma et al., "Entire Space Multi-Task Model: An Effective Approach for Estimating 
     loss of click      log loss of p(click), over all impressions
     loss of convert    log loss of p(click) · p(convert | click) against "clicked and converted", over all impressions
 
-A model of conversion that learns from clicked rows alone is trained on other rows than it has to score. ESMM learns from every
-impression: without a click, there was no conversion by a click, whether or not the conversion label was observed. A clicked row
-whose conversion was not observed adds to the loss of click alone. If conversions arrive late, "clicked and converted" is known to
-be so with the probability p(click) · p(convert | click) · F(age of the impression); see `objective`.
+A conversion model that learns only from clicked rows is not trained on the kind of rows that it has to score. ESMM
+learns from every impression: without a click, there was no conversion by a click, whether or not the conversion label
+was observed. A clicked row whose conversion was not observed adds to the loss of click alone. If conversions arrive
+late, "clicked and converted" is known to be so with the probability p(click) · p(convert | click) · F(age of the
+impression); see `objective`.
 """
 
 from __future__ import annotations

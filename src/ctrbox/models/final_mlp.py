@@ -22,7 +22,9 @@ from ctrbox.models.model_arguments import MOST_LAYERS, needs_inputs, sizes
 
 
 class FeatureGate(nn.Module):
-    """x ∘ 2 σ(tower(context)): which inputs a stream sees, by some fields of the row, or learned once for all rows."""
+    """The gate of a stream, x ∘ 2 σ(tower(context)). Its factors are computed from some fields of the row, or learned
+    once for all rows.
+    """
 
     def __init__(self, context: int, width: int, hidden: Sequence[int]) -> None:
         super().__init__()
@@ -35,7 +37,9 @@ class FeatureGate(nn.Module):
 
 
 class Fusion(nn.Module):
-    """Σ over heads of a_hᵀ M_h b_h, plus a linear map of a and of b: (rows, m), (rows, n) → (rows, 1)."""
+    """The fusion of two streams, (rows, m), (rows, n) → (rows, 1): the sum over the heads of a_hᵀ M_h b_h, plus linear
+    maps of a and of b.
+    """
 
     def __init__(self, left: int, right: int, heads: int) -> None:
         super().__init__()

@@ -4,8 +4,9 @@
     backward   kernels of native/cuda/bfloat16_backward.h compute a gradient, and add up its columns for the bias, in one pass;
                gradients of weights leave their matrix products as floats and are not rounded
 
-Used where ``FUSED`` is set, for tensors of a GPU in bfloat16 whose gradient is wanted. Twins: ``_LowRank`` of products.py and
-the modules of mlp.py; gradients differ from theirs by the roundings that are left out.
+These layers are used if ``FUSED`` is set, for bfloat16 tensors on a GPU that need a gradient. Their twins are
+``_LowRank`` of products.py and the modules of mlp.py; the gradients differ from those of the twins by the roundings
+that are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BF16 = torch.bfloat16
 
 
 class DenseKernels:
-    """Compiled kernels of bfloat16_backward.h. Tensors are contiguous and lie on the runtime's device."""
+    """Compiled kernels of bfloat16_backward.h. Tensors must be contiguous and on the device of the runtime."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -37,7 +38,7 @@ class DenseKernels:
         self.kernels: dict[str, Kernel] = runtime.compile(source, NAMES, name="dense")
 
     def relu(self, gradient: torch.Tensor, given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        """Put the gradient of what ReLU was given into ``result``; return the sums of its columns, floats."""
+        """Write the gradient of the input of ReLU to ``result``, and return the sums of its columns as floats."""
         return self._swept("relu_back", [gradient, given, result])
 
     def cross(
@@ -95,7 +96,7 @@ def kernels_of(device: torch.device) -> DenseKernels | None:
 
 
 def usable(x: torch.Tensor) -> bool:
-    """Whether layers over ``x``, which is bfloat16 or is going to be, are computed here."""
+    """Return whether this module computes layers over ``x``, which is bfloat16 or will be converted to it."""
     return FUSED and x.is_cuda and x.ndim == 2 and torch.is_grad_enabled() and kernels_of(x.device) is not None
 
 
@@ -112,7 +113,7 @@ def _multiplies_to_floats() -> bool:
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the floats of a matrix product of bfloat16: a gradient of weights."""
+    """Return a matrix product of bfloat16 tensors, which is a gradient of weights, as float32."""
     if a.is_cuda and _multiplies_to_floats():
         return torch.mm(a, b, out_dtype=torch.float32)  # type: ignore[call-overload, no-any-return]
     return torch.mm(a, b).float()
@@ -223,8 +224,10 @@ class Tower(torch.autograd.Function):
 
 
 def tower(layers: nn.ModuleList, between: nn.ModuleList, parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return what the layers of mlp.py make of one input, with all that stands between and behind them; None where torch's
-    operators have to: several inputs, other activations, normalization, dropout, another precision."""
+    """Return the result of the layers of mlp.py for one input, with the activations between and after them.
+
+    Return None if torch has to compute it: with several inputs, other activations, normalization, dropout or another
+    precision."""
     read = [part for part in parts if part.shape[1]]
     if len(read) != 1 or not usable(read[0]) or not _in_bfloat16(read[0]):
         return None

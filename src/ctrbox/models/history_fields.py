@@ -13,7 +13,7 @@ from ctrbox.models.inputs import Reads
 def pairs_of(
     model: str, schema: Schema, target: str | Sequence[str], history: str | Sequence[str], fields: Sequence[str] | None
 ) -> list[tuple[str, str]]:
-    """(target, history) by name, each pair of one key space."""
+    """Return the pairs (target, history) of field names after checking that both fields of a pair have the same key space."""
     targets = [target] if isinstance(target, str) else list(target)
     pasts = [history] if isinstance(history, str) else list(history)
     if not targets or len(targets) != len(pasts):

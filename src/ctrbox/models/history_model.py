@@ -29,7 +29,7 @@ MOST_PLACES = 1 << 16
 
 @dataclass(frozen=True)
 class History:
-    """The items of all rows, or of the one row that all rows share (``shared``)."""
+    """The items of the histories of all rows or, with ``shared``, of the one history that all rows share."""
 
     vectors: torch.Tensor  # (rows or 1, longest, dim): of the keys alone
     items: torch.Tensor  # the same with places and ages; zeros where there is padding
@@ -43,7 +43,9 @@ class History:
 
 
 class HistoryModel(nn.Module):
-    """A subclass passes its ``locals()``, which include ``target``, ``history``, ``age`` and ``longest``."""
+    """The base class of models with a target and a history. A subclass passes its ``locals()``, which include
+    ``target``, ``history``, ``age`` and ``longest``.
+    """
 
     def __init__(self, arguments: Mapping[str, Any], *, beside: Mapping[str, str] | None = None) -> None:
         """``beside``: more fields that are lists of the same length as the history, by the name of their argument."""

@@ -6,7 +6,8 @@ Zhao et al., "AIBox: CTR Prediction Model Training on a Single Node", CIKM 2019,
     tower k  reads e, its own dense features, and the first and the last hidden layer of tower k - 1
     y        b + w · (the last hidden layers of all towers, side by side)
 
-The paper ends in a softmax over click and no click; the difference of its two logits is the one logit here.
+The network of the paper ends with a softmax over click and no click. The logit here is the difference of its two
+logits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ctrbox.models.model_arguments import needs_inputs, sizes
 
 
 class EmbeddingLayer(nn.Module):
-    """The paper's embedding learning: a layer over the whole sparse input at once, e = relu(sum of its vectors + b)."""
+    """The embedding layer of the paper over the whole sparse input: e = relu(sum of its vectors + b)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -38,7 +39,9 @@ class EmbeddingLayer(nn.Module):
 
 
 class Tower(nn.Module):
-    """Fully connected layers over inputs side by side → first hidden layer, last hidden layer, the last's share of y."""
+    """Fully connected layers over inputs side by side. They return the first and the last hidden layer, and the part of
+    y that the last one adds.
+    """
 
     def __init__(self, inputs: int, hidden: Sequence[int], *, dropout: float, batch_norm: bool) -> None:
         super().__init__()
@@ -123,14 +126,20 @@ class JointTowers(ClickModel):
 
 
 def kinds_of(schema: Schema) -> list[list[str]]:
-    """A dense vector is a kind of its own; single columns are one kind; no dense feature at all is one tower without."""
+    """Return the dense features of each tower: each dense vector has a tower of its own, and all single columns share
+    one tower.
+
+    Without dense features, there is one tower, which has none.
+    """
     single = [name for name, width in schema.dense if width == 1]
     vectors = [[name] for name, width in schema.dense if width != 1]
     return [single, *vectors] if single or not vectors else vectors
 
 
 def checked(schema: Schema, towers: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The towers as asked for; each names dense features of this schema, and no feature is left to nobody."""
+    """Check the towers that were given, and return them as lists: each names dense features of the schema, and every
+    feature is in a tower.
+    """
     known = [name for name, _ in schema.dense]
     if isinstance(towers, str) or not isinstance(towers, Sequence) or not towers:
         raise PlanError(f"towers must be a list with one list of dense features for each tower, got {towers!r}")

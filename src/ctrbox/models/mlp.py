@@ -1,8 +1,8 @@
 """Defines the tower: linear layers with an activation between them.
 
-Several inputs count as one, side by side, without being copied into one: at 16,384 rows × 477 columns that saves a copy of
-31 MB forward and its inverse backward. The last map has no activation. Batch normalization of fewer than two rows uses the
-running statistics, so a last batch of one row trains too.
+Several inputs act as one, side by side, but are not copied into one tensor: at 16,384 rows × 477 columns, this saves a
+copy of 31 MB in the forward pass, and another in the backward pass. The last layer has no activation. Batch
+normalization of fewer than two rows uses the running statistics, so training also works if the last batch has one row.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class Dice(nn.Module):
 class Dropout(nn.Dropout):
     """Dropout whose draws depend on a seed, the row's number in its batch and the column, and on nothing else.
 
-    A training step draws one seed per layer from torch's generator. So a batch may be computed in slices, by any number of
-    threads, and gives the same bits; the native step of the usual models asks the same function. On a GPU it is torch's own.
+    A training step draws one seed per layer from torch's generator. A batch that is computed in slices, by any number
+    of threads, therefore gives the same bits. The native training step uses the same function. On a GPU, the dropout of
+    torch is used.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -81,10 +82,11 @@ def activation(kind: str, width: int) -> nn.Module:
 
 
 class Affine(nn.Module):
-    """x W + b with W as (inputs, outputs).
+    """The linear map x W + b, whose W has the shape (inputs, outputs).
 
-    Not nn.Linear, whose W is the other way round: its gradient is then a product (outputs × rows) (rows × inputs), in which two
-    threads of OpenBLAS wait for each other: 40 to 140 ms of CPU against 17 for 16,384 × 232 × 64 on a Neoverse-N1.
+    It is not nn.Linear, whose W is transposed. The gradient of W would then be a product (outputs × rows) (rows ×
+    inputs), in which two threads of OpenBLAS wait for each other: 40 to 140 ms of CPU against 17 for 16,384 × 232 × 64
+    on a Neoverse-N1.
     """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
@@ -99,14 +101,16 @@ class Affine(nn.Module):
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = True, last: bool = False) -> Affine:
-    """A linear map, Xavier-uniform, its bias zero; the last one of a tower ten times smaller."""
+    """Return a linear map whose weights are drawn as Xavier-uniform, ten times smaller for the last map of a tower, and
+    whose bias is zero.
+    """
     layer = Affine(inputs, outputs, bias=bias)
     nn.init.xavier_uniform_(layer.weight, LAST if last else 1.0)
     return layer
 
 
 def side_by_side(layer: Affine, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """``layer(torch.cat(parts, 1))`` without the copy."""
+    """Return ``layer(torch.cat(parts, 1))`` without making a copy."""
     parts = [part for part in parts if part.shape[1]]
     if len(parts) == 1:
         return layer(parts[0])
@@ -142,7 +146,7 @@ def _with_one_row(layer: Affine, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class Body(nn.Module):
-    """Layers with an activation behind each, also the last: the bottom that tasks share, an expert, a stream of FinalMLP."""
+    """Layers with an activation after each, also after the last: a shared bottom, an expert, or a stream of FinalMLP."""
 
     def __init__(
         self,

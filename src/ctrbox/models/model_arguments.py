@@ -35,13 +35,13 @@ def asked(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pooled_only(model: str, reads: Reads) -> None:
-    """A field read as a sequence would be read by nobody."""
+    """Raise a `PlanError` if a field has the pooling "none": this model reads no sequences, and would ignore the field."""
     if reads.sequences:
         raise PlanError(f"{model} reads no sequences; field {reads.sequences[0]!r} must be pooled by sum, mean or max")
 
 
 def needs_vectors(model: str, reads: Reads) -> None:
-    """For models that multiply the vectors of fields: at least one field, and one dim for all."""
+    """Raise a `PlanError` unless a model that multiplies vectors reads at least one field, and all fields have the same dim."""
     if not reads.fields:
         raise PlanError(
             f"{model} multiplies the vectors of sparse fields, but reads no sparse field; expected at least one"
@@ -51,7 +51,7 @@ def needs_vectors(model: str, reads: Reads) -> None:
 
 
 def needs_inputs(model: str, reads: Reads) -> None:
-    """For models that read vectors and dense columns alike."""
+    """Raise a `PlanError` if a model that reads vectors and dense columns would read none of them."""
     if reads.width + reads.dense == 0:
         raise PlanError(
             f"{model} reads neither a dense column nor a sparse field of dim 1 or more; expected one of them"
@@ -66,7 +66,7 @@ def refuse_twice(what: str, names: Sequence[str]) -> None:
 
 
 def sizes(what: str, given: Any, *, empty: bool = True) -> tuple[int, ...]:
-    """Widths of layers: whole numbers of 1 or more."""
+    """Check and return widths of layers, which are whole numbers of 1 or more."""
     if isinstance(given, str) or not isinstance(given, Sequence) or (not given and not empty):
         raise PlanError(f"{what} must be a list of layer widths such as (128, 64), got {given!r}")
     if len(given) > MOST_LAYERS:

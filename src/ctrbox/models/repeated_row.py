@@ -1,6 +1,6 @@
 """Detects tensors in which one row stands for all (stride 0), such as the context's part of a request.
 
-Nothing else of CTRBox makes them, so parts of models may ask: what depends on such rows alone is computed once. Results are
+CTRBox makes such tensors only for requests, so models can compute once what depends only on such rows. The results are
 those of the repeated rows, up to rounding.
 """
 

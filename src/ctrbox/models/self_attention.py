@@ -2,8 +2,8 @@
 
     out = softmax(Q Kᵀ / √width) V,   Q = x W_q,  K = x W_k,  V = x W_v,   for each head; the heads lie side by side
 
-Rows of a batch are padded to the longest one. Padding is masked as a key, so that it changes no output of a real item. What a
-padded place itself gets is not defined; callers do not read it.
+Rows of a batch are padded to the longest one. Padding is masked as a key, so that it changes no output of a real item.
+The output at a padded place is undefined; callers do not read it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Defines YouTube's ranking network: averaged histories, and dense features with their square and square root.
 
-Covington, Adams and Sargin, "Deep Neural Networks for YouTube Recommendations", RecSys 2016. Its weighted logistic loss is a
-matter of sample weights: ``FeatureSet(weight=…)``.
+Covington, Adams and Sargin, "Deep Neural Networks for YouTube Recommendations", RecSys 2016. To get its weighted
+logistic loss, use sample weights: ``FeatureSet(weight=…)``.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Trained click models as they predict: from a run folder or a published version to probabilities. Nothing here learns."""
+"""Predicts with trained click models, which are read from a run folder or a published version. Nothing here learns."""

@@ -1,4 +1,4 @@
-"""Keys of a plan against keys of a vector file: hashed ones are never among plain numbers."""
+"""Compares the keys of a plan with the keys of a vector file: hashed keys are never in a file of plain numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ctrbox.predict.model_with_tables import ClickModel
 
 
 def check_key_kinds(model: ClickModel, plan: Plan) -> None:
-    """Refuse a vector file of plain numbers for a field whose keys are hashed: no key of the field can be in it."""
+    """Raise a DataError if a field with hashed keys has a vector file of plain numbers, which has no key of the field."""
     hashes = {o.name for o in plan.graph.outputs if o.role == "sparse" and hashed_kind(o.node) in ("s", "i")}
     for source in model.sources:
         objects = source.traits.objects

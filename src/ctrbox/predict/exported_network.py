@@ -48,7 +48,7 @@ class Input:
 
 
 class ExportedNetwork(nn.Module):
-    """A copy of a model on the CPU, with everything that makes scores of its outputs. Takes the tensors of `inputs` in order."""
+    """A copy of a model on the CPU that also computes scores from its outputs. It takes the tensors of `inputs` in order."""
 
     def __init__(self, click_model: ClickModel) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class CalibrationMaps(nn.Module):
 
 
 def real(rows: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """Return which places (rows, longest) hold a key and not padding."""
+    """Return a mask (rows, longest) of the places that have a key and are no padding."""
     return torch.arange(rows.shape[1], device=rows.device) < count.unsqueeze(1)
 
 

@@ -7,8 +7,8 @@
       plan.ctrplan           the plan, which turns raw rows into keys and dense columns
       reader.py              a reader that does not need CTRBox (exported_reader.py)
 
-The exported network is compared with the model on random inputs of other sizes than those it was recorded with; the folder is
-written whole or not at all. Refused: Model Servers, and models that torch cannot record.
+The exported network is compared with the model on random inputs of other sizes than those with which it was recorded. The folder
+is written completely or not at all. Model Servers, and models that torch cannot record, raise a PlanError.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _compare(model: str, network: ExportedNetwork, expected: Sequence[torch.Tens
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch from telling of packages that the export does not need."""
+    """Suppress messages of torch about packages that the export does not need."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,8 +1,8 @@
 """Builds models that a file names, without using more memory than the weights of the file justify.
 
-A model's arguments come from a file. A hidden layer of a million units, or a million layers, would be allocated before anybody
-compared them with the weights. So the model is built first without memory for weights, and in no more parts than the number of
-its weights allows; then its shapes are compared with those that the file holds; only then it is built for use.
+The arguments of a model come from a file. A hidden layer of a million units, or a million layers, would be allocated before they
+could be compared with the weights. Therefore the model is first built without memory for weights, and with a limit on the number
+of its modules and parameters. Then its shapes are compared with those in the file. Only then is it built for use.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ PARTS_OF_A_WEIGHT, MORE_PARTS = 8, 1000  # modules and weights of a model, for e
 
 
 def untrained(name: str, schema: Schema, config: Any, weights: int, compare: Callable[[nn.Module], None]) -> nn.Module:
-    """Return a model of ``cb.models`` with new weights. ``weights``: how many tensors the file holds for it. ``compare`` gets
-    the model first without memory, and may refuse it."""
+    """Return a model of ``cb.models`` with new weights.
+
+    ``weights``: number of tensors in the file. ``compare`` is called with the model before it has memory, and may raise an error.
+    """
     if len(json.dumps(config)) > MOST_CONFIG:
         raise DataError(f"the constructor arguments of {name} in the file need more than {MOST_CONFIG:,} bytes of JSON")
     with torch.device("meta"), _few_parts(name, PARTS_OF_A_WEIGHT * weights + MORE_PARTS):
@@ -43,7 +45,7 @@ def untrained(name: str, schema: Schema, config: Any, weights: int, compare: Cal
 
 @contextlib.contextmanager
 def _few_parts(name: str, most: int) -> Iterator[None]:
-    """Refuse a model of too many parts while it is built, on this thread alone."""
+    """Raise a DataError inside the context if this thread builds a model of more than ``most`` modules and parameters."""
     mine, parts = threading.get_ident(), 0
 
     def count(module: nn.Module, part_name: str, part: Any) -> None:

@@ -29,8 +29,8 @@ def culprit(model: ClickModel, looked: Looked, pulled: Sequence[Pulled], value: 
         row, column = found[0]
         name = model.schema.dense_names[column]
         met = batch.dense[row, column]
-        remedy = "clip it" if np.isinf(met) else "replace it, cb.when(x.is_nan()).then(0.0).otherwise(x),"
-        told = f"{where}: dense feature {name!r} is {met} in row {row} of the batch; {remedy} in the plan"
+        remedy = "clip it" if np.isinf(met) else "replace it with cb.when(x.is_nan()).then(0.0).otherwise(x)"
+        told = f"{where}: dense feature {name!r} is {met} in row {row} of the batch; in the plan, {remedy}"
         return RefusedInTraining(told, Sought("dense", name))
     parts = ((batch.weight, "the sample weight", Sought("weight")), (batch.label, "the label", Sought("label")))
     for array, what, sought in parts:
@@ -60,7 +60,7 @@ def culprit(model: ClickModel, looked: Looked, pulled: Sequence[Pulled], value: 
 
 
 def _largest(model: ClickModel, what: str, source: Source, rows: Pulled, batch: Batch) -> tuple[float, str, int]:
-    """Return the largest value or gradient of a source: its size (infinite where it is not a number), its field and key."""
+    """Return the largest value or gradient of a source: its size (infinite if it is NaN), its field and its key."""
     if isinstance(rows, Reading) and what == "gradient":
         return rows.largest(batch.rows)
     lookup = Lookup.of(batch, source.fields, model.threads)

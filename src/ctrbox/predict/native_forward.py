@@ -58,16 +58,16 @@ class NativeNetwork:
 
     @property
     def usable(self) -> bool:
-        """Whether nobody has hooked into the modules since: only torch calls hooks."""
+        """Whether no module has a hook now; only torch calls hooks."""
         return not any(self.hooks)
 
     def index(self, lookup: Lookup, threads: int) -> _native.NetworkIndex:
-        """Return what a step needs of its batch whatever the weights are. It may be built while another step runs."""
+        """Return what a step needs of its batch and what does not depend on the weights. Another step may run meanwhile."""
         assert lookup.native is not None
         return self.native.index(lookup.native, threads)
 
     def score(self, lookup: Lookup, rows: Floats, logs: torch.Tensor, threads: int) -> Floats:
-        """Return the logits of a batch; changes nothing."""
+        """Return the logits of a batch. Nothing is changed."""
         self.follow()
         logits = np.empty(lookup.rows, np.float32)
         assert lookup.native is not None
@@ -75,7 +75,7 @@ class NativeNetwork:
         return logits
 
     def follow(self) -> None:
-        """Notice weights that were moved to other memory since the step before."""
+        """Use the new addresses if weights were moved to other memory since the step before."""
         if self.addresses != [t.data_ptr() for t in self.tensors]:
             self.native = self._built()
 
@@ -122,7 +122,7 @@ class NativeNetwork:
 
 
 def native_network_of(model: nn.Module, reads: Reads, sources: Sequence[Source]) -> NativeNetwork | None:
-    """Return the native network of a model, or None where only torch can compute it."""
+    """Return the native network of a model, or None if only torch can compute it."""
     if type(model) not in USUAL or len(sources) != 1:
         return None
     source = sources[0]
@@ -144,7 +144,7 @@ def native_network_of(model: nn.Module, reads: Reads, sources: Sequence[Source])
 
 
 def _is_plain(tower: nn.Module) -> bool:
-    """Return whether a tower is made of linear maps with ReLU, and dropout where asked, between them."""
+    """Return whether a tower consists of linear layers with ReLU, and possibly dropout, between them."""
     if type(tower) is not MLP or len(tower.between) != len(tower.layers) - 1:
         return False
     for step in tower.between:

@@ -1,4 +1,4 @@
-"""What serving and publishing know of a trained model, whatever trained it: a Deep FFM and a run are both predictors."""
+"""Defines ``Predictor``, the interface of trained models for serving and publishing. A Deep FFM and a run implement it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Predictor(Protocol):
         """Names of the features that the model reads."""
 
     def check_schema(self, schema: Schema) -> None:
-        """Raise a `PlanError` unless batches of this schema hold the features that the model was trained on."""
+        """Raise a `PlanError` unless batches of this schema have the features that the model was trained with."""
 
     def predict_batch(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Return the click probability of each row of a batch."""

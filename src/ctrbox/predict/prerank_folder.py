@@ -1,14 +1,14 @@
 """Writes and opens the folder of pre-rank: the vector of every ad of a view, the ads' columns, and optionally an index.
 
     ads.prerank/
-      prerank.json     sealed: the training that the vectors are of, columns, size and SHA-256 of the other files, index and
-                       its recall
+      prerank.json     sealed: checksum of the weights that made the vectors, columns, size and SHA-256 of the other files,
+                       index and its recall
       vectors.ctrvec   the vectors, by key; row n is the ad in row n of ads.arrow
       ads.arrow        the columns of the log that the ads' fields read, and others on request: what an answer names an ad by
       index.faiss      with ``index="hnsw"``: a graph over the vectors
 
-The folder is written completely or not at all. Refused when it is opened: a file that is missing or damaged, and vectors of
-another training of the model.
+The folder is written completely or not at all. Opening it fails if a file is missing or damaged, or if the vectors were made with
+another training run or another plan.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PrerankFolder:
         facts = read_sealed(place / FACTS, "pre-rank folder (`ctrbox vectors prerank` makes one)")
         if facts.get("towers") != seal_of_towers(run) or facts.get("fingerprint") != run.click_model.schema.fingerprint:
             raise DataError(
-                f"the vectors of {place} were made with another training or another plan than those of the served run; make "
+                f"the vectors of {place} were made by another training run than the served one, or with another plan; make "
                 "the folder again from this run: ctrbox vectors prerank RUN VIEW -o FOLDER"
             )
         files, key = facts.get("files"), facts.get("key")

@@ -3,13 +3,13 @@
     about    model, config, fingerprint of the plan, shift or calibration, tables: fields, dim, linear, and
                  of a table: init, seed
                  of a Model Server: server: kind of its sub-model, width, vocabulary; encoder, dtype: what made the vectors of
-             its file, and their type, where the file tells
+                 its file, and their type, if the file names them
     parts    dense.NAME                          the model's tensors
-             table.K.key, .weight, .vector       rows of a table; of a Model Server: its vectors of all objects it has
+             table.K.key, .weight, .vector       rows of a table; for a Model Server, the vectors of all its objects
              table.K.model.NAME                  weights of its sub-model
 
-One file, so a version's tables and sub-models come and go together. Reading builds models without memory for weights first, and
-compares every shape before it takes any.
+All parts are in one file, so the tables and sub-models of a version are replaced together. A reader first builds the models
+without memory for weights, and compares every shape before it allocates any.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OF_DTYPE = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def weights_of_run(click_model: ClickModel) -> Weights:
-    """The sub-models of its Model Servers are run over every object they have."""
+    """Return the weights of a run to publish. The sub-models of its Model Servers now compute the vectors of all objects."""
     model = click_model.model
     name, config = type(model).__name__, getattr(model, "config", None)
     own = models.EVERY_MODEL.get(name) is not type(model) or config is None
@@ -76,9 +76,9 @@ def weights_of_run(click_model: ClickModel) -> Weights:
 
 
 def click_model_of(weights: Weights, schema: Schema, where: str, own: nn.Module | None = None) -> ClickModel:
-    """The model of a published version with its tables; ``schema``: of its plan. It predicts and cannot learn.
+    """Return the model of a published version with its tables, which predicts and cannot learn. ``schema``: of its plan.
 
-    ``own``: a model of the user's own class, with any weights, for a version of such a model; it is copied.
+    ``own``: for a version of a model of the user's own class, a model of this class with any weights; it is copied.
     """
     if weights.kind != CLICK_MODEL:
         raise DataError(
@@ -124,7 +124,7 @@ def click_model_of(weights: Weights, schema: Schema, where: str, own: nn.Module 
 
 
 def _own(own: nn.Module | None, name: str, where: str) -> nn.Module:
-    """Return a copy of the user's model for a version of one; a name in a file imports nothing."""
+    """Return a copy of the user's model, after comparing its class with ``name``; no code that a file names is imported."""
     if own is None:
         raise PlanError(
             f"it holds weights of the user-defined model class {name[:100]!r}, and CTRBox never imports code that a "
@@ -172,7 +172,7 @@ def _floats(part: Part, shape: tuple[int, int]) -> Any:
 
 
 def _finite(part: Part) -> np.ndarray:
-    """Its numbers; refused here, where an older version can go on, and not when a request meets them."""
+    """Return the numbers of a part. Raise a DataError if one is not finite: now, while the older version can still serve."""
     if part.dtype == "F32" and not np.isfinite(part.data).all():
         raise DataError(f"part {part.name!r} contains a NaN or an infinity; publish another version")
     return part.data
@@ -182,14 +182,17 @@ def _tensor_parts(prefix: str, module: nn.Module) -> Iterator[Part]:
     for name, tensor in module.state_dict().items():
         held = tensor.detach().cpu().contiguous()
         if held.dtype not in DTYPES:
-            raise PlanError(f"weight {name!r} is of {held.dtype}, which is not published")
+            raise PlanError(f"weight {name!r} has the type {held.dtype}, which cannot be published")
         flat = held.reshape(-1)
         data = flat if held.dtype == torch.float32 else flat.view(torch.uint8)
         yield Part(prefix + name, DTYPES[held.dtype], tuple(held.shape), data.numpy())
 
 
 def _tensors(module: nn.Module, weights: Weights, prefix: str, where: str) -> dict[str, torch.Tensor]:
-    """The weights of a module, which may be on the meta device; DataError where names, shapes or types are others."""
+    """Return the weights for a module, which may be on the meta device.
+
+    Raise a DataError if names, shapes or types differ from those of the module.
+    """
     mine = module.state_dict()
     found = {p.name.removeprefix(prefix): p for p in weights.parts if p.name.startswith(prefix)}
     tensors: dict[str, torch.Tensor] = {}

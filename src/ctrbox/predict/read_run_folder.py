@@ -1,6 +1,6 @@
-"""A finished run from its folder: its plan, and its model with the tables, ready to predict.
+"""Reads a finished run from its folder: its plan, and its model with the tables, ready to predict.
 
-Files of a folder are believed only after their checksums fit, and no code that they name is imported.
+No file is used before its checksum was compared, and no code that a file names is imported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ Made = TypeVar("Made", bound=ClickModel)
 
 
 def fetched_run(folder: str | Path | StoredFolder) -> tuple[Path, StoredFolder | None]:
-    """Return the path of a run folder; one on S3 or HDFS is downloaded, without its checkpoints, and returned as well."""
+    """Return the local path of a run folder, and None or, for a folder on S3 or HDFS, the `StoredFolder`.
+
+    A folder on S3 or HDFS is downloaded without its checkpoints.
+    """
     if not isinstance(folder, StoredFolder):
         url = stored_url(folder, "a run folder")
         if url is None:
@@ -108,14 +111,14 @@ def plan_of_run(
 
 
 def _and_those_of(plan: Plan, allowed: bool | Sequence[UserOperator]) -> bool | Sequence[UserOperator]:
-    """Return what is allowed, and with it the operators of a plan, which its owner has imported already."""
+    """Return the allowed operators together with those of ``plan``, which its owner has imported already."""
     if allowed is True:
         return True
     return [*operators_of(plan), *(allowed or ())]
 
 
 def _built(place: Path, state: Mapping[str, Any], schema: Schema) -> nn.Module:
-    """Return the model that a run names. Its shapes are compared with the weights before it takes memory for any."""
+    """Return a new model of the class that a run names. Its shapes are compared with the weights before it allocates them."""
     name, config = state.get("model"), state.get("config")
     if not isinstance(name, str) or name not in models.EVERY_MODEL or not isinstance(config, dict):
         raise PlanError(
@@ -159,7 +162,7 @@ def _tables(
 
 
 def _fields_of_tables(model: Path, state: Mapping[str, Any]) -> list[list[str]]:
-    """Return the fields of each table of a run; there is a file for each, and no field is in two of them."""
+    """Return the fields of each table of a run, after checking that each table has a file and no field has two tables."""
     tables = state.get("tables")
     held = [name for name in state["files"] if name.startswith("table-")]
     if not isinstance(tables, list) or not all(isinstance(fields, list) and fields for fields in tables):
@@ -176,7 +179,7 @@ def _fields_of_tables(model: Path, state: Mapping[str, Any]) -> list[list[str]]:
 
 
 def servers_of(folder: str | Path, files: Mapping[str, str | Path]) -> dict[str, ModelServer]:
-    """Return Model Servers for `Run.load`, over vector files by field.
+    """Return Model Servers for `cb.Run.load` that read the given vector files, by field.
 
     Their sub-models are `cb.tables.ImageEmbedding` or `cb.tables.TextEmbedding`."""
     place = local_path(folder, "a run folder")
@@ -208,7 +211,7 @@ def servers_of(folder: str | Path, files: Mapping[str, str | Path]) -> dict[str,
 
 
 def server_tables(folder: str | Path) -> dict[Path, list[str]]:
-    """Files of a run's Model Servers, and the fields of each."""
+    """Return the files of a run's Model Servers, with the fields of each."""
     model = Path(folder) / "model"
     tables = _fields_of_tables(model, read_state(model))
     files = {model / f"table-{k}.ctrtable": fields for k, fields in enumerate(tables)}

@@ -1,7 +1,7 @@
-"""Finding the file and the row of a value that training refused, so that the error can name them.
+"""Finds the file and the row of a value that training refused, so that the error can name them.
 
-A batch does not know where its rows come from. When a value of it is refused, the plan runs once more over the same rows of
-the log, up to the first row that holds such a value. That takes no longer than it took to meet the value.
+A batch does not contain where its rows come from. If one of its values is refused, the plan runs again over the same rows of
+the log, up to the first row that has such a value. This takes no longer than training took to reach the value.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SEARCH_ROWS = 65_536  # rows of a batch while the row is searched for
 
 @dataclass(frozen=True)
 class Sought:
-    """The part of a batch that holds a refused value; ``column`` is the name of a dense column or of a label."""
+    """The part of a batch in which a refused value was found; ``column`` is the name of a dense column or of a label."""
 
     part: Literal["dense", "label", "weight", "task"]
     column: str = ""
 
     def found(self, batch: Batch) -> bool:
-        """Tell whether a row of the batch holds such a value."""
+        """Return whether a row of the batch has such a value."""
         batch = batch.cpu()
         if self.part == "dense":
             column = batch.schema.dense_names.index(self.column)
@@ -44,7 +44,7 @@ class Sought:
 
 
 class RefusedInTraining(TrainError):
-    """A value of a batch that is not finite; ``sought`` says where to look for its row, unless the message names it."""
+    """Raised for a value of a batch that is not finite. ``sought``: where to look for its row, if the message does not say."""
 
     def __init__(self, message: str, sought: Sought | None = None) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class RefusedInTraining(TrainError):
 
 
 class RefusedInData(DataError):
-    """A label or a sample weight that cannot be learned from; ``sought`` as in `RefusedInTraining`."""
+    """Raised for a label or a sample weight that cannot be learned from. ``sought``: as for `RefusedInTraining`."""
 
     def __init__(self, message: str, sought: Sought | None = None) -> None:
         super().__init__(message)
@@ -72,7 +72,7 @@ def naming_rows(plan: Plan, start: int = 0, stop: int | None = None) -> Iterator
 
 
 def place_of(plan: Plan, sought: Sought, start: int = 0, stop: int | None = None) -> str | None:
-    """Return the file and the row that hold the first such value, or None where a second look does not find one."""
+    """Return the file and the row of the first such value, or None if it is not found again."""
     try:
         place = _span(plan, sought, start, stop)
         if place is None:
@@ -89,7 +89,7 @@ def place_of(plan: Plan, sought: Sought, start: int = 0, stop: int | None = None
 
 
 def _span(plan: Plan, sought: Sought, start: int, stop: int | None) -> tuple[int, int] | None:
-    """Return the rows of the log that the first batch with such a value was made of."""
+    """Return the range of rows of the log from which the first batch with such a value was made."""
     walk = plan.batches(SEARCH_ROWS, start=Position(start), stop=stop).positioned()
     try:
         for batch, after in walk:

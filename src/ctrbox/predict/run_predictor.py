@@ -1,4 +1,4 @@
-"""The predicting half of a run: its plan, and its model with the tables."""
+"""Defines ``RunPredictor``, the part of a run that predicts: its plan, and its model with the tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ctrbox.publish.weights_of_models import CLICK_MODEL
 
 
 class RunPredictor:
-    """A trained model with its plan: a `Predictor`, and raw rows in, probabilities out. `cb.Run` extends it."""
+    """A trained model with its plan. It is a `Predictor` that also predicts raw rows. `cb.Run` extends it."""
 
     kind = CLICK_MODEL
 
@@ -125,6 +125,8 @@ class RunPredictor:
         return export_model(self.click_model, self.plan, folder, format)
 
     def published(self) -> Weights:
-        """Everything that decides its predictions, for `cb.publish`: the vectors of all objects of its Model Servers are
-        computed now, and published with the sub-models."""
+        """Return everything that decides the predictions, for `cb.publish`.
+
+        The vectors of all objects of its Model Servers are computed now, and published with the sub-models.
+        """
         return weights_of_run(self.click_model)

@@ -64,7 +64,7 @@ class ScoreExpression:
 
     @staticmethod
     def of(text: str, names: Sequence[str]) -> ScoreExpression:
-        """Parse an expression of the labels ``names``; DataError if it cannot be read."""
+        """Parse an expression of the labels ``names``. Raise a DataError if it cannot be read."""
         if not names:
             raise DataError("this model predicts one label, so there are no labels to combine; remove the score")
         if not isinstance(text, str):

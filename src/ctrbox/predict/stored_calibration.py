@@ -1,11 +1,11 @@
-"""How a run folder and published weights store what corrects a model's logits.
+"""Stores the correction of a model's logits in a run folder and in published weights, and restores it.
 
-    shift          a number that is added to every logit, of a model without a calibration map
-    calibration    of a model with one: the map (`evaluate.calibration_maps`; of several labels: `evaluate.task_calibration`),
-                   and within it the shift
+    shift          for a model without a calibration map: a number that is added to every logit
+    calibration    for a model with a calibration map: the map, which contains the shift
+                   (`evaluate.calibration_maps`; for several labels, `evaluate.calibration_of_several_labels`)
 
-A model with a map has no ``shift`` of its own, so that a version of CTRBox that knows no maps refuses it instead of predicting
-without its calibration.
+A model with a map has no ``shift`` of its own. A version of CTRBox that does not know maps therefore refuses the model instead of
+predicting without its calibration.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ctrbox.predict.model_with_tables import ClickModel
 
 
 def described_calibration(model: ClickModel) -> dict[str, Any]:
-    """Return shift and calibration of a model as plain JSON."""
+    """Return the shift and the calibration of a model as plain JSON."""
     if model.calibration is None:
         return {"shift": model.shift}
     return {"calibration": {**model.calibration.plain(), "shift": model.shift}}

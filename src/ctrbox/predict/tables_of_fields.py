@@ -37,7 +37,7 @@ class Source:
 
     @property
     def fused(self) -> bool:
-        """Whether the embedder itself looks up, pools and steps, on a GPU."""
+        """Whether the embedder is on a GPU, where it looks up and pools rows and makes the steps of its optimizer itself."""
         return self.traits.device is not None
 
     @property
@@ -47,14 +47,17 @@ class Source:
 
 
 def sources_of(reads: Reads, schema: Schema, embedder: Embedders | None, device: torch.device = CPU) -> list[Source]:
-    """Return the embedder of each field: the one given, one by field name ("*": the rest), or tables by dim."""
+    """Return the fields of each embedder. ``embedder``: one for all fields, one by field name ("*": all others), or by dim.
+
+    Without ``embedder``, a new table is made for each dim.
+    """
     names = [*reads.fields, *reads.sequences]
     spaces = {f.name: f.space for f in schema.sparse}
     for name in names:
         if name not in spaces:
             raise PlanError(
-                f"the model reads {name!r}, which this plan does not have{nearest(name, spaces)}; build it with the schema of "
-                "this plan"
+                f"the model reads field {name!r}, which this plan does not have{nearest(name, spaces)}; build the model with "
+                "the schema of this plan"
             )
     chosen: dict[str, Embedder] = {}
     if embedder is None:

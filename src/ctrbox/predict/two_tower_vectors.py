@@ -18,6 +18,7 @@ import pyarrow as pa
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch, Ragged
 from ctrbox.columns.kind import kind_of_arrow
+from ctrbox.columns.one_array import one_batch
 from ctrbox.compiled_plan.plan import Plan
 from ctrbox.compiled_plan.some_features import SomeFeatures
 from ctrbox.embed.embedder import Floats, Keys
@@ -33,7 +34,7 @@ ROWS = 16_384  # of one batch
 
 
 def two_tower_of(run: RunPredictor) -> TwoTower:
-    """Return the model of a run; PlanError unless it is a ``TwoTower``."""
+    """Return the model of a run. Raise a PlanError if it is not a ``TwoTower``."""
     model = run.model
     if not isinstance(model, TwoTower):
         raise PlanError(
@@ -63,7 +64,7 @@ def one_key_each(ragged: Ragged, rows: int, name: str) -> Keys:
 
 
 def seal_of_towers(run: RunPredictor) -> str:
-    """Return the SHA-256 of the model's weights: vectors of another training have another one."""
+    """Return the SHA-256 of the model's weights. It differs for vectors that another training run made."""
     seal = hashlib.sha256()
     for name, tensor in sorted(two_tower_of(run).state_dict().items()):
         seal.update(name.encode() + b"\0" + tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -128,7 +129,8 @@ def joined_views(plan: Plan) -> dict[str, View]:
 
 
 def rows_of_view(view: View | str, plan: Plan, tower: TowerVectors, more: tuple[str, ...] = ()) -> pa.Table:
-    """Return the columns that a side reads, and ``more``, of all rows of a view; ``view``: one of the plan's, by name, or any."""
+    """Return the columns that a side reads, and ``more``, of all rows of a view. ``view``: the name of a view that the plan
+    joins, or any view."""
     if isinstance(view, str):
         known = joined_views(plan)
         if view not in known:
@@ -167,11 +169,7 @@ def batches_of(table: pa.Table, columns: pa.Schema, rows: int = ROWS) -> Iterato
     """Yield the rows of a table as record batches of just ``columns``."""
     part = table.select(columns.names).combine_chunks()
     for begin in range(0, part.num_rows, rows):
-        piece = part.slice(begin, rows).combine_chunks()
-        arrays = [piece.column(k).combine_chunks() for k in range(piece.num_columns)]
-        yield pa.RecordBatch.from_arrays(
-            [a.chunk(0) if isinstance(a, pa.ChunkedArray) else a for a in arrays], schema=columns
-        )
+        yield pa.RecordBatch.from_arrays(one_batch(part.slice(begin, rows)).columns, schema=columns)
 
 
 def vectors_of_view(table: pa.Table, tower: TowerVectors, name: str) -> tuple[Keys, Floats]:

@@ -48,8 +48,10 @@ def tell_of_keys(model: ClickModel, told: Callable[[Source, list[Asked]], None])
 
 @contextmanager
 def refusing_unknown(model: ClickModel) -> Iterator[None]:
-    """Warn of fields of which the first ``BATCHES`` batches inside hold no key that was learned; where the field's vectors come
-    from a Model Server, refuse: its file has other keys."""
+    """Warn if a field has no learned key in the first ``BATCHES`` batches inside the context.
+
+    If the vectors of such a field come from a Model Server, raise a DataError instead, because its file has other keys.
+    """
     counts: dict[str, list[int]] = {}
     batches = dict.fromkeys((id(s) for s in model.sources), 0)
 

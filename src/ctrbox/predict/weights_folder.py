@@ -1,11 +1,11 @@
-"""Reading the weights of a model from their folder: believes nothing before sizes and checksums fit.
+"""Reads the weights of a model from their folder, and uses no file before its size and checksum were compared.
 
-    state.json            what (sealed), with the size and SHA-256 of every other file (of a table: of sampled content)
+    state.json            sealed: the state, and the size and SHA-256 of every other file (for a table, of a sample of its bytes)
     dense.safetensors     the model's state_dict
     optimizer.safetensors dense optimizer state and torch's random states
-    table-K.ctrtable      each embedder, in its own checked format: a file, a folder of the Sparse Table, or one of shards
+    table-K.ctrtable      an embedder, in its own format with checksums: a file, a folder of a Sparse Table, or one of shards
 
-Every tensor's shape is given to the model to refuse. Training writes such folders (train/checkpoint.py).
+The shape of every tensor is compared with the model. Training writes such folders (train/checkpoint.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DTYPES |= {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int
 
 
 def read_state(place: Path) -> dict[str, Any]:
-    """The state of a folder of weights, after its files were checked."""
+    """Check the files of a folder of weights, and return its state."""
     state = read_sealed(place / STATE, "folder of weights")
     if not isinstance(state.get("files"), dict) or "dense.safetensors" not in state["files"]:
         raise DataError(
@@ -44,15 +44,15 @@ def read_state(place: Path) -> dict[str, Any]:
 
 
 def read_dense(place: Path, model: nn.Module) -> None:
-    """The model's own weights of a checked folder."""
+    """Load the dense weights of a checked folder into the model."""
     model.load_state_dict(dense_of(place, model))
 
 
 def same_weights(place: Path, model: nn.Module) -> None:
-    """Raise a DataError where the weights of a folder have other names, shapes or types than a model's.
+    """Raise a DataError if the weights of a folder have other names, shapes or types than those of a model.
 
-    Only the header of the file is read, whose sizes safetensors holds against the file's own; ``model`` may be on the meta
-    device, so that nothing is allocated for a size that a file merely claims.
+    Only the header of the file is read; safetensors compares its sizes with that of the file. ``model`` may be on the meta
+    device, so that no memory is allocated for a size that a file merely claims.
     """
     shapes = shapes_in(place)
     mine = model.state_dict()
@@ -96,7 +96,7 @@ def facts_of(path: Path) -> dict[str, Any]:
 
 
 def _files(path: Path) -> list[Path]:
-    """A file, or all that the folder of a table holds but its lock."""
+    """Return the file itself or, for the folder of a table, all its files except its lock."""
     if path.is_file():
         return [path]
     found = sorted(path.rglob("*"))
@@ -113,7 +113,7 @@ def _bytes(path: Path) -> int:
 
 
 def _content(path: Path) -> str:
-    """A checksum of what a table holds; `files.checksum` says which bytes it covers."""
+    """Return a checksum of the files of a table; files/data_fingerprint.py says which bytes it covers."""
     files = _files(path)
     checksums = checksums_of_own_files(files)
     names = [str(p.relative_to(path)) for p in files]
@@ -130,7 +130,7 @@ def _check(place: Path, name: str, facts: Any) -> None:
         raise DataError(f"{place} is damaged: {name} is missing; restore the folder from a copy")
     if _bytes(path) != facts.get("bytes"):
         raise DataError(
-            f"{path} is damaged: {_bytes(path):,} bytes, expected {facts.get('bytes')!r}; restore the folder from a copy"
+            f"{path} is damaged: it has {_bytes(path):,} bytes, expected {facts.get('bytes')!r}; restore the folder from a copy"
         )
     if "sha256" in facts and _digest(path) != facts["sha256"]:
         raise DataError(f"{path} is damaged: its checksum does not match; restore the folder from a copy")

@@ -1,6 +1,6 @@
-"""Seals lines of JSON in a chain: each line holds the SHA-256 of itself and of the seal before it.
+"""Seals lines of JSON in a chain: the seal of each line is the SHA-256 of the line and of the seal of the line before it.
 
-So the last seal stands for all lines, in their order. CURRENT is a chain of one line.
+The last seal therefore changes if any line, or the order of the lines, changes. CURRENT is a chain of one line.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ctrbox.errors import DataError
 
 
 def sealed_line(before: str, facts: dict[str, Any]) -> tuple[bytes, str]:
-    """Return the line of an object and its seal. ``before``: the seal of the line before it, "" for the first one."""
+    """Return the line of an object, and its seal. ``before``: the seal of the line before it; "" for the first line."""
     seal = _seal(before, facts)
     return json.dumps({**facts, "seal": seal}).encode() + b"\n", seal
 
 
 def opened_line(before: str, line: bytes, shown: str | Path) -> tuple[dict[str, Any], str]:
-    """Return the object in a line and its seal; `DataError` if the seal does not match. ``shown``: the file of the line."""
+    """Return the object in a line, and its seal. Raise a `DataError` if the seal does not match. ``shown``: its file."""
     try:
         facts = json.loads(line)
         seal = facts.pop("seal")

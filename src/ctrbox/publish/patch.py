@@ -8,8 +8,9 @@
             streams, 16 each: bytes, bytes compressed; then the streams, compressed with zstd: positions, planes
    end  32  SHA-256 of everything before
 
-`native/core/publish/patch.h` says what the streams hold. The last checksum is tried first, so a cut or a flipped bit is refused
-before a size is read; sizes are held against the result's before anything is unpacked, and the result's against a limit.
+`native/core/publish/patch.h` describes the streams. A reader compares the last checksum first, so a truncated file or a flipped
+bit is refused before any size is used. Then it compares the sizes of the streams with the size of the result, and this size with
+a limit, before it unpacks anything.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class PatchFacts:
 
 
 def diff(base: Path_, result: Path_, patch: Path_, *, word: int | None = None) -> PatchFacts:
-    """Write the patch that turns ``base`` into ``result``.
+    """Write the patch that turns ``base`` into ``result``, and return its facts.
 
-    Weight files are compared part by part, any other files from their beginning.
+    Weight files are compared part by part, and other files from beginning to end.
 
     ``word``: number of bytes that are compared as one unit: 1, 2 or 4; default: 2 for 16-bit codes and 4 otherwise.
     """
@@ -101,8 +102,8 @@ def diff(base: Path_, result: Path_, patch: Path_, *, word: int | None = None) -
 def apply(base: Path_, patch: Path_, result: Path_, *, most_bytes: int | None = None) -> PatchFacts:
     """Apply ``patch`` to ``base`` and write the result, whole or not at all; ``result`` may be ``base``.
 
-    Refused: a patch that is damaged or was made for another base, or whose result is larger than ``most_bytes`` (twice the base,
-    or 1 GiB more than it, unless told).
+    Raise a DataError if the patch is damaged or was made for another base, and a BudgetError if its result has more than
+    ``most_bytes`` bytes (default: twice the size of the base or, if that is more, the size of the base plus 1 GiB).
     """
     size = _size(base)
     limit = max(2 * size, size + GROWTH) if most_bytes is None else most_bytes
@@ -141,7 +142,7 @@ def read_facts(patch: Path_) -> PatchFacts:
 
 
 class _Patch:
-    """A patch whose seal and sizes fit; streams are unpacked when asked for."""
+    """A patch whose checksum and sizes were checked; ``streams`` unpacks its streams."""
 
     def __init__(self, path: Path_, most_bytes: int | None = None) -> None:
         self.path = path
@@ -201,7 +202,7 @@ class _Patch:
 
 
 def _regions(old: Directory, new: Directory) -> list[tuple[int, int, int]]:
-    """The directory beside the directory, then each part of the result beside the base's of that name."""
+    """Return the regions to compare: the two directories, then each part of the result and the part of its name in the base."""
     at = {e.name: (e.at, e.end - e.at) for e in old.entries}
     regions = [(0, old.data_at, new.data_at)]
     regions += [(*at.get(e.name, (0, 0)), e.end - e.at) for e in new.entries]

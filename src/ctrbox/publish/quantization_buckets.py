@@ -1,9 +1,9 @@
 """Chooses the quantization buckets of a part from its minimum and maximum: w ≈ (code + first) · bucket.
 
-Minimum and maximum are rounded outwards to β and α decimals; unless told, after an eighth of their distance was added on each
-side, to so many that one digit of the distance counts. Borders stay where they are while weights move a little, and so do the
-codes of all weights that did not move: patches are small. A base's buckets are kept as long as the weights fit; new ones change
-every code once.
+The minimum is rounded down to β decimals, and the maximum is rounded up to α decimals. By default, both are rounded at the first
+significant digit of their distance, after an eighth of the distance was added on each side. So small changes of the weights
+do not move the borders of buckets, weights that did not change keep their codes, and patches are small. The buckets of a base are
+kept as long as the weights fit into them; new buckets change every code once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Buckets:
 def buckets(
     low: float, high: float, decimals: tuple[int, int] | None = None, base: Buckets | None = None
 ) -> Buckets | None:
-    """For finite weights from ``low`` to ``high``; None where 16 bits would lose too much: they stay as they are."""
+    """Return buckets for finite weights from ``low`` to ``high``; None if 16 bits lose too much, so the weights stay floats."""
     if base is not None and fits(base, low, high):
         return base
     if low == high:  # exact: one code

@@ -1,8 +1,9 @@
-"""Writes weights as processes of one server share them: float32 instead of 16-bit codes, so that a mapped file needs no copy.
+"""Writes weights in the form in which the processes of a server share them: float32 numbers, which need no copy when mapped.
 
-One process takes up new versions and writes each of them into a folder of its own; every process maps that file by
-`weights.map_weights`, so that all of them use the same memory. It is an ordinary weight file. That of a Deep FFM has one more
-part, `behind`: its kernels read some vectors behind the last row, and what lies behind the end of a file must not be read.
+One process loads new versions and writes each of them into a folder of its own. Every process maps this file with
+`weight_file.map_weights`, so that all of them use the same memory. It is an ordinary weight file without 16-bit codes. The file
+of a Deep FFM has one more part, `behind`, because its kernels also read some numbers after the last row, which must not be after
+the end of the file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ BEHIND = 256  # floats: 4 latent vectors (kBehind of native/core/ffm/weight_layo
 
 
 def write_shared(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
-    """Write the weights of a file, which is checked as when it is loaded, to a file that can be shared; whole or not at all."""
+    """Check a weight file, and write its weights to a file that processes can share. It is complete or not there at all."""
     weights = read_weights(source)
     if weights.kind == DEEP_FFM:
         # Through a model, as every file that is loaded: its weights are finite, and none of them is -0.

@@ -115,7 +115,7 @@ def opened(signed: object, keys: Mapping[str, PublicKey], shown: str) -> Stateme
 
 
 def claim_of(signed: object) -> dict[str, str] | None:
-    """Return which model and key the entry ``signed`` names, without checking it; None if it names none."""
+    """Return the model and the key that the entry ``signed`` names, without checking the signature; None if it names none."""
     with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
         key, model = signed["key"], json.loads(signed["statement"])["model"]  # type: ignore[index]
         if _is(KEY_ID, key) and _is(MODEL_ID, model):

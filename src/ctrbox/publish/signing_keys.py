@@ -149,7 +149,7 @@ def _read(path: Path, what: str, forbidden: int) -> tuple[bytes, str]:
         other = f"{path}.pub" if what == PUBLIC else str(path).removesuffix(".pub")
         raise DataError(f"{path} is a {str(kind).removeprefix('ctrbox ')}, expected a {what}; it may be in {other}")
     if set(found) != _FIELDS or kind != f"ctrbox {what}" or found["algorithm"] != "Ed25519":
-        raise DataError(f"{path} is not a {what} that this version reads; make one: ctrbox publish keygen")
+        raise DataError(f"{path} is not a {what} that this version of CTRBox reads; make one: ctrbox publish keygen")
     if not isinstance(key, str) or not _KEY.fullmatch(key) or not isinstance(found["id"], str):
         raise DataError(f"{path} is damaged: its key is not 64 hexadecimal digits; restore it from a copy")
     if stat.S_IMODE(mode) & forbidden:

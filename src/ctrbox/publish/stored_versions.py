@@ -1,8 +1,8 @@
-"""Published versions in a folder on S3, HDFS or an HTTP server: which files are downloaded when.
+"""Downloads and uploads the files of published versions in a folder on S3, HDFS or an HTTP server.
 
-`Published` works on a local copy. CURRENT, log.jsonl and FEATURES are small and are compared with the folder before each use; the
-weight file and the patch of a version are downloaded when they are needed. A new version is uploaded at once and is published
-at the moment in which the folder's manifest is written (files/stored_folder.py).
+`Published` works on a local copy. CURRENT, log.jsonl and FEATURES are small and are brought up to date before each use; the
+weight file and the patch of a version are downloaded when they are needed. A new version is uploaded at once, and is published at
+the moment in which the manifest of the folder is written (files/stored_folder.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SMALL = {"CURRENT": MOST_SMALL, "FEATURES": MOST_SMALL, "log.jsonl": MOST_LOG}
 
 
 class StoredVersions:
-    """The versions in a folder. ``below``: what their names begin with, "weights/" in the folder of a served model."""
+    """The versions in a folder. ``below``: the beginning of the names of their files: "weights/" for a served model."""
 
     def __init__(self, stored: StoredFolder, below: str = "") -> None:
         self.stored, self.below = stored, below
@@ -30,7 +30,7 @@ class StoredVersions:
     def open(url: str, *, signed: bool = False) -> StoredVersions:
         """Open the folder at a URL, which may be that of the weights inside the folder of a served model.
 
-        ``signed``: its signatures are checked.
+        ``signed``: whether the caller checks its signatures.
         """
         stored = open_folder(url, WHAT, signed=signed)
         above, _, name = stored.url.rpartition("/")
@@ -51,7 +51,7 @@ class StoredVersions:
         return f"{self.stored.url}/{self.below}".rstrip("/")
 
     def refresh(self) -> None:
-        """Bring the small files up to date; CURRENT last, because it names bytes of the log."""
+        """Bring the small files up to date. CURRENT is replaced last, because it says how many bytes of the log count."""
         self.stored.refresh()
         small = {f"{self.below}{name}": most for name, most in SMALL.items()}
         for name, most in small.items():
@@ -60,9 +60,10 @@ class StoredVersions:
         self.stored.pull(lambda name: name in small, last=[f"{self.below}CURRENT"])
 
     def fetch(self, name: str, size: int, sha256: str) -> None:
-        """Download a file, if the folder has it and it is not here yet; ``name``: such as "versions/00000007.fbw".
+        """Download a file, if the folder has it and it is not in the local copy yet; ``name``: such as "versions/00000007.fbw".
 
-        ``size`` and ``sha256`` are those of the version list; a file with others is an error, and is not downloaded.
+        ``size`` and ``sha256`` are those in the version list. A file with another size or checksum raises an error, and is not
+        downloaded.
         """
         self.stored.expect(self.below + name, size, sha256)
         self.stored.pull(lambda one: one == self.below + name)
@@ -81,7 +82,7 @@ class StoredVersions:
         self.stored.drop(self.below + name)
 
     def push(self) -> None:
-        """Upload what is new. After a failure the local copy is taken for out of date as a whole."""
+        """Upload new files. If this fails, the next refresh downloads everything again."""
         try:
             self.stored.push()
         except BaseException:

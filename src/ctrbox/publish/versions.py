@@ -9,9 +9,9 @@
       FEATURES                where a plan is served with it: the fields that a model may have
       LOCK                    held by the one process that publishes
 
-CURRENT is the moment at which a version is published. What lies behind it (a log line, files of a higher number) was left by a
-process that died or a disk that was full; the next `publish` removes it. Readers need no lock: a version's file does not change.
-The log holds size and checksum of each file, by which a copy is checked before it is used.
+A version is published at the moment in which CURRENT is replaced. Log lines and files of a later version were left by a process
+that died or by a full disk; the next `publish` removes them. Readers need no lock, because the file of a version does not change.
+The log has the size and the checksum of each file, with which a copy is compared before it is used.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Update:
-    """How a copy was brought up to date: by ``patches``, or whole if there are none; ``bytes`` were read for it."""
+    """How a copy was updated: with ``patches`` patches, or with the whole file if 0. ``bytes``: number of bytes read for it."""
 
     version: Version
     patches: int
@@ -180,7 +180,7 @@ class Published:
     def update(self, file: str | os.PathLike[str]) -> Version:
         """Bring a copy of a version up to date with the patches since; any other file is replaced by the whole current version.
 
-        Each step is whole or not at all, and so is the file at any moment.
+        Each patch is applied completely or not at all, so the file is a complete version at any moment.
         """
         return self.updated(file).version
 
@@ -192,8 +192,10 @@ class Published:
         return version
 
     def updated(self, file: str | os.PathLike[str], *, whole: bool = False) -> Update:
-        """Do as `update` and return what it took. Patches are taken unless the whole file has fewer bytes, or ``whole`` asks
-        for it. Every file is compared with the version list before it is used."""
+        """Do the same as `update`, and return how the copy was updated.
+
+        Patches are used unless the whole file has fewer bytes, or ``whole`` is True. Every file is compared with the version list
+        before it is used."""
         versions = self.log()
         if not versions:
             raise SourceError(f"{self.shown} holds no published version")
@@ -226,7 +228,7 @@ class Published:
     def verify(self, *, unsigned: bool = False) -> list[str]:
         """Check the log, the kept files and the patches against their checksums, and return one message per damaged one.
 
-        ``unsigned``: with ``trust``, a version without a signature will do.
+        ``unsigned``: accept a version without a signature, also with ``trust``.
         """
         try:
             if self.stored is not None:
@@ -252,9 +254,9 @@ class Published:
         return wrong
 
     def _fetch_listed(self, versions: list[Version]) -> None:
-        """Download the files that the version list alone names: those of a plain folder on an HTTP server.
+        """Download the files of a plain folder on an HTTP server, which has no manifest: only the version list names them.
 
-        A file that cannot be downloaded is missing afterwards.
+        If a file cannot be downloaded, it is missing afterwards.
         """
         for v in versions:
             for patch in (False, True) if v.patch_bytes else (False,):
@@ -334,7 +336,7 @@ class Published:
             )
 
     def serves(self, features: Sequence[str], keys: Mapping[str, str] | None = None) -> None:
-        """Accept only models whose fields are among these from now on: the fields of the plan that a server has.
+        """From now on, accept only models whose fields are among these, which are the fields of the served plan.
 
         ``keys``: what the keys of the fields are hashes of (`ctrbox.columns.key_kinds`), by field.
         """
@@ -344,7 +346,7 @@ class Published:
             self.stored.push()
 
     def _features(self) -> dict[str, str] | None:
-        """Return the features of the plan with what their keys are hashes of, "" where that is not known."""
+        """Return the features of the plan, each with what its keys are hashes of; "" if this is not known."""
         path = self.folder / FEATURES
         try:
             told = opened_line("", read_regular(path, MOST_SMALL), path)[0]
@@ -396,7 +398,7 @@ class Published:
         self._point(version.number, log.bytes + len(line), seal, log.statement)
 
     def _point(self, version: int, log_bytes: int, seal: str, before: Statement | None) -> None:
-        """Replace CURRENT, signed if there is a key. ``before``: the statement whose model this is."""
+        """Replace CURRENT, signed if there is a key. ``before``: an earlier statement, whose model and files are kept."""
         facts: dict[str, Any] = {"version": version, "log_bytes": log_bytes, "log_seal": seal}
         if self.key is not None:
             model = before.model if before is not None else secrets.token_hex(16)
@@ -406,9 +408,9 @@ class Published:
             aside.write_bytes(sealed_line("", facts)[0])
 
     def _beside(self) -> dict[str, FileFacts] | None:
-        """Return the files of a served model that lie beside its versions, which a signature covers as well.
+        """Return the files of a served model that are beside its versions and that a signature also covers.
 
-        None for a URL that is opened without the folder above it.
+        Return None for a URL that was opened without the folder above it.
         """
         above = self.folder.parent
         if self.stored is not None:
@@ -424,8 +426,8 @@ class Published:
     def sign(self) -> Version:
         """Sign the current version as it is, with the private key of ``sign_with``.
 
-        For a folder whose versions were not signed before, and to change to another key: then ``trust`` must hold the key that
-        signed the version.
+        Use it for a folder whose versions were not signed before, or to change to another key. In the second case, ``trust`` must
+        contain the key that signed the version.
         """
         if self.key is None:
             raise PlanError(f"signing {self.shown} needs the private key; give it: --sign-with KEY, or sign_with=")
@@ -441,7 +443,7 @@ class Published:
             return log.versions[-1]
 
     def _tidy(self, versions: list[Version], log_bytes: int) -> None:
-        """Remove what was never published."""
+        """Remove log lines and files of versions that were never published."""
         last = versions[-1].number if versions else 0
         with contextlib.suppress(FileNotFoundError):
             if (self.folder / "log.jsonl").stat().st_size > log_bytes:
@@ -474,7 +476,7 @@ class Published:
         return versions[number - 1]
 
     def _log(self, *, unsigned: bool = False) -> Log:
-        """Read CURRENT and the log up to it, once. ``unsigned``: with trust, a version without a signature will do."""
+        """Read CURRENT, and the log up to the version that it names, once. ``unsigned``: as for `verify`."""
         self.refresh()
         pointer = self.folder / "CURRENT"
         try:
@@ -559,9 +561,9 @@ def _copied(source: Path, place: Path, version: Version, what: str, *, patch: bo
                 file.write(block)
                 met += len(block)
         if (met, digest.hexdigest()) != (size, sha256):
+            wrong = f"it has {'more than ' if met > size else ''}{min(met, size):,} bytes, expected {size:,} bytes"
             raise DataError(
-                f"{what} is damaged: it has {'more than ' if met > size else ''}{min(met, size):,} bytes, expected {size:,} bytes"
-                + (", but its checksum differs" if met == size else "")
+                f"{what} is damaged: {wrong if met != size else 'its checksum differs from that in the log'}"
             )
 
 

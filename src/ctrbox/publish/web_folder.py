@@ -35,7 +35,7 @@ WEIGHTS = "weights/"
 
 
 def open_folder(url: str, what: str, *, signed: bool) -> StoredFolder:
-    """Open a folder at a URL. ``what``: what the folder is, in words; ``signed``: its signatures are checked."""
+    """Open a folder at a URL. ``what``: what the folder is, in words; ``signed``: whether the caller checks its signatures."""
     if url.partition(":")[0] not in WEB:
         return StoredFolder(url, what)
     if not signed and not HttpFiles(url).private:
@@ -171,7 +171,7 @@ def check_log(pointer: bytes, log: bytes, shown: str) -> None:
 
 
 def log_bytes_of(pointer: bytes, shown: str) -> int:
-    """Return how many bytes of the version list count, as CURRENT says; whoever uses the list checks both."""
+    """Return how many bytes of the version list count, as CURRENT says. The caller must check CURRENT and the list."""
     try:
         size = json.loads(pointer)["log_bytes"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -6,8 +6,8 @@
     64      the directory, JSON: kind, about, parts: name, dtype, shape, at, bytes, sum, and bucket and first of codes
             the parts, each at a multiple of 64, zeros between them
 
-A part keeps its place among files of one shape, so two files differ where weights differ. Reading believes no size before
-it fits the file, and no part before its checksum fits.
+Files whose parts have the same names and shapes have each part at the same place, so two such files differ only where weights
+differ. A reader compares every size with the size of the file before it uses it, and the checksum of a part before its contents.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SIZES |= {"U64": 8, "U32": 4, "U16": 2}
 
 @dataclass(frozen=True)
 class Part:
-    """Numbers of one name: float32 as an array of ``dtype`` F32, others as their bytes."""
+    """An array with a name. ``data`` has float32 numbers for the ``dtype`` F32, and otherwise the bytes of the numbers."""
 
     name: str
     dtype: str  # as safetensors names them
@@ -66,9 +66,9 @@ class MappedFile:
 
 @dataclass(frozen=True)
 class Weights:
-    """The contents of a weight file: ``kind`` names the kind of model, ``about`` holds what else is needed to build it.
+    """The contents of a weight file. ``kind``: the kind of model; ``about``: what else is needed to build the model.
 
-    ``mapped``: of `map_weights`; parts that are not 16-bit codes are then read-only views of the mapped file.
+    ``mapped``: the mapped file, from `map_weights`; parts that are not 16-bit codes are then read-only views of it.
     """
 
     kind: str
@@ -85,7 +85,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Entry:
-    """A part in the directory."""
+    """The description of a part in the directory."""
 
     name: str
     dtype: str
@@ -97,7 +97,7 @@ class Entry:
 
     @property
     def end(self) -> int:
-        """Behind its padding."""
+        """The place in the file at which the part ends, including its padding."""
         return self.at + _padded(self.bytes)
 
     @property
@@ -127,9 +127,9 @@ def write_weights(
     decimals: tuple[int, int] | None = None,
     base: str | os.PathLike[str] | None = None,
 ) -> Directory:
-    """Write a weight file, whole or not at all. ``base``: a file whose buckets are kept where the weights still fit.
+    """Write a weight file, whole or not at all. ``base``: a file whose buckets are kept if the weights still fit into them.
 
-    ``decimals``: α and β, to which maximum and minimum are rounded.
+    ``decimals``: numbers of decimals α and β to which maximum and minimum are rounded (quantization_buckets.py).
     """
     if decimals is not None and not all(isinstance(d, int) and -30 <= d <= 30 for d in decimals):
         raise PlanError(f"decimals= must be two whole numbers from -30 to 30, got {decimals!r}")
@@ -167,10 +167,10 @@ def read_weights(path: str | os.PathLike[str]) -> Weights:
 
 
 def map_weights(path: str | os.PathLike[str]) -> Weights:
-    """Map a weight file, and check it as `read_weights` does: processes that map one file share its memory.
+    """Map a weight file into memory, and check it as `read_weights` does. Processes that map one file share its memory.
 
-    The file must not change while it is mapped; one that is cut off ends the process by SIGBUS. So this is for a file that
-    the process, or its parent, wrote into a folder of its own.
+    The file must not change while it is mapped; if it is truncated, SIGBUS ends the process. So this is for a file that the
+    process, or its parent, wrote into a folder of its own.
     """
     with _opened(path) as (file, found):
         held = mmap.mmap(file.fileno(), found.size, access=mmap.ACCESS_READ)
@@ -194,7 +194,10 @@ def is_weights(path: str | os.PathLike[str]) -> bool:
 
 
 def _directory(weights: Weights, entries: Sequence[Entry]) -> tuple[bytes, list[Entry]]:
-    """Its text, padded, and the entries at their places. Its length is part of the places: twice is enough but for luck."""
+    """Return the text of the directory, padded, and the entries with their places.
+
+    The places depend on the length of the text, which contains them. The text is therefore written until its length fits.
+    """
     length = 0
     while True:
         at, placed = HEAD.size + length, []
@@ -282,7 +285,7 @@ def _part(path: str | os.PathLike[str], file: BinaryIO, e: Entry) -> Part:
 
 
 def _checked_part(path: str | os.PathLike[str], held: npt.NDArray[np.uint8], e: Entry) -> Part:
-    """Return a part of these bytes, its padding included."""
+    """Return the part in ``held``, which are its bytes with their padding, after comparing its checksum."""
     data: np.ndarray = held[: e.bytes]
     if held.size != _padded(e.bytes) or held[e.bytes :].any() or f"{_native.checksum(data):016x}" != e.sum:
         raise SourceError(f"cannot read {path}: it is damaged: the checksum of part {e.name!r} is wrong")

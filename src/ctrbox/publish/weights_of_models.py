@@ -1,10 +1,10 @@
 """Extracts weights without optimizer state from the models of CTRBox, and loads them again.
 
-a saved Deep FFM                   parts lr, ffm, dense; back by cb.DeepFFM.load
-*.safetensors, a run folder        a part for each tensor (a run's dense weights; its tables are published as exports)
-a table, its `export` as *.parquet parts key, weight, vector; a base's keys keep their places, new ones follow
-a `cb.Run`                         all it predicts with: tensors, tables, vectors and sub-models of its Model Servers
-a weight file                      its own parts
+a saved Deep FFM                   parts lr, ffm, dense; cb.DeepFFM.load reads them
+*.safetensors, a run folder        a part for each tensor (of a run folder, only the dense weights)
+a table, its `export` as *.parquet parts key, weight, vector; keys of the base stay in their order, and new keys follow
+a `cb.Run`                         all that decides its predictions: tensors, tables, vectors and sub-models of its Model Servers
+a weight file                      the parts of this file
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KEYS = re.compile(r"(table\.\d+\.)?key")
 
 
 class Publishable(Protocol):
-    """A model that gives its weights itself, such as `cb.DeepFFM` and `cb.Run`."""
+    """A model with a method that returns its weights, such as `cb.DeepFFM` and `cb.Run`."""
 
     def published(self) -> Weights: ...
 
@@ -65,7 +65,7 @@ def pack(
 ) -> Directory:
     """Write the weights of a model, without optimizer state and as 16-bit codes.
 
-    ``base``: the weight file this one follows; its buckets, and the places of a table's rows, are kept where they fit.
+    ``base``: the weight file of the version before; its buckets, and the order of the rows of its tables, are kept if possible.
     """
     weights = weights_of(model)
     if weights.kind in (TABLE, CLICK_MODEL):
@@ -141,10 +141,10 @@ def ffm_weights(model: _native.DeepFfm, fields: list[str], learned: int, keys: l
 
 
 def ffm_of(weights: Weights, where: str, learns: bool = True) -> tuple[_native.DeepFfm, list[str], int, list[str]]:
-    """A model with these weights, its fields, how many examples it has seen, and what the keys of each field are hashes of.
+    """Return a model with these weights, its fields, how many examples it learned from, and what the keys of its fields hash.
 
-    Accumulators are as at the beginning, or left out where the model only predicts. Of mapped weights the model predicts only,
-    and reads them where they are.
+    With ``learns``, its accumulators have their initial values; otherwise the model has none and can only predict. A model of
+    mapped weights can only predict, and reads the weights from the mapped file.
     """
     if weights.kind != DEEP_FFM:
         raise DataError(f"{where} holds weights of kind {weights.kind!r}; expected {DEEP_FFM!r}")
@@ -204,7 +204,7 @@ def _tensors(path: Path) -> Weights:
 
 
 def _safetensors(parts: list[Part]) -> bytes:
-    """Not the package's writer: it asks for another type of argument in each version."""
+    """Return the bytes of a safetensors file. The writer of the package takes other arguments in each of its versions."""
     head: dict[str, Any] = {}
     at = 0
     for part in parts:
@@ -245,7 +245,7 @@ def _rows_of(keys: np.ndarray, weight: np.ndarray | None, vectors: np.ndarray) -
 
 
 def table_parts(prefix: str, keys: np.ndarray, weight: np.ndarray | None, vectors: np.ndarray) -> list[Part]:
-    """Rows of a table as parts of one name each; several tables of one file differ in their prefix."""
+    """Return the keys, weights and vectors of a table as parts; ``prefix`` tells tables in one file apart."""
     parts = [Part(f"{prefix}key", "I64", keys.shape, np.ascontiguousarray(keys, np.int64).view(np.uint8))]
     if weight is not None:
         parts.append(Part.floats(f"{prefix}weight", weight))
@@ -254,7 +254,7 @@ def table_parts(prefix: str, keys: np.ndarray, weight: np.ndarray | None, vector
 
 
 def _in_order(weights: Weights, base: str | os.PathLike[str] | None) -> Weights:
-    """Rows of every table in the order of the base's keys, then of new keys."""
+    """Return the weights with the rows of every table sorted: first the keys of the base in its order, then new keys."""
     tables = [p.name.removesuffix("key") for p in weights.parts if p.dtype == "I64" and KEYS.fullmatch(p.name)]
     known = _known_keys(base, tables)
     moved: dict[str, np.ndarray] = {}

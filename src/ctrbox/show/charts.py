@@ -41,7 +41,7 @@ svg.chart{display:block;width:100%;height:auto;overflow:visible;font:11px system
 
 
 def text(value: object, longest: int = 300) -> str:
-    """`value` as HTML: escaped, printable, cut where it is very long."""
+    """Return `value` as HTML: escaped, printable, and cut if it is longer than `longest`."""
     shown = UNPRINTABLE.sub("\ufffd", str(value))
     if len(shown) > longest:
         shown = shown[: longest - 1] + "…"
@@ -56,7 +56,7 @@ def finite(value: float | None) -> bool:
 
 
 def short(value: float) -> str:
-    """A number in a few characters: 950, 12.5k, 3M, 0.0312."""
+    """Return a number in a few characters, such as 950, 12.5k, 3M or 0.0312."""
     size = abs(value)
     for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         # 999,960 is 1M: what rounds up to the next unit is shown in it.
@@ -66,7 +66,7 @@ def short(value: float) -> str:
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from `low` to `high`, at least one and at most `most`, evenly apart."""
+    """Return round numbers from `low` to `high` at equal distances, at least one and at most `most`."""
     low, high = (max(-LARGEST, min(LARGEST, v)) for v in sorted((low, high)))
     span = high - low
     if span <= max(abs(low), abs(high)) * 1e-12:
@@ -81,7 +81,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten between two positive numbers; only the powers over a long way."""
+    """Return the powers of ten between two positive numbers and, for a short range, also 2 and 5 times these powers."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     times = (1, 2, 5) if len(powers) <= 4 else (1,)
     found = [m * 10.0**p for p in powers for m in times if low * 0.999 <= m * 10.0**p <= high * 1.001]
@@ -89,7 +89,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def padded(values: Sequence[float], share: float = 0.06) -> tuple[float, float]:
-    """The range of `values` with some air around it; never empty."""
+    """Return the range of `values`, extended on both sides by a share of its length; never an empty range."""
     low, high = max(min(values), -LARGEST), min(max(values), LARGEST)
     air = (high - low) * share or abs(high) * 0.05 or 1.0
     return low - air, high + air
@@ -97,7 +97,7 @@ def padded(values: Sequence[float], share: float = 0.06) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Scale:
-    """From a value to a place between two pixels."""
+    """Converts a value to a position between two positions in pixels."""
 
     low: float
     high: float
@@ -119,7 +119,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Line:
-    """Points in the order of x. A `faint` line lies behind the others and does not widen the picture."""
+    """Points in the order of x. A `faint` line is drawn behind the others and does not widen the range of the axes."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -141,10 +141,10 @@ def line_chart(
     width: int = 540,
     height: int = 250,
 ) -> str:
-    """Lines over one axis. `rule` is a dashed level with its name; `names` label x = 0, 1, 2… instead of numbers.
+    """Draw lines over one axis. `rule` is a dashed level with its name; `names` label x = 0, 1, 2… instead of numbers.
 
-    With `until` the axis goes from 0 to there, so that charts beside each other share it. `level` says how values are
-    written, which then begin at 0 where none is below.
+    With `until`, the x axis goes from 0 to this value, so that charts beside each other have the same axis. `level` says how
+    values are written; the y axis then begins at 0 if no value is negative.
     """
     lines = [kept for s in lines if (kept := _finite_line(s)).points]
     loud = [s for s in lines if not s.faint] or lines
@@ -196,7 +196,7 @@ def line_chart(
 
 
 def _finite_line(line: Line) -> Line:
-    """Leave out points that are not finite; a bar whose ends are not is no bar."""
+    """Return the line without points that are not finite, and without bars whose ends are not finite."""
     spread = line.spread or [(b, b) for _, b in line.points]
     kept = [(p, ends) for p, ends in zip(line.points, spread, strict=True) if finite(p[0]) and finite(p[1])]
     bars = [ends if finite(ends[0]) and finite(ends[1]) else (b, b) for (_, b), ends in kept]
@@ -204,7 +204,7 @@ def _finite_line(line: Line) -> Line:
 
 
 def _decimals(places: Sequence[float]) -> Callable[[float], str]:
-    """As many digits as keep the ticks apart."""
+    """Return a function that writes the numbers of an axis with as many digits as tell its ticks apart."""
     apart = min((b - a for a, b in pairwise(places) if b > a), default=abs(places[0]) or 1.0)
     largest = max(abs(p) for p in places)
     if largest >= 1e4 or apart < 1e-7:
@@ -260,7 +260,7 @@ class Dot:
 
 
 def calibration_chart(dots: Sequence[Dot], *, width: int = 540, height: int = 330) -> str:
-    """Draw predicted against clicked: a dot on the diagonal is right. The bar through a dot is its 95 % interval."""
+    """Draw the share of clicks over the mean prediction. Calibrated groups are on the diagonal; bars are 95 % intervals."""
     dots = [d for d in dots if 0 <= d.predicted <= 1 and 0 <= d.clicked <= 1 and d.rows > 0]
     if not dots:
         return nothing("No calibration was recorded.")
@@ -316,7 +316,7 @@ def _rates(places: Sequence[float]) -> Callable[[float], str]:
 
 
 def bar(value: float | None, low: float, high: float, tip: str, *, tone: str = "a", width: int = 150) -> str:
-    """One bar from zero, for a cell of a table; `low` and `high` are shared by the column and enclose zero."""
+    """Draw a bar from zero for a cell of a table. `low` and `high` are the range of the column; zero is added to it."""
     if value is None or not math.isfinite(value):
         return ""
     x = Scale(min(low, 0.0), max(high, 0.0), 1, width - 1)
@@ -344,7 +344,7 @@ class Part:
 def stacked_bars(
     rows: Sequence[tuple[str, Sequence[Part], str]], *, strong: str = "", unit: str = "s", width: int = 1100
 ) -> str:
-    """One stacked bar a row: its name, its parts from the left, a note behind. `strong` names the row to look at."""
+    """Draw a stacked bar for each row: its name, its parts and a note. `strong` is the name of the row to highlight."""
     kept = [(name, [p for p in parts if finite(p.value) and p.value > 0], note) for name, parts, note in rows]
     longest = max((math.fsum(p.value for p in parts) for _, parts, _ in kept), default=0.0)
     if longest <= 0:
@@ -380,7 +380,7 @@ def chart(body: Sequence[str], width: int, height: int, label: str) -> str:
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """Names beside their colors."""
+    """Return a legend with names beside their colors."""
     if not entries:
         return ""
     spans = "".join(f'<span><i class="key {tone}"></i>{text(name)}</span>' for name, tone in entries)

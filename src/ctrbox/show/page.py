@@ -82,13 +82,13 @@ def page(title: str, body: Sequence[str]) -> str:
 
 
 def section(name: str, title: str, note: str, *body: str) -> str:
-    """A block of the page; `note` is one or two sentences under its title, as HTML."""
+    """Return a block of the page. `note` is HTML with one or two sentences, which are shown below the title."""
     words = f'<p class="note">{note}</p>' if note else ""
     return f'<section id="{name}"><h2>{text(title)}</h2>{words}{"".join(body)}</section>'
 
 
 def card(what: str, value: str, note: str, *, kind: str = "") -> str:
-    """One headline number; `note` is HTML."""
+    """Return a card with one figure. `note` is HTML."""
     return (
         f'<div class="card {kind}"><small class="what">{text(what)}</small><b>{text(value)}</b>'
         f"<small>{note}</small></div>"
@@ -96,7 +96,7 @@ def card(what: str, value: str, note: str, *, kind: str = "") -> str:
 
 
 def table(heads: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> str:
-    """`heads`: (title, class of the column's cells); cells are HTML."""
+    """Return a table. `heads`: for each column, its title and the class of its cells; cells are HTML."""
     top = "".join(f'<th class="{kind if kind == "n" else ""}">{text(title)}</th>' for title, kind in heads)
     lines = [
         "".join(f'<td class="{kind}">{cell}</td>' for cell, (_, kind) in zip(row, heads, strict=True)) for row in rows
@@ -105,5 +105,5 @@ def table(heads: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> st
 
 
 def named(value: object, longest: int = 120) -> str:
-    """A name that comes from data: escaped, and its direction of writing kept to itself."""
+    """Return a name from data as HTML: escaped, and isolated, so that its writing direction does not affect the text around."""
     return f"<bdi>{text(value, longest)}</bdi>"

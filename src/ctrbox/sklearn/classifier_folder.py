@@ -3,8 +3,8 @@
     classifier.json   parameters, classes, what each column is, feature importances, the training table's schema (sealed)
     config.json, plan.ctrplan, model/, summary.json    the run
 
-Every file carries a checksum, and none of them is a pickle. Rows of the frame are not kept. The same files travel as bytes
-where a classifier is pickled or copied, so that ``joblib.dump`` writes nothing but them and the parameters.
+Every file carries a checksum, and none of them is a pickle. Rows of the frame are not kept. If a classifier is pickled
+or copied, the same files are stored as bytes, so ``joblib.dump`` writes only them and the parameters.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ TYPES = {
 
 
 def write_folder(path: Path, run: Run, described: Mapping[str, Any]) -> None:
-    """Write the folder, whole or not at all. WriteError where something is there already."""
+    """Write the folder, which is complete or not there at all. Raise a `WriteError` if the path exists and is not an
+    empty folder.
+    """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise WriteError(f"{path} exists and is not empty; choose another folder, or remove it first")
     with written_aside(path, folder=True) as aside:
@@ -67,14 +69,16 @@ def _write_run(place: Path, run: Run) -> None:
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """Read what ``write_folder`` was given, after its checksum was compared."""
+    """Return the description that was passed to ``write_folder``, after its checksum was verified."""
     if not path.is_dir():
         raise SourceError(f"there is no folder {path}; check the path of the folder that Classifier.save wrote")
     return read_sealed(path / FILE, "folder of a saved classifier")
 
 
 def read_run(path: Path, described: Mapping[str, Any], build: Callable[[Schema], nn.Module] | None) -> Run:
-    """Load the run of the folder. ``build``: makes the model from the plan's schema; None: the folder says how."""
+    """Load the run of the folder. ``build``: function that makes the model from the plan's schema; None: the folder
+    says which model it is.
+    """
     try:
         frame = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(described["schema"]))).empty_table()
     except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
@@ -88,7 +92,7 @@ def read_run(path: Path, described: Mapping[str, Any], build: Callable[[Schema],
 
 
 def json_of(what: str, value: Any) -> Any:
-    """A parameter as JSON has it. PlanError where it has no such form."""
+    """Return a parameter in a form that JSON can express. Raise a `PlanError` if there is none."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
@@ -120,7 +124,8 @@ def classes_of(described: Any) -> np.ndarray:
 def of_frame(frame: Frame) -> dict[str, Any]:
     columns = [
         {"given": c.given, "name": c.name, "kind": c.kind, "type": str(c.type)}
-        | {"missing": c.missing, "mean": c.mean, "constant": c.constant, "family": c.family, "parts": c.parts}
+        | {"missing": c.missing, "mean": c.mean, "constant": c.constant, "family": c.family}
+        | {"parts": c.parts, "key_of_null": c.key_of_null}
         for c in frame.columns
     ]
     return {"named": frame.named, "columns": columns}
@@ -135,12 +140,14 @@ def frame_of(described: Any) -> Frame:
 
 
 def files_of(path: Path) -> dict[str, bytes]:
-    """The bytes of every file of the folder, by its path in it."""
+    """Return the bytes of every file of the folder, by the path of the file in it."""
     return {str(PurePosixPath(p.relative_to(path))): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
 
 
 def unpacked(files: Mapping[str, bytes]) -> tempfile.TemporaryDirectory[str]:
-    """Write the files to a temporary folder, which the caller closes. DataError for a name that leads out of it."""
+    """Write the files to a temporary folder, which the caller closes. Raise a `DataError` if a name leads out of this
+    folder.
+    """
     folder = tempfile.TemporaryDirectory(prefix="ctrbox-classifier-")
     for name, data in files.items():
         parts = PurePosixPath(name).parts

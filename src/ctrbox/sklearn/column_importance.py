@@ -1,9 +1,10 @@
 """Measures the importance of each column: the ROC AUC that is lost when the values of the column are shuffled.
 
-Measured on up to ROWS rows that were held out from training; without such rows, or where they are all of one class, on as many
-rows of the training part. All features that were made of a column change places together, REPEATS times by permutations of the
-given seed, and the losses are averaged: REPEATS × columns × rows predictions. The loss of a column without use is about 0, of
-either sign; two columns that tell the same each look dispensable.
+It is measured on up to ROWS rows that were held out from training. Without such rows, or if they are all of one class,
+it is measured on as many rows of the training part. All features that were made from a column are shuffled together,
+REPEATS times, by permutations of the given seed. The losses are averaged, which needs REPEATS × columns × rows
+predictions. The loss of a useless column is about 0 and may be negative. If two columns contain the same information,
+each of them seems to be unimportant.
 """
 
 from __future__ import annotations

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import array
+import collections
+import dataclasses
+import datetime
+import decimal
 import functools
+import operator
 import os
+import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -50,9 +58,27 @@ class Scale:
         return 1
 
 
+@dataclasses.dataclass(slots=True)
+class Slots:
+    first: int
+    __second: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class MoreSlots(Slots):
+    third: int = 0
+
+
 def of_text(text: str) -> str:
     """The digest of function f of a module with this text."""
-    held: dict[str, Any] = {"__name__": "made"}
+    held: dict[str, Any] = {
+        "__name__": "made",
+        "np": np,
+        "torch": torch,
+        "re": re,
+        "functools": functools,
+        "Path": pathlib.Path,
+    }
     exec(compile(textwrap.dedent(text), "made.py", "exec"), held)
     return code_digest(held["f"])
 
@@ -92,6 +118,26 @@ def test_each_part_of_a_function_counts() -> None:
         "class B:\n    def m(self): return 2\nclass C(B): pass\ndef f(x): return C().m()",
         "def f(x):\n    try: return x\n    except ValueError: return 1",
         "def f(x):\n    try: return x\n    except TypeError: return 1",
+        "K = np.array([1.0])\ndef f(x): return K",
+        "K = np.array([2.0])\ndef f(x): return K",
+        "K = np.float32(1)\ndef f(x): return K",
+        "K = np.float32(2)\ndef f(x): return K",
+        "K = torch.zeros(1)\ndef f(x): return K",
+        "K = torch.ones(1)\ndef f(x): return K",
+        "K = re.compile('a')\ndef f(x): return K",
+        "K = re.compile('b')\ndef f(x): return K",
+        "K = Path('a')\ndef f(x): return K",
+        "K = Path('b')\ndef f(x): return K",
+        "g = functools.partial(min, 1)\ndef f(x): return g(x)",
+        "g = functools.partial(min, 2)\ndef f(x): return g(x)",
+        "@functools.lru_cache\ndef g(x): return 1\ndef f(x): return g(x)",
+        "@functools.lru_cache\ndef g(x): return 2\ndef f(x): return g(x)",
+        "class C: pass\nc = C()\nc.k = 1\ndef f(x): return c",
+        "class C: pass\nc = C()\nc.k = 2\ndef f(x): return c",
+        "class C:\n    K = np.array([1.0])\ndef f(x): return C.K",
+        "class C:\n    K = np.array([2.0])\ndef f(x): return C.K",
+        "class C:\n    @property\n    def k(self): return 1\ndef f(x): return C().k",
+        "class C:\n    @property\n    def k(self): return 2\ndef f(x): return C().k",
     ]
     assert len({of_text(text) for text in texts}) == len(texts)
 
@@ -103,6 +149,11 @@ def test_what_a_function_holds_counts() -> None:
         torch.ones(2, 1), scaled, reads_constants, Scale(1), Scale(2), Scale, functools.partial(scaled, by=1.0),
         functools.partial(scaled, by=3.0), Scale(1).__call__, Scale(2).__call__, abs, len, functools.lru_cache(scaled),
         functools.lru_cache(reads_constants), torch.ones(1, device="meta"), np,
+        pathlib.Path("a"), pathlib.Path("b"), re.compile("a"), re.compile("b"), datetime.date(2026, 1, 1),
+        datetime.date(2026, 1, 2), decimal.Decimal(1), decimal.Decimal(2), operator.itemgetter(0), operator.itemgetter(1),
+        collections.deque([1]), collections.deque([2]), array.array("i", [1]), array.array("i", [2]), bytearray(b"a"),
+        bytearray(b"b"), range(2), range(3), slice(2), slice(3), torch.float32, torch.float16, {1: 2}.get, {1: 3}.get,
+        "a".join, "b".join, Slots(1), Slots(2), Slots(1, 1), MoreSlots(1), MoreSlots(2),
     ]  # fmt: skip
     digests = [code_digest(with_(value)) for value in values]
     assert len(set(digests)) == len(values)

@@ -164,9 +164,12 @@ def test_bytes_become_the_input_of_the_module_within_bounds() -> None:
 def test_weights_that_do_not_fit_are_counted(tmp_path: Path) -> None:
     state = Tiny().state_dict()
     for given, says in (
-        ({}, "it lacks 'conv.bias' (2 names missing, 0 unknown)"),
-        ({"conv.bias": state["conv.bias"], "a": 1, "b": 2}, "it lacks 'conv.weight' (1 names missing, 2 unknown)"),
-        ({**state, "b": 1, 7: 2}, "it has an unknown name, '7' (0 names missing, 2 unknown)"),
+        ({}, "it lacks 'conv.bias' (missing names: 2, unknown names: 0)"),
+        (
+            {"conv.bias": state["conv.bias"], "a": 1, "b": 2},
+            "it lacks 'conv.weight' (missing names: 1, unknown names: 2)",
+        ),
+        ({**state, "b": 1, 7: 2}, "it has an unknown name, '7' (missing names: 0, unknown names: 2)"),
         ({**state, "conv.bias": 5}, "'conv.bias' is int, expected (4,)"),
         ({**state, "conv.bias": state["conv.bias"] / 0}, "'conv.bias' holds numbers that are NaN or infinite"),
     ):

@@ -48,7 +48,7 @@ def test_every_operator_gives_the_bits_of_the_cpu(
     compared(runtime, family, seed, rows, nulls, long, skip)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", expressions.FAMILIES)
 @settings(max_examples=40, **unhurried)
 @given(

@@ -322,7 +322,7 @@ def test_any_plan_gives_the_batches_of_the_cpu(
     drawn(runtime, job, batch_size, files, tmp_path_factory.getbasetemp())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(max_examples=50, **QUIET)
 @given(job=jobs(), batch_size=st.sampled_from([1, 3, 1000]), files=st.sampled_from([0, 1, 3]))
 def test_many_plans_give_the_batches_of_the_cpu(

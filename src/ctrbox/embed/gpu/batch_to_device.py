@@ -1,10 +1,11 @@
 """Copies a batch to the device of the model: each array that the model and the GPU tables read is sent once.
 
 Batches of the CPU engine are arrays: they are put together in page-locked memory and travel on a stream of their own
-while the step before them runs. Batches of the CUDA engine are tensors already and are used as they are; what they say
-was never looked at by the host, so kernels trust none of their offsets.
+while the step before them runs. Batches of the CUDA engine already are tensors and are used as they are. The host has
+never read their contents, so the kernels do not trust their offsets.
 
-Refuses fields the batch does not have, keys that are not int64, and, in arrays, offsets that do not fit.
+This module refuses fields that the batch does not have, keys that are not int64 and, in arrays, offsets that do not
+fit.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ctrbox.errors import DataError, PlanError
 
 
 def facts(batch: Batch) -> Batch:
-    """The batch with label, weight and group as arrays, whose keys and dense columns stay where they are."""
+    """Return the batch with label, weight and group as arrays. Its keys and dense columns stay where they are."""
     if not batch.on_device:
         return batch
     with beside(batch):
@@ -37,7 +38,7 @@ _sides: dict[torch.device, torch.cuda.Stream] = {}
 
 @contextlib.contextmanager
 def beside(batch: Batch) -> Iterator[None]:
-    """A stream behind what wrote the batch and nothing else: steps of the training are not waited for."""
+    """Run the block on a stream that waits only for the kernels that wrote the batch, and not for steps of the training."""
     if batch.ready is None:
         yield
         return
@@ -67,7 +68,9 @@ class References:
 
     @property
     def inverse(self) -> range:
-        """Reference → place in ``keys``, as a `Lookup` has it: here keys are not made unique."""
+        """The place of each reference in ``keys``, as in a `Lookup`; here the keys are not unique, so it is the
+        reference itself.
+        """
         return range(len(self))
 
     def field_of(self, reference: int) -> str:
@@ -75,7 +78,7 @@ class References:
 
     @staticmethod
     def of(batch: Batch, fields: Sequence[str], device: torch.device, sequences: Sequence[str] = ()) -> References:
-        """What ``batch`` reads for ``fields``; the longest rows of those in ``sequences`` become known."""
+        """Return what ``batch`` reads for ``fields``, with the length of the longest row of each field in ``sequences``."""
         here = not batch.on_device
         parts = sent_parts(batch, fields) if here else tensors_of(batch, fields)
         starts, at, behind = [0], [], 0
@@ -104,7 +107,7 @@ Parts = list[tuple[Any, Any]]
 
 
 def sent_parts(batch: Batch, fields: Sequence[str]) -> Parts:
-    """Keys of each field and its offsets from 0, None where every row has one key."""
+    """Return the keys of each field, and its offsets, which begin at 0; the offsets are None if every row has one key."""
     parts: Parts = []
     for name, (values, offsets, ragged) in zip(fields, arrays_of(batch, fields), strict=True):
         if not ragged and offsets[0] == 0 and len(values) == batch.rows:
@@ -127,7 +130,7 @@ def sent_parts(batch: Batch, fields: Sequence[str]) -> Parts:
 
 
 def tensors_of(batch: Batch, fields: Sequence[str]) -> Parts:
-    """The same of a batch of tensors, unseen."""
+    """Return the same as `sent_parts` for a batch of tensors, without reading their contents."""
     ragged = {f.name: f.ragged for f in batch.schema.sparse}
     parts: Parts = []
     for name in fields:
@@ -148,7 +151,7 @@ def tensors_of(batch: Batch, fields: Sequence[str]) -> Parts:
 
 
 def joined(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """One after the other; without a copy where they lie so in memory, as the CUDA engine leaves them."""
+    """Join tensors; make no copy if they already follow each other in memory, as the CUDA engine writes them."""
     some = [t for t in tensors if t.numel()]
     if not some:
         return torch.empty(0, dtype=torch.int64, device=device)
@@ -167,7 +170,7 @@ def joined(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tenso
 
 
 def sent(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Arrays of one type on a device, in one transfer from page-locked memory."""
+    """Send arrays of one type to a device in one transfer from page-locked memory, and return them as tensors."""
     total = sum(a.size for a in arrays)
     dtype = torch.from_numpy(np.empty(0, arrays[0].dtype)).dtype
     staged = torch.empty(total, dtype=dtype, pin_memory=device.type == "cuda")
@@ -185,7 +188,7 @@ def sent(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tenso
 
 @dataclass(frozen=True, eq=False)
 class Carried:
-    """What a model reads of a batch besides keys, on its device. ``ready``: event behind all transfers of the batch."""
+    """What a model reads of a batch besides keys, on its device. ``ready``: the event after all transfers of the batch."""
 
     dense: torch.Tensor
     label: torch.Tensor | None
@@ -193,7 +196,7 @@ class Carried:
     ready: Any = None
 
     def arrive(self, references: Sequence[References]) -> None:
-        """The current stream goes on behind the transfers."""
+        """Make the current stream wait for the transfers."""
         if self.ready is None:
             return
         stream = torch.cuda.current_stream(self.dense.device)
@@ -213,7 +216,9 @@ class Carrier:
     def carry(
         self, batch: Batch, reads: Sequence[tuple[Sequence[str], Sequence[str]]]
     ) -> tuple[Carried, list[References]]:
-        """``reads``: by GPU table the fields read from it, and which of them as sequences."""
+        """Send a batch to the device. ``reads``: for each GPU table, the fields that are read, and those that are read
+        as sequences.
+        """
         if batch.on_device:
             with beside(batch):
                 dense, label, weight = (_float(t) for t in (batch.dense, batch.label, batch.weight))
@@ -257,7 +262,7 @@ class Told:
             self.behind.record(torch.cuda.current_stream(self.number.device))
 
     def value(self) -> float:
-        """Waits until it is here."""
+        """Wait until the number has arrived, and return it."""
         if self.known:
             return float(self.number)
         self.behind.synchronize()

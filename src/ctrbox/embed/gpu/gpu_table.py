@@ -5,11 +5,12 @@ table = cb.tables.GpuTable(dim=16, optimizer=cb.Adagrad(lr=0.02, initial=1), row
 vectors = table.pull(keys)                 # CUDA keys give a CUDA tensor, NumPy keys an array
 cb.Trainer(model, table).fit(plan)         # trains on the GPU: keys never leave it
 
-A key has the bits it has in a `MemoryTable` of the same seed after the same pushes, and a file saved by one restores in
-the other. ``table_memory.py`` has memory and growth, ``pooling.py`` the step of a trainer.
+A row has the same bits as in a `MemoryTable` with the same seed after the same pushes, and each of the two can restore
+files of the other. ``table_memory.py`` manages memory and growth, and ``pooling.py`` has the step of a trainer.
 
-Refused: rows beyond the budget (nothing changed), gradients that are not finite (naming the key, nothing changed), keys
-of another device, files that are damaged or of another shape. A key given twice in one push moves once, by the sum.
+The table refuses rows beyond the budget, gradients that are not finite (the error names the key), keys on another
+device, and files that are damaged or of another shape; then nothing is changed. A key that is given twice in one push
+is updated once, with the sum of its gradients.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 ``native/cuda/embedding_table.h`` describes the layout.
 
-A shape is compiled once (seconds by NVRTC, then from disk): dim, first-order weight and optimizers are constants of the
-source, so that a row's floats stay in registers. Checks are the callers': what comes here is contiguous and lies on the
-runtime's device. Twin: `ctrbox.embed.memory.memory_table.MemoryTable`, bit for bit.
+A shape is compiled once, which takes NVRTC seconds; later, the result is read from disk. The dim, the first-order
+weight and the optimizers are constants in the source, so that the floats of a row stay in registers. Callers check
+their arguments: tensors must be contiguous and on the device of the runtime.
+`ctrbox.embed.memory.memory_table.MemoryTable` is the twin, with the same bits.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def source_of(row: Row, weight: Spec, vector: Spec, lanes: int, threads: int = 2
 
 
 def in_windows(row: Row, vector: Spec) -> bool:
-    """Whether rows of this shape are stepped by table_windows, which gives the same bits as table_step and waits less."""
+    """Return whether table_windows updates rows of this shape; it gives the same bits as table_step and waits less."""
     # A window of one lane, which up to 4 numbers have, is one reference. More than 4 * MOST_LANES numbers, a weight or another
     # optimizer need more registers than there are.
     few_registers = (
@@ -59,7 +60,9 @@ def in_windows(row: Row, vector: Spec) -> bool:
 
 
 def lanes_of(row: Row, runtime: Runtime) -> int:
-    """Threads that share a row: one for every four floats, as a power of two; one where a block is one thread."""
+    """Return the number of threads that share a row: a power of two, about one for every four floats; 1 if a block is
+    one thread.
+    """
     if runtime.threads < MOST_LANES:
         return 1
     parts = max(1, (row.dim + 3) // 4)
@@ -71,13 +74,13 @@ def address(tensor: torch.Tensor | None) -> int:
 
 
 def packed(floats: Sequence[float]) -> list[int]:
-    """Floats as a launch takes them: their bits, two in each number."""
+    """Return floats as a launch takes them: the bits of two floats in each number."""
     padded = [*floats, *[0.0] * (len(floats) % 2)]
     return list(struct.unpack(f"<{len(padded) // 2}q", struct.pack(f"<{len(padded)}f", *padded)))
 
 
 class TableKernels:
-    """Compiled kernels and the sizes they were compiled with."""
+    """Compiled kernels, and the sizes with which they were compiled."""
 
     def __init__(self, runtime: Runtime, row: Row, weight: Spec, vector: Spec, lanes: int | None = None) -> None:
         self.runtime = runtime
@@ -91,19 +94,21 @@ class TableKernels:
         self.stride, self.file_floats, self.sums = (int(n) for n in sizes.tolist())
 
     def __call__(self, name: str, work: int, *args: int, shared: bool = False) -> None:
-        """Launch for so many pieces of work, each for one thread or, ``shared``, for all lanes of a row."""
+        """Launch a kernel for this number of pieces of work. One thread does a piece or, with ``shared``, all lanes of
+        a row do.
+        """
         if work:
             threads = self.runtime.threads
             blocks = (work * (self.lanes if shared else 1) + threads - 1) // threads
             self.kernels[name]((min(blocks, MOST_BLOCKS), 1), threads, *args)
 
     def step(self, references: int, *args: int) -> None:
-        """Launch the step over so many sorted references."""
+        """Launch the step over this number of sorted references."""
         if self.windows:
             self("table_windows", -(-references // self.lanes), *args, shared=True)
         else:
             self("table_step", references, *args, shared=True)
 
     def chunks(self, references: int, *args: int) -> None:
-        """Launch the sums of each `CHUNK` sorted references to one row."""
+        """Launch the kernel that adds up each `CHUNK` sorted references to one row."""
         self("table_chunk_windows" if self.windows else "table_chunks", references // CHUNK, *args, shared=True)

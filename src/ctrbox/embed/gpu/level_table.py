@@ -5,11 +5,13 @@
     cb.Trainer(model, table).fit(plan)         # the bits of cb.tables.GpuTable, whatever fits where
     table.checkpoint()                         # "params/" is an ordinary Sparse Table, which opens without a GPU
 
-The rows of the batches under way are on the GPU, brought as whole rows while the batches before are learned
-(``expect``); they stay until others need the room, those of the longest unused batches leave first, and are written below
-where they may have changed. What is asked by hand moves nothing but by ``prefetch``: a key's row is used where it is.
+The rows of the batches in progress are on the GPU. ``expect`` brings them there, as whole rows, while earlier batches
+are learned. They stay until other rows need the room; those that have not been used for the longest time leave first,
+and are written to the Sparse Table if they may have changed. Calls from outside a training step use each row where it
+is; only ``prefetch`` brings rows to the GPU.
 
-Refused: a batch of more keys than the GPU's memory holds, naming both; all that the Sparse Table refuses.
+The table refuses a batch with more keys than the memory of the GPU can hold, and everything that the Sparse Table
+refuses.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ NOTHING = {"late": 0, "brought": 0, "left": 0, "written": 0}
 
 @dataclass(frozen=True)
 class Expected:
-    """A batch ahead of its step; ``number`` grows from batch to batch."""
+    """A batch that waits for its step; ``number`` increases from batch to batch."""
 
     number: int
     rows: torch.Tensor | None = None  # of its references, which stay where they are; None: there was no room yet
@@ -337,9 +339,10 @@ class LevelTable(WithCheckpoint, GpuTable):
         return expected
 
     def _reserve_now(self, references: References, expected: Expected | None) -> Expected:
-        """By the thread that learns, for a batch that found no room: all before it are learned by now, or given up.
+        """Bring the rows of a batch for which there was no room earlier. The learning thread calls this: all batches
+        before it are learned by now, or given up.
 
-        Those that wait behind it follow as far as they fit: from then on the stage ahead brings rows again.
+        The batches that wait behind it follow as far as they fit. After that, the stage ahead brings rows again.
         """
         with self._moving:
             with self._lock:
@@ -378,7 +381,7 @@ class LevelTable(WithCheckpoint, GpuTable):
             )
 
     def _read(self, references: References) -> tuple[Store, torch.Tensor]:
-        """Values of a batch that is only scored: nothing is created, and nothing of the working rows has to leave."""
+        """Return the values of a batch that is only scored. No row is created, and no row has to leave the GPU."""
         keys, inverse = torch.unique(references.keys, return_inverse=True)
         values = self.pull(keys, create=False)
         rows = torch.arange(1, len(keys) + 1, dtype=torch.int32, device=self.device)
@@ -392,7 +395,9 @@ class LevelTable(WithCheckpoint, GpuTable):
     # ---- between the levels
 
     def _bring(self, store: Working, keys: torch.Tensor, number: int, oldest: int) -> torch.Tensor:
-        """Rows of keys, all of them on the GPU. NoRoom where batches from ``oldest`` on leave none; nothing is lost then."""
+        """Bring the rows of keys to the GPU and return their places. Raise NoRoom if the batches from ``oldest`` on
+        leave no room for them; nothing is lost then.
+        """
         rows = store.find(keys, create=False)
         store.used.index_fill_(0, rows.clamp(min=0).long(), number)
         missing = torch.unique(keys[rows == -1])
@@ -418,7 +423,7 @@ class LevelTable(WithCheckpoint, GpuTable):
         self._counts["left"] += len(leaving)
 
     def _write(self, store: Working, rows: torch.Tensor) -> None:
-        """Those of these rows that may have changed, to the level below; no step that changes them is still to come."""
+        """Write those of these rows that may have changed to the Sparse Table. No later step changes them."""
         for some in rows[store.used[rows] > self._clean].split(PART):
             if len(some):
                 self.below.write(home(store.keys[some]), home(store.data(some)), known=True)
@@ -426,7 +431,7 @@ class LevelTable(WithCheckpoint, GpuTable):
 
     @contextlib.contextmanager
     def _written(self) -> Iterator[None]:
-        """Inside, the level below has every change, and gets no other."""
+        """Write every change to the Sparse Table; inside the context, there are no others."""
         with self._moving:
             if self._made is not None:
                 with self._lock, self._at_move() as store:
@@ -447,7 +452,9 @@ class LevelTable(WithCheckpoint, GpuTable):
 
     @contextlib.contextmanager
     def _at_move(self, ready: Any = None) -> Iterator[Working]:
-        """The working rows, for one thread, on the stream of moves, behind ``ready`` or else the caller's stream."""
+        """Yield the rows on the GPU to one thread at a time, on the stream of moves, which waits for ``ready`` or else
+        for the caller's stream.
+        """
         with self._moving, contextlib.ExitStack() as stack:
             if self._mover is not None:
                 if ready is None:
@@ -462,7 +469,7 @@ class LevelTable(WithCheckpoint, GpuTable):
             yield store
 
     def _seen(self, *tensors: torch.Tensor) -> None:
-        """What a move made is used on the caller's stream from now on."""
+        """Let the caller's stream wait for the moves, because it uses these tensors from now on."""
         if self._mover is not None:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_stream(self._mover)
@@ -474,7 +481,7 @@ class LevelTable(WithCheckpoint, GpuTable):
             self._steps.append((number, torch.cuda.current_stream(self.device).record_event()))
 
     def _behind_steps(self, number: int | None = None) -> None:
-        """Moves go on behind all steps that were launched; ``number``: behind those up to that one."""
+        """Let moves wait for all steps that were launched or, with ``number``, for the steps up to this one."""
         with self._lock:
             steps = list(self._steps)
         if self._mover is not None and steps:
@@ -494,7 +501,7 @@ class LevelTable(WithCheckpoint, GpuTable):
 
 
 def home(tensor: torch.Tensor) -> np.ndarray:
-    """An array of a tensor, through page-locked memory."""
+    """Copy a tensor to an array, through page-locked memory."""
     if tensor.device.type != "cuda":
         return tensor.numpy()
     staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

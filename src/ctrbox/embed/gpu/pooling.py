@@ -5,12 +5,14 @@
     loss.backward()                                                      gradients of those come to rest here
     reading.push(scale)                                                  summed a key and applied, in three launches
 
-Pooling is that of ``pooling.py``: sums begin with the first reference and run in order, a mean is sum / count, a maximum
-is taken number by number. A key's gradients are summed in an order that its references alone decide (table_training_step.h);
-it is not the CPU's order, so sums of more than two terms agree up to rounding. Two runs give the same bits.
+Pooling is that of ``pooling.py``: sums begin with the first reference and run in order, a mean is sum / count, a
+maximum is taken number by number. The gradients of a key are added up in an order that depends only on its references
+(table_training_step.h). It is not the order of the CPU, so sums of more than two terms agree with those of the CPU up
+to rounding. Two runs give the same bits.
 
-Bytes a reference of dim 16 under SGD: key 8, slot 32, row number 4 + 4, row 64 in and 64 out, sorting about 100, its
-gradient 64, its row 64 in and 64 out: some 470, so 65,536 rows × 40 keys cannot take less than 0.3 ms at 4 TB/s.
+Bytes per reference at dim 16 with SGD: key 8, slot 32, row number 4 + 4, row 64 in and 64 out, sorting about 100, its
+gradient 64, its row 64 in and 64 out, in all about 470; so 65,536 rows × 40 keys cannot take less than 0.3 ms at 4
+TB/s.
 """
 
 from __future__ import annotations
@@ -53,10 +55,11 @@ class Pools(Protocol):
 class Reading:
     """Pooled vectors (rows, fields, dim), first-order weights (rows, fields) and sequences of one batch and table.
 
-    ``references`` are of the pooled fields, then of the sequences. ``longest``: the last keys of a row that a sequence
-    keeps. Without ``train`` nothing is created and there is no gradient. ``into``: memory for vectors and weights; they
-    are then no part of autograd's graph, and whoever gave it puts the gradients into ``inbox``. ``bf16``: vectors, and their
-    gradients, are bfloat16; not with sequences, and with ``into`` as its memory is.
+    ``references`` are those of the pooled fields, then those of the sequences. ``longest``: the number of last keys of
+    a row that a sequence keeps. Without ``train``, no rows are created and there is no gradient. ``into``: memory for
+    vectors and weights, which are then not part of autograd's graph; the caller that gave it puts the gradients into
+    ``inbox``. ``bf16``: vectors and their gradients are bfloat16, but not with sequences; with ``into``, its memory
+    decides the type.
     """
 
     def __init__(
@@ -202,7 +205,7 @@ class Reading:
 
     @property
     def gradients(self) -> tuple[torch.Tensor | None, ...] | None:
-        """Return the gradients of weights, vectors and sequences; None where the loss depends on none of them."""
+        """Return the gradients of weights, vectors and sequences; None if the loss depends on none of them."""
         return self.inbox[0] if self.inbox else None
 
     def expect_none(self) -> None:
@@ -211,7 +214,9 @@ class Reading:
             self.inbox.append((None,) * (1 + int(self.table.row.linear) + len(self.names)))
 
     def push(self, scale: float) -> None:
-        """One step of the table's optimizers; ``scale``: of the gradients. Numbers whose gradient is not finite stay."""
+        """Make one step of the optimizers of the table with the gradients times ``scale``. Numbers whose gradient is
+        not finite do not change.
+        """
         if self.gradients is None:
             return
         table, r = self.table, self.references
@@ -251,7 +256,9 @@ class Reading:
             table.learned(r)
 
     def largest(self, scale: float) -> tuple[float, str, int]:
-        """The largest gradient of a pooled field: its size (infinite where it is not a number), field and a key of it."""
+        """Return the largest gradient of a pooled field: its size (infinite if it is not a number), its field, and one
+        of its keys.
+        """
         found = (0.0, "", 0)
         if self.gradients is None:
             return found

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class ReadsBatches:
-    """A table with the methods of `Pools`; these two are the same for all."""
+    """The base class of tables with the methods of `Pools`: it has the methods that are the same for all of them."""
 
     @functools.cached_property
     def anchor(self: Pools) -> torch.Tensor:
-        """Input that stands for the table in autograd: it requires a gradient and never gets one."""
+        """The input that represents the table in autograd. It requires a gradient and never gets one."""
         return torch.zeros((), device=self.device, requires_grad=True)
 
     @functools.cached_property

@@ -5,8 +5,8 @@
     slots  of table_memory.py: from a key to its row; made anew from ``keys`` when keys leave, since probing knows no gaps
     free   rows without a key
 
-Whoever holds row numbers keeps using them while other rows come and go. One thread at a time changes who is where, on one
-stream; a step on another one touches rows alone.
+A caller can use the row numbers that it has while other rows come and go. One thread at a time changes which key has
+which row, on one stream; a step on another stream changes only the contents of rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BESIDE = 8 + 4 + 4 + 16  # bytes per row: key, number, its place among the free,
 
 
 class Working(Store):
-    """A fixed number of rows, whose memory is taken at once."""
+    """A fixed number of rows, whose memory is allocated at once."""
 
     keys: torch.Tensor
     used: torch.Tensor
@@ -53,7 +53,7 @@ class Working(Store):
         return self.capacity - len(self.free)
 
     def admit(self, keys: torch.Tensor, data: torch.Tensor, number: int) -> None:
-        """Rows of keys that are not here, for which there are free ones."""
+        """Give free rows to keys that have none; there must be enough free rows."""
         self.whole = False
         rows, self.free = self.free[: len(keys)], self.free[len(keys) :]
         self.fill(rows, data)
@@ -64,9 +64,11 @@ class Working(Store):
         self.whole = True
 
     def coldest(self, wanted: int, before: int) -> tuple[torch.Tensor, int]:
-        """Rows to let go, and the last batch that used one: those of the longest unused batches, before number ``before``.
+        """Return the rows that have not been used for the longest time, and the number of the last batch that used one
+        of them.
 
-        At least ``wanted``, or all that there are.
+        Only rows that were last used before batch ``before`` are returned: at least ``wanted`` of them, or all that
+        there are.
         """
         may = (self.keys != 0) & (self.used < before)
         total = torch.bincount(self.used[may]).cumsum(0)
@@ -74,7 +76,7 @@ class Working(Store):
         return torch.nonzero(may & (self.used <= last)).view(-1), last
 
     def data(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows as a file has them."""
+        """Return rows in the form in which a file has them."""
         return self.chunks[0][rows.unsqueeze(1), self.columns]
 
     def leave(self, rows: torch.Tensor) -> None:
@@ -83,7 +85,7 @@ class Working(Store):
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Slots and free rows, from what is true."""
+        """Compute the slots and the free rows again from ``keys``."""
         self.slots.zero_()
         for rows in torch.nonzero(self.keys).view(-1).split(BLOCK):
             self._enter(self.keys[rows], rows)

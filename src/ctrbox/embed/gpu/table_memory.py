@@ -1,11 +1,12 @@
 """Manages the memory of a GPU table: the hash slots, chunks of rows, and growth within a budget.
 
-A key is found by kernels alone. The host only has to know an upper bound of the rows there are: each call adds its
-number of keys to it, and every call sends the true number after itself, which is read when it has arrived. Nobody waits
-for the GPU unless the bound reaches what there is room for.
+Only kernels look up keys. The host only has to know an upper bound of the number of rows: each call adds its number of
+keys to this bound. Each call also sends the true number to the host, which reads it when it has arrived. The host waits
+for the GPU only if the bound reaches the number of rows for which there is room.
 
-Slots are at most 5/8 full when a call begins and 7/8 at its worst. Rows are added in chunks that never move; slots are
-built anew, twice as many, so for a moment both are there. Refused, with nothing changed: what does not fit the budget.
+The slots are at most 5/8 full when a call begins, and at most 7/8 full during the call. Rows are added in chunks that
+never move. When there are too few slots, twice as many are built, and for a moment both the old and the new ones are in
+memory. What does not fit into the budget is refused, and then nothing is changed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ HEAD = np.dtype(
 
 
 class NoRoom(Exception):
-    """Keys that do not fit; ``cause``: what the machine said, where it is the machine's memory that is spent."""
+    """Raised if keys do not fit. ``cause``: the message of the machine, if the memory of the machine is used up."""
 
     def __init__(self, more: int, cause: str = "") -> None:
         super().__init__(more)
@@ -53,7 +54,7 @@ class NoRoom(Exception):
 
 
 class Store:
-    """Rows of one shape. One thread at a time."""
+    """The rows of a table, which have one shape. Only one thread may use them at a time."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class Store:
     # ---- how many rows there are
 
     def tell(self) -> None:
-        """Send the status after all that was launched so far."""
+        """Send the status of the table to the host, after all kernels that were launched so far."""
         self.heard.copy_(self.status, non_blocking=True)
         if self.cuda:
             if self.sent is None:
@@ -105,7 +106,7 @@ class Store:
             self.sent.record(torch.cuda.current_stream(self.device))
 
     def wait(self) -> None:
-        """Until ``heard`` is the status behind everything launched before the last ``tell``."""
+        """Wait until ``heard`` is the status after everything that was launched before the last ``tell``."""
         if self.sent is not None:
             self.sent.synchronize()
 
@@ -114,7 +115,7 @@ class Store:
         return self.known
 
     def bound(self) -> int:
-        """At least as many as there are."""
+        """Return an upper bound of the number of rows."""
         if not self.cuda:
             return self.count()
         if self.sent is not None and self.sent.query():
@@ -122,7 +123,9 @@ class Store:
         return self.known + self.since
 
     def bad(self) -> int:
-        """The first reference of the last steps whose gradient was not finite, or -1; as last heard, and forgotten."""
+        """Return the first reference of the last steps whose gradient was not finite, or -1, as far as the host knows;
+        then forget it.
+        """
         found = int(self.heard[1])
         if found != NONE_BAD:
             self.status[1] = NONE_BAD
@@ -132,7 +135,7 @@ class Store:
     # ---- room
 
     def make_room(self, keys: torch.Tensor) -> None:
-        """Room for keys of which any number may be new."""
+        """Make room for these keys, any number of which may be new."""
         more = len(keys)
         if self._enough(self.bound(), more):
             return
@@ -208,7 +211,9 @@ class Store:
     # ---- keys to rows
 
     def find(self, keys: torch.Tensor, *, create: bool) -> torch.Tensor:
-        """Rows of keys (n,) int32: 0 for key 0, -1 for a key that is not there. With ``create`` there is room for all."""
+        """Return the rows of keys, (n,) int32: 0 for key 0, -1 for a key without a row. With ``create``, there must be
+        room for all.
+        """
         n = len(keys)
         rows = torch.empty(n, dtype=torch.int32, device=self.device)
         self.kernels(
@@ -226,7 +231,9 @@ class Store:
     def gather(
         self, keys: torch.Tensor, rows: torch.Tensor, vectors: torch.Tensor, pitch: int, weights: torch.Tensor | None
     ) -> None:
-        """Vectors of rows, ``pitch`` floats apart, and their first-order weights at the same pitch."""
+        """Write the vectors of rows to ``vectors``, ``pitch`` floats apart, and their first-order weights to
+        ``weights``, with the same pitch.
+        """
         n = len(rows)
         self.kernels(
             "table_gather",
@@ -239,14 +246,14 @@ class Store:
     # ---- steps
 
     def check(self, keys: torch.Tensor, gradients: torch.Tensor) -> int:
-        """The place of the first gradient that is not finite, or -1."""
+        """Return the place of the first gradient that is not finite, or -1."""
         bad = torch.full((1,), NONE_BAD, dtype=torch.int64, device=self.device)
         n = gradients.numel()
         self.kernels("table_check", n, address(keys), address(gradients), n, address(bad))
         return int(bad.item())
 
     def step(self, rows: torch.Tensor, order: torch.Tensor, gradients: Gradients, factor: float, scale: float) -> None:
-        """One step of the optimizers on all rows of a sorted batch. ``scale``: of the gradients, once they are summed."""
+        """Make one step of the optimizers on all rows of a sorted batch. ``scale`` multiplies the summed gradients."""
         n = len(rows)
         chunks, groups = self._partial_sums(rows, order, gradients)
         constants = [first * factor if k == 0 else first for _, p in self.specs for k, first in enumerate(p)]
@@ -272,7 +279,7 @@ class Store:
     # ---- rows out and in, as a file has them
 
     def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Keys and rows, some at a time, in no promised order."""
+        """Yield keys and rows, one block at a time, in any order."""
         held = self.count()
         for first in range(1, held + 1, BLOCK):
             n = min(BLOCK, held + 1 - first)
@@ -287,7 +294,7 @@ class Store:
             yield keys.cpu().numpy(), rows.cpu().numpy()
 
     def put(self, keys: np.ndarray, rows: np.ndarray) -> None:
-        """Rows as a file has them, for keys that differ from each other."""
+        """Store rows, in the form in which a file has them, for keys that are all different."""
         if rows.shape[1] != self.kernels.file_floats:
             raise DataError(
                 f"a saved row has {rows.shape[1]} floats, but a row of this table has {self.kernels.file_floats}; open a "
@@ -300,11 +307,11 @@ class Store:
             self.fill(self.find(some, create=True), data)
 
     def fill(self, rows: torch.Tensor, data: torch.Tensor) -> None:
-        """Set these rows (n,) int32 to ``data``, which has them as a file does."""
+        """Set these rows, (n,) int32, to ``data``, which has the form of a file."""
         self.kernels("table_import", len(rows), address(self.head), address(rows), len(rows), address(data))
 
     def beside(self, data: torch.Tensor) -> Self:
-        """Return a store whose rows 1 … n are these rows, as a file has them, in memory of their own."""
+        """Return a store with memory of its own, whose rows 1 to n are these rows in the form of a file."""
         made = copy.copy(self)
         made.chunks, made.capacity, made.facts = [], 0, self.facts.copy()
         made.head = torch.empty_like(self.head)
@@ -345,7 +352,7 @@ def power_of_two(n: int) -> int:
 
 
 def slots_for(rows: int) -> int:
-    """Five eighths full by so many rows."""
+    """Return the number of slots of which this number of rows fills at most five eighths."""
     return max(LEAST_SLOTS, power_of_two((rows * 8 + 4) // 5))
 
 

@@ -4,8 +4,9 @@ table = cb.MemoryTable(dim=16, optimizer=cb.Adagrad(lr=0.02, initial=1))
 vectors = table.pull(keys)                 # (n, 16) float32; new keys get vectors that seed and key decide
 table.push(keys, gradients)                # the optimizer moves the rows at once
 
-Refused: rows beyond the budget, gradients that are not finite (naming the key, nothing changed), files that are damaged
-or of another shape. A repeated key is updated once for each time it is given, in order; a dense optimizer refuses it.
+The table refuses rows beyond the budget, gradients that are not finite (the error names the key, and nothing is
+changed), and files that are damaged or of another shape. A key that is given several times in one push is updated once
+for each time, in order; a table with a dense optimizer refuses such a push.
 """
 
 from __future__ import annotations

@@ -1,24 +1,30 @@
 """Computes a digest of a function, so that a resumed encoding can tell whether its ``prepare`` is still the same.
 
-The digest covers the code of the function, its defaults, the contents of its closure, and the constants, functions and
-classes of its own module that it reads. For an object that can be called, it covers the class and the attributes. It
-does not cover the code of other modules, so a new version of a library is not noticed. Another version of Python
-compiles the same function to other code, which gives another digest.
+The digest covers the code of the function, its defaults, the contents of its closure, and the constants, arrays,
+functions, classes and objects of its own module that it reads. For an object that can be called, it covers the class and
+the attributes. It does not cover the code of other modules, so a new version of a library is not noticed. Another version
+of Python compiles the same function to other code, which gives another digest.
 """
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import hashlib
+import re
 import types
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import torch
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type(...))
-CONSTANT = (*PLAIN, tuple, list, dict, set, frozenset)
+CONSTANT = (
+    *PLAIN, tuple, list, dict, set, frozenset, bytearray, range, slice, np.ndarray, np.generic, torch.Tensor, PurePath,
+    re.Pattern, functools.partial,
+)  # fmt: skip
 WRITTEN_BY_PYTHON = ("__doc__", "__firstlineno__", "__static_attributes__")  # attributes of a class that say nothing
 DEEPEST = 32  # of values inside each other
 
@@ -73,14 +79,19 @@ class _Description:
             case functools.partial():
                 return "partial", self.of(value.func), self.of(value.args), self.of(value.keywords)
             case types.ModuleType() | types.BuiltinFunctionType():
-                return "name", _name(value)
+                owner = getattr(
+                    value, "__self__", None
+                )  # a module, or the object that a method such as {}.get belongs to
+                return "name", _name(value), *(() if isinstance(owner, types.ModuleType) else (self.of(owner),))
+            case PurePath():  # its attributes are caches, such as that of its hash
+                return "path", _name(type(value)), str(value)
             case types.FunctionType():
                 found = self._function(value)
             case type():
                 found = self._class(value)
             case _:
-                slots = {n: getattr(value, n) for n in getattr(type(value), "__slots__", ()) if hasattr(value, n)}
-                found = "object", self.of(type(value)), self.of({**slots, **getattr(value, "__dict__", {})})
+                held = {**_slots(value), **getattr(value, "__dict__", {})}
+                found = "object", self.of(type(value)), self.of(held or _as_pickled(value))
         self.made[id(value)] = value, found
         return found
 
@@ -101,16 +112,17 @@ class _Description:
         closure = [_content(cell) for cell in function.__closure__ or ()]
         there = function.__globals__
         read = {name: there[name] for name in sorted(_names(function.__code__)) if name in there}
-        mine = {n: v for n, v in read.items() if isinstance(v, CONSTANT) or _from(v, function.__module__)}
+        mine = {n: v for n, v in read.items() if _counts(v, function.__module__)}
         return "function", _name(function), *map(self.of, (*parts, closure, mine))
 
     def _class(self, found: type) -> tuple[Any, ...]:
-        """Describe a class by its functions and constants, and by its bases of the same module."""
+        """Describe a class by its functions, properties and constants, and by its bases of the same module."""
         held = {n: v for n, v in vars(found).items() if n not in WRITTEN_BY_PYTHON}
         held = {
             n: getattr(v, "__func__", v) for n, v in held.items()
         }  # of a static method, and of a method of the class
-        held = {n: v for n, v in held.items() if isinstance(v, (*CONSTANT, types.FunctionType))}
+        held = {n: (v.fget, v.fset, v.fdel) if isinstance(v, property) else v for n, v in held.items()}
+        held = {n: v for n, v in held.items() if isinstance(v, types.FunctionType) or _counts(v, found.__module__)}
         bases = [base for base in found.__bases__ if base.__module__ == found.__module__ != "builtins"]
         return "class", _name(found), self.of(held), self.of(bases)
 
@@ -129,8 +141,33 @@ def _tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     return *about, hashlib.sha256(held).hexdigest()
 
 
-def _from(value: Any, module: str) -> bool:
-    return isinstance(value, types.FunctionType | type) and value.__module__ == module
+def _counts(value: Any, module: str) -> bool:
+    """Return whether a value that a function of this module reads is described: other libraries are not."""
+    return isinstance(value, CONSTANT) or getattr(value, "__module__", None) == module
+
+
+def _slots(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object that are in slots of its class or of a base class."""
+    found = {}
+    for base in type(value).__mro__:
+        names = vars(base).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else tuple(names):
+            private = name.startswith("__") and not name.endswith("__")
+            place = f"_{base.__name__.lstrip('_')}{name}" if private else name
+            if name not in {"__dict__", "__weakref__"} and hasattr(value, place):
+                found[place] = getattr(value, place)
+    return found
+
+
+def _as_pickled(value: Any) -> Any:
+    """Return what pickle would save of an object without attributes, such as a date or a pattern of `re`; None if nothing."""
+    try:
+        reduce = copyreg.dispatch_table.get(type(value))
+        made = reduce(value) if reduce is not None else value.__reduce_ex__(4)
+    except Exception:  # such as a lock, which cannot be pickled
+        return None
+    # The fourth and the fifth are iterators over the items of a list and of a dict.
+    return made if isinstance(made, str) else [*made[:3], *(list(items or ()) for items in made[3:5])]
 
 
 def _names(code: types.CodeType) -> Iterable[str]:

@@ -291,7 +291,8 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
     if missing or other:
         told = f"lacks {missing[0]!r}" if missing else f"has an unknown name, {other[0]!r}"
         raise DataError(
-            f"{place} does not hold the weights of this network: it {told} ({len(missing)} names missing, {len(other)} unknown)"
+            f"{place} does not hold the weights of this network: it {told} "
+            f"(missing names: {len(missing)}, unknown names: {len(other)})"
         )
     for name, tensor in wanted.items():
         found = state[name]

@@ -92,7 +92,7 @@ def version_of_state(place: Path) -> FileVersion:
 
 
 def replaced(version: FileVersion) -> bool:
-    """Whether another file lies at the path now."""
+    """Return whether another file is at the path now."""
     try:
         version.check()
     except (SourceError, OSError):

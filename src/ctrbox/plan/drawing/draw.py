@@ -126,7 +126,7 @@ class Lane:
         return self.columns * (BOX_W + GAP_X) - GAP_X + LANE_LEFT + LANE_RIGHT
 
     def lines(self, row: int) -> int:
-        """The lines of boxes in a row of the picture."""
+        """Return the number of lines of boxes in a row of the picture."""
         layer = row - self.shift
         return -(-len(self.layers[layer]) // self.columns) if 0 <= layer < len(self.layers) else 0
 

@@ -316,7 +316,7 @@ def _source(graph: Graph, frame: FrameSpec, place_: int, live: bool, placement: 
 
 
 def _decoded_by_cpu(source: Any, read: list[str], ids: list[str], placement: Placement) -> dict[str, str] | None:
-    """The reason why the CPU decodes each column, if the GPU decodes the others of these files; None if it decodes none."""
+    """Return why the CPU decodes some columns of these files although the GPU decodes the others; None if it decodes none."""
     if placement.device.kind != "cuda" or not gpu_decodes_parquet() or not readable(source):
         return None
     if placement.carried or placement.filters == "cpu":
@@ -346,7 +346,7 @@ def _operator(node: Node, placed: Placed, words: Words, weighed: bool) -> dict[s
 
 
 def _sharing(graph: Graph) -> dict[str, int]:
-    """Return the number of operators if every feature were computed by itself, and the number that is left after sharing."""
+    """Return the number of operators without sharing, when every feature is computed by itself, and the number with sharing."""
     live = live_frames(graph)
     kept = {n.id for f in live for n in graph.nodes(f)}
     sizes: dict[int, int] = {}

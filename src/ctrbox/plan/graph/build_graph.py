@@ -387,7 +387,9 @@ def build(log: View, features: FeatureSet) -> Graph:
             node = present(resolve(e, scope), role, gaps)
             if node.kind not in ("b", "i", "f"):
                 advice = as_label(node, f"{role}=") if role == "label" else ""
-                raise PlanError(f"the {role} must be a number, but {origin(node).name!r} is {name_of(node.kind)}{advice}")
+                raise PlanError(
+                    f"the {role} must be a number, but {origin(node).name!r} is {name_of(node.kind)}{advice}"
+                )
             outputs.append(Output(role, role, node))
     for name, label in features.labels.items():
         outputs += task(name, label, scope)

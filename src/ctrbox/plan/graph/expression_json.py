@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ctrbox.arguments.names import nearest
+from ctrbox.arguments.numbers import counted
 from ctrbox.columns.label_task import MOST_TASKS
 from ctrbox.errors import PlanError
 from ctrbox.plan.language.encode import EncodeOperator
@@ -226,7 +227,8 @@ def a_dict(value: Any, what: str) -> dict[str, Any]:
 
 def a_list(value: Any, what: str, most: int = MOST_ENTRIES, length: int | None = None) -> list[Any]:
     if not isinstance(value, list) or len(value) > most or (length is not None and len(value) != length):
-        raise malformed(f"{what} must be a list of {length if length is not None else f'at most {most:,}'}")
+        expected = f"at most {most:,} elements" if length is None else counted(length, "element")
+        raise malformed(f"{what} must be a list of {expected}")
     return value
 
 
@@ -244,7 +246,12 @@ def a_flag(value: Any, what: str) -> bool:
 
 def a_number(value: Any, what: str, below: int = 1 << 63) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < below:
-        raise malformed(f"{what} must be a whole number from 0 to {below - 1:,}")
+        expected = (
+            f"a whole number from 0 to {below - 1:,}"
+            if below > 0
+            else "the number of an earlier entry, but there is none"
+        )
+        raise malformed(f"{what} must be {expected}")
     return value
 
 
@@ -253,7 +260,7 @@ def texts(value: Any, what: str) -> tuple[str, ...]:
 
 
 def sizes(expressions: list[list[Any]]) -> list[int]:
-    """Return the number of calls of each expression, written out. PlanError if one is too large for a file."""
+    """Return the number of calls of each expression, written out; raise a PlanError if one is too large for a file."""
     depth: list[int] = []
     calls: list[int] = []
     for _, args, _ in expressions:
@@ -425,7 +432,7 @@ class Reader:
     def _rest(rest: list[Any], length: int, what: str, kind: type) -> Any:
         (value,) = a_list(rest, what, length=length)
         if not isinstance(value, kind):
-            raise malformed(f"{what} has a {type(value).__name__}")
+            raise malformed(f"{what} must not contain a value of type {type(value).__name__}")
         return value
 
     @staticmethod

@@ -29,7 +29,7 @@ class Reads:
     parts: frozenset[tuple[Place, int]]  # place of the part, node of its column
 
     def shared(self, other: Reads) -> frozenset[int]:
-        """Return the columns of which two outputs read the same. Two different parts of a column are not the same."""
+        """Return the columns that both outputs read. A column of which they read only different parts does not count."""
         mine, theirs = {column for _, column in self.parts}, {column for _, column in other.parts}
         whole = (self.columns & (other.columns | theirs)) | (other.columns & mine)
         return whole | {column for _, column in self.parts & other.parts}

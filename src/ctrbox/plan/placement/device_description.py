@@ -62,7 +62,7 @@ def device_named(device: Any, *, gpu_bytes: int | None = None) -> Device:
     """Return the device for "cpu", "cuda", "cuda:3", "cuda:32GB", "auto" or a `Device`.
 
     ``gpu_bytes``: the memory of this machine's GPU, if an engine has found it. Without a GPU, "auto" and "cuda" are the CPU, and
-    the note of the device says so. PlanError for a "cuda" whose size is not known.
+    the note of the device says so. Raise a PlanError for a "cuda" whose memory size is not known.
     """
     if isinstance(device, Device):
         return device

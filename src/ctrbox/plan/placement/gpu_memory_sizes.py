@@ -64,11 +64,11 @@ class Sizes:
             self._items[node.id] = self._own_items(node)
 
     def text(self, node: Node) -> float:
-        """Bytes of a string, or of a string in a list; 0 for anything else."""
+        """Return the bytes of a string, or of a string in a list; 0 for anything else."""
         return self._text.get(node.id, 0.0)
 
     def items(self, node: Node) -> float:
-        """Elements of a list; 1 for anything else."""
+        """Return the number of elements of a list; 1 for anything else."""
         return self._items.get(node.id, 1.0)
 
     def _own_text(self, node: Node) -> float:
@@ -118,23 +118,23 @@ class Sizes:
 
     # ---- on the GPU
     def variable(self, node: Node) -> float:
-        """Bytes of a value beyond its entry, wherever they are."""
+        """Return the bytes of a value beyond its entry, wherever they are."""
         if node.kind.startswith("*"):
             return self.items(node) * (entry_bytes(node.kind[1:]) + self.text(node))
         return self.text(node)
 
     def entry(self, node: Node) -> int:
-        """Bytes of an entry of a register, including the byte that says whether it is null."""
+        """Return the bytes of an entry of a register, including the byte that says whether it is null."""
         return entry_bytes(node.kind) + (1 if node.nullable else 0)
 
     def register(self, node: Node) -> float:
-        """Bytes of one row of an operator's result: its entry, and its part of the pool."""
+        """Return the bytes of one row of an operator's result: its entry, and its part of the pool."""
         points = node.op in POINTING or (node.op == "column" and node.kind == "s")
         return self.entry(node) + (0 if points else self.variable(node))
 
     # ---- between the devices
     def traveling(self, node: Node) -> float:
-        """Bytes per row of a raw column in memory, or of an operator's result as a column."""
+        """Return the bytes per row of a raw column in memory, or of an operator's result as a column."""
         if node.op == "column":
             source = self.graph.frames[node.frame].sources[node.param("source")].view.source
             type_ = source.schema.field(node.name).type

@@ -217,7 +217,7 @@ def grouped(operators: list[Node], program: Program, splits: Mapping[int, Node])
 
 
 def uses_pool(node: Node) -> bool:
-    """Whether an operator needs memory beyond the entry of its result."""
+    """Return whether an operator needs memory beyond the entry of its result."""
     if node.op in WORKING:
         return True
     return node.op not in POINTING and (node.kind == "s" or node.kind.startswith("*"))

@@ -139,7 +139,7 @@ class _Search:
         self.moved = {n.id: chosen[n.id] for n in within(self.outputs, moved | set(self.pinned)) if n.id in moved}
 
     def parents(self) -> dict[int, int]:
-        """Find, for each node, the nearest operator through which everything goes that is made of it, or the batch."""
+        """Find, for each node, the nearest operator through which all of its results go; if there is none, it is the batch."""
         users: dict[int, list[int]] = {n.id: [] for n in self.nodes}
         for node in self.nodes:
             for a in () if self.leaf(node) else node.args:

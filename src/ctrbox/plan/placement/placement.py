@@ -398,7 +398,7 @@ class _Placer:
     def too_small(self, chunks: int) -> Placement:
         self.tables.clear()
         least = f"{SLOTS} chunks of {LEAST_ROWS:,} rows take {shown_bytes(chunks)}"
-        return self.on_cpu(f"{least}, the GPU has {shown_bytes(self.device.budget)}")
+        return self.on_cpu(f"{least}, but the GPU has {shown_bytes(self.device.budget)}")
 
     def fit_tables(self, left: int) -> None:
         """Keep operators on the CPU if the table that they read does not fit."""
