@@ -421,7 +421,9 @@ def test_a_server_without_its_libraries_names_them(monkeypatch: pytest.MonkeyPat
         raise ImportError("no grpc", name="grpc")
 
     monkeypatch.setattr(Server, "open", opened)
-    with pytest.raises(PlanError, match=r"serving needs grpcio, which is not installed: pip install 'ctrbox\[serve\]'"):
+    with pytest.raises(
+        PlanError, match=r"serving needs grpcio, which is not installed in .*: pip install 'ctrbox\[serve\]'"
+    ):
         ctrbox("serve", "model")
     monkeypatch.setitem(sys.modules, "ctrbox.serve.server", None)
     with pytest.raises(Mistake, match=r"serving needs ctrbox\.serve\.server, which is not installed: pip install"):

@@ -168,12 +168,58 @@ def test_the_warning_of_missed_keys_shows_both_sides_where_they_can_be_read_agai
     both = "; the first row of 'log' has user='07', the first row of 'users' has user='7'"
     assert warned(left.join(right, on="user")) == told("user", "users", sides=both)
     as_of = warned(left.join(right, on="user", as_of=("at", "since")))
-    assert as_of == told("user", "users", " at or before its own time", both, "; and their times")
+    assert as_of == told("user", "users", " at or before its own time", both, ". Also compare their times")
     assert warned(cb.View(Once(log), name="log").join(right, on="user")) == told("user", "users")
     basic = cb.View(pa.table({"id": [10, 11], "age": [1, 2]}), key="id", name="basic").fill(age=0)
     assert warned(left.merge(basic, ordered=True)) == told("id", "basic")
     numbers = "; the first row of 'log' has id=0, the first row of 'basic' has id=10"
     assert warned(left.merge(basic, ordered=False)) == told("id", "basic", sides=numbers)
+
+
+def test_a_computed_key_is_shown_as_computed() -> None:
+    log = pa.table({"ad": [1210, 1211, 1212], "user": ["a", "b", "c"]})
+    ads = cb.View(pa.table({"ad": ["1000", "1001"], "age": [1, 2]}), key="ad", name="ads").fill(age=0)
+    padded = cb.concat(cb.lit("00"), col("ad").cast("str"), sep="")
+
+    def told(view: cb.View, on: str) -> tuple[str, str]:
+        (said,) = warned(view.join(ads, on=on))
+        return said.split(" has a row")[0], said.split("filled; ")[-1].split(". Compare")[0]
+
+    other = "the first row of 'ads' has ad='1000'"
+    left = cb.View(log, name="log")
+    head = "none of the first 3 keys"
+    assert told(left.with_columns(a2=padded), "a2") == (
+        f"{head} (a2)",
+        f"the first row of 'log' has a2='001210', {other}",
+    )
+    assert told(left.with_columns(ad=padded), "ad") == (
+        f"{head} (ad)",
+        f"the first row of 'log' has ad='001210', {other}",
+    )
+    assert told(left.fill(user=""), "user") == (f"{head} (user)", f"the first row of 'log' has user='a', {other}")
+    (said,) = warned(cb.View(Once(log), name="log").with_columns(a2=padded).join(ads, on="a2"))
+    assert "keys (a2) has a row" in said
+    assert "the first row" not in said
+
+
+def test_a_key_from_a_joined_view_is_shown_as_this_view_stores_it() -> None:
+    people = cb.View(pa.table({"user": ["a", "b"], "town": ["A ", "B "]}), key="user", name="people").fill(town="")
+    towns = cb.View(pa.table({"town": ["A", "B"], "age": [1, 2]}), key="town", name="towns").fill(age=0)
+    log = cb.View(pa.table({"user": ["a", "b"]}), name="log")
+    (said,) = warned(log.join(people, on="user").fill(town="").join(towns, on="town"))
+    assert said.startswith("none of the first 2 keys (town) has a row in view 'towns'")
+    assert "; the first row of 'people' has town='A ', the first row of 'towns' has town='A'. " in said
+    other = cb.View(pa.table({"user": ["a"], "p_town": ["A "]}), key="user", name="other").fill(p_town="")
+    lower = log.join(other, on="user").with_columns(town=col("p_town").lower())
+    (said,) = warned(lower.join(towns, on="town"))
+    assert said.startswith("none of the first 2 keys (town) has a row in view 'towns'")
+    assert "the first row" not in said  # which would have to load the joined view again
+
+
+def test_a_join_of_a_plan_that_is_fitted_is_warned_of_once() -> None:
+    ads = cb.View(pa.table({"ad": [1], "age": [5]}), key="ad", name="ads").fill(age=0)
+    view = cb.View(pa.table({"ad": [2, 3, 4]}), name="log").join(ads, on="ad")
+    assert len(warned(view.with_columns(age=col("age").standardize()))) == 1
 
 
 def test_a_warning_comes_with_the_least_number_of_keys_and_not_where_one_has_a_row() -> None:

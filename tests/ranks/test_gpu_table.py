@@ -141,7 +141,7 @@ def test_keys_sent_ahead_are_those_of_the_next_pull() -> None:
     assert torch.equal(rows[0], rows[2])
     assert not rows[3].any()
     table.take(table.ask(keys))
-    with pytest.raises(TrainError, match="a pull must be of the keys that were sent ahead"):
+    with pytest.raises(TrainError, match="the keys of this pull differ from the keys that were exchanged ahead for it"):
         table.pull(keys.clone())
     with pytest.raises(TrainError, match="a push must follow the pull of the same keys"):
         table.push(np.array([1]), np.zeros((1, 4), np.float32))

@@ -441,7 +441,7 @@ def test_tokens_and_token_files_that_are_none_are_refused(tmp_path: Path) -> Non
 )
 def test_a_library_that_is_missing_is_named(name: str | None, package: str) -> None:
     told = str(missing_library(ImportError("no word", name=name)))
-    assert f"serving needs {package}, which is not installed: pip install 'ctrbox[serve]'" in told
+    assert f"serving needs {package}, which is not installed in " in told
 
 
 def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:

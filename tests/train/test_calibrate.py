@@ -248,7 +248,7 @@ def test_the_report_shows_the_calibration_before_and_after(log: pa.Table, tmp_pa
         ({"calibrate": "platt", "calibrate_by": "devise"}, "is not a sparse feature of the plan; nearest: 'device'"),
         (
             {"calibrate": "platt", "calibrate_by": "tags"},
-            "rows of 'tags' may have none or several; expected one of 'user'",
+            "rows of 'tags' may have no key or several keys; expected one of 'user'",
         ),
     ],
 )

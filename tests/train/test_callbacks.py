@@ -166,7 +166,8 @@ def test_callbacks_are_told_of_a_run_folder_that_is_refused(plan: cb.Plan, tmp_p
     ("second", "told"),
     [
         (OSError("no network"), "callback Fails.on_failure failed after step 7: OSError: no network"),
-        (KeyboardInterrupt(), "Fails.on_failure was ended by KeyboardInterrupt"),
+        (KeyboardInterrupt(), "callback Fails.on_failure was ended by KeyboardInterrupt()"),
+        (SystemExit(1), "callback Fails.on_failure was ended by SystemExit(1)"),
         (None, "callback Fails.on_failure returned 3, but a callback must return nothing"),
     ],
 )

@@ -160,9 +160,8 @@ def test_adaptive_l2_without_tables_is_refused(tmp_path: Path) -> None:
     file = file_of(tmp_path / "images.ctrvec", np.arange(ITEMS), col("ad").key(space="image"))
     one = cb.tables.ModelServer(file, cb.tables.ImageEmbedding(WIDTH, (6,), 4))
     model = cb.models.EmbeddingMLP(plan.schema, dim=4)
-    with pytest.raises(
-        PlanError, match="adaptive_l2= penalizes the rows of tables, but this model reads no table; remove"
-    ):
+    refused = "adaptive_l2= penalizes the rows of tables whose optimizer is not dense, but this model reads no such table; remove"
+    with pytest.raises(PlanError, match=refused):
         cb.Trainer(model, one).fit(plan, adaptive_l2=0.1, **FAST)
 
 

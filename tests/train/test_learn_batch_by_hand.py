@@ -194,8 +194,11 @@ def _loss(logit: float) -> float:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (math.inf, "batch 3: dense feature 'x' is inf in row 2 of the batch; clip it in the plan"),
-        (math.nan, r"batch 3: dense feature 'x' is nan in row 2 of the batch; replace it, cb.when\(x.is_nan\(\)\)"),
+        (math.inf, "batch 3: dense feature 'x' is inf in row 2 of the batch; in the plan, clip it"),
+        (
+            math.nan,
+            r"batch 3: dense feature 'x' is nan in row 2 of the batch; in the plan, replace it with cb.when\(x.is",
+        ),
     ],
 )
 def test_a_dense_value_that_is_no_number_is_named(value: float, message: str) -> None:

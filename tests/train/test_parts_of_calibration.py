@@ -86,7 +86,10 @@ def test_rows_of_batches_are_kept_apart_from_their_memory_and_joined() -> None:
     [
         (None, None),
         ("user", None),
-        ("tags", "needs a sparse feature with exactly one key per row, and rows of 'tags' may have none or several; expected"),
+        (
+            "tags",
+            "needs a sparse feature with exactly one key per row, but rows of 'tags' may have no key or several keys; expected",
+        ),
         ("usr", "is not a sparse feature of the plan; nearest: 'user'; expected one of 'user', 'ad', 'device'"),
         ("price", "is not a sparse feature of the plan; expected one of 'user'"),
     ],
@@ -105,7 +108,7 @@ def test_a_plan_without_such_a_feature_is_told_so() -> None:
     features = cb.FeatureSet(label=col("clicked"), sparse={"tags": col("tags").key()})
     plan = cb.compile(cb.View(checkerboard(20), key="id").fill(tags=[]), features, threads=1)
     for name, says in (
-        ("tags", "may have none or several; the plan has none"),
+        ("tags", "may have no key or several keys; the plan has none"),
         ("user", "of the plan; the plan has none"),
     ):
         with pytest.raises(PlanError, match=says):
@@ -189,7 +192,7 @@ def test_settings_are_replaced_only_where_weights_decide_the_number() -> None:
         (
             "buy",
             0.0,
-            "found that rows with higher scores of label 'buy' do not have it more often in the calibration rows",
+            "found that rows with higher scores of label 'buy' do not have this label more often in the calibration rows",
         ),
     ],
 )

@@ -241,6 +241,11 @@ def test_what_the_validation_is_cut_by_is_checked_before(world: World) -> None:
     plan = world.run.plan
     Look(col("ts"), {"hour": col("ts").hour()}).check(plan)
     Look().check(plan)
+    Look("ts", {"hour": "ts"}).check(plan)
+    with pytest.raises(PlanError, match=r"^column 'zeit' is not in view"):
+        Look("zeit").check(plan)
+    with pytest.raises(PlanError, match=r"^column 'stunde' is not in view"):
+        Look(by={"hour": "stunde"}).check(plan)
     with pytest.raises(PlanError, match="by must be a dict from names to expressions, got list"):
         Look(by=["user"]).check(plan)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match=r"time must be a time, such as col\('ts'\), got int; make it a time"):

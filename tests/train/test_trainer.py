@@ -372,7 +372,7 @@ def test_a_table_that_is_none_is_told_so(plan: cb.Plan, given: Any) -> None:
 
 def test_a_model_of_another_schema_names_the_field(log: pa.Table, plan: cb.Plan) -> None:
     other = cb.compile(cb.View(log, key="id"), cb.FeatureSet(label=col("clicked"), sparse={"ad": col("ad").key()}))
-    with pytest.raises(PlanError, match="the model reads 'user', which this plan does not have"):
+    with pytest.raises(PlanError, match="the model reads field 'user', which this plan does not have"):
         cb.Trainer(Small(plan.schema), table()).fit(other, **FAST)
 
 

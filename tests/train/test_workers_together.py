@@ -51,6 +51,7 @@ def in_a_gang(made: list[Learner], work: Callable[[Learner, int], Any]) -> list[
     def worker(part: int) -> Any:
         mine = made[part]
         mine.together = Gang(part, len(made), address, HOST, store if part == 0 else None)
+        mine.together.sums([0.0])  # all are connected before the first one leaves
         try:
             told = work(mine, part)
         finally:
@@ -92,6 +93,37 @@ def test_two_halves_of_a_batch_are_the_whole_batch() -> None:
             for mine, theirs in zip(weights(one), weights(alone), strict=True):
                 np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
         assert [w.tobytes() for w in weights(found[0][0])] == [w.tobytes() for w in weights(found[1][0])]
+
+
+class WithUnread(Tower):
+    """A tower with a weight that the loss does not depend on, such as one that a part of the model will read later."""
+
+    def __init__(self, schema: Any) -> None:
+        super().__init__(schema)
+        self.unread = nn.Parameter(torch.ones(3))
+
+
+def test_weight_decay_does_not_move_a_weight_that_no_worker_reads() -> None:
+    plan = planned(sparse=False)
+    (batch,) = plan.batches(60)
+    decay = lambda weights: torch.optim.AdamW(weights, lr=0.1, weight_decay=0.5)
+
+    def made() -> Learner:
+        return Learner(WithUnread(plan.schema), plan.schema, cb.MemoryTable(2, init=0.1), decay, threads=1)
+
+    alone, workers = made(), [made() for _ in range(3)]
+    alone.learn(alone.look(batch))
+    parts = [batch.take(np.arange(20)), None, batch.take(np.arange(20, 60))]
+
+    def step(mine: Learner, part: int) -> None:
+        given = parts[part]
+        mine.learn_part(None if given is None else mine.look(given), 1.0, ())
+
+    in_a_gang(workers, step)
+    for one in workers:
+        assert one.model.unread.tolist() == [1.0, 1.0, 1.0]  # type: ignore[union-attr, operator]
+        for mine, theirs in zip(weights(one), weights(alone), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_a_worker_without_rows_waits_for_the_others_and_learns_their_weights() -> None:

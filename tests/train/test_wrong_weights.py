@@ -68,7 +68,7 @@ def test_published_parts_are_finite_floats() -> None:
         _finite(Part("rows", "F32", (1,), np.array([np.nan], np.float32)))
     module = nn.Module()
     module.register_buffer("b", torch.zeros(2, dtype=torch.complex64))
-    with pytest.raises(PlanError, match=r"weight 'b' is of torch\.complex64, which is not published"):
+    with pytest.raises(PlanError, match=r"weight 'b' has the type torch\.complex64, which cannot be published"):
         list(_tensor_parts("x.", module))
 
 

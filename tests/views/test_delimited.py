@@ -189,7 +189,11 @@ def test_the_first_four_fields_of_a_line_are_shown(tmp_path: Path) -> None:
         ("a;b\n1;2\n", {}, "a.csv has one column, 'a;b', when it is split at ','. Its delimiter seems to be ';': "),
         ("a\n1\n", {}, "confirm it with delimiter=',', or pass its delimiter as delimiter="),
         ("\n \n", {}, "a.csv holds only blank lines; expected rows"),
-        ("1,2\n", {"header": False}, "header=False needs the names of the columns of a.csv, which has 2: names=[…]"),
+        (
+            "1,2\n",
+            {"header": False},
+            "header=False needs the names of the columns of a.csv, which has 2 of them: names=[…]",
+        ),
         ("1,2\n", {"names": ["a"]}, "a.csv has 2 columns, but names= has 1; give one name for each column"),
         ("a,a\nx,y\n", {}, "two columns called 'a'; rename one of them; if the first line is a row, pass"),
         (
@@ -287,6 +291,7 @@ def test_numbers_in_a_column_of_text_must_be_plain() -> None:
         ) as met:
             _check_plain(b'{"a": 1}\n\n{"a": %s}\n' % number, ("a",))
         assert met.value.row == 1
+        assert str(met.value).endswith("write such numbers as strings, or pass types={'a': 'float'}")
     with pytest.raises(BlockError, match=r"column 's\.a'"):
         _check_plain(b'{"s": {"a": 1.5}}\n', ("s", "a"))
     _check_plain(b'{"s": 1.5}\n', ("s", "a"))

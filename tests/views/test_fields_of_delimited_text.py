@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+import time
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ctrbox.views.fields_of_delimited_text import (
+    FIRST_TRIED,
+    TIMES,
     Misfit,
     convert,
     exact_whole,
@@ -169,6 +175,60 @@ def test_a_whole_number_is_a_double_only_without_a_loss(text: str, exact: bool) 
 )
 def test_the_type_of_a_column_comes_from_all_its_fields(fields: list[str | None], type: pa.DataType) -> None:
     assert infer(pa.array(fields, TEXT)) == type
+
+
+def fits_as_a_whole(texts: pa.Array, type: pa.DataType) -> bool:
+    """The slow twin of `fits`: converts the whole column."""
+    try:
+        convert(texts, type)
+    except Misfit:
+        return False
+    return True
+
+
+def inferred_as_a_whole(texts: pa.Array) -> pa.DataType:
+    """The slow twin of `infer`."""
+    met = texts.drop_null()
+    for type in (INT, FLOAT, BOOL, *TIMES) if len(met) else ():
+        if fits_as_a_whole(met, type) and not (type == FLOAT and not pc.any(pc.is_finite(met.cast(FLOAT))).as_py()):
+            return type
+    return TEXT
+
+
+DATES = ["2026-01-02", "2026-01-02 03:04", "2026-01-02T03:04:05", "0001-01-01", "9999-12-31"]
+ZONED = ["2026-01-02T03:04:05Z", "2026-01-02T03:04:05.5+01:00"]
+FINE = ["2026-01-02T03:04:05.123456789", "2262-04-11T23:47:16.854775807"]
+NUMBERS = ["0", "7", "-3", "9007199254740993", "9223372036854775808", "0.5", "1e300", "nan", "-inf", "1e999"]
+OTHERS = ["", " ", "2026", "2026-1-2", "2026-02-30", "Private", "<=50K", "true", "False", "007", "+5", "½", None]
+RUNS = st.one_of(*(st.sampled_from(kind) for kind in (DATES, ZONED, FINE, NUMBERS, ["true", "FALSE", None], OTHERS)))
+
+
+@given(
+    st.lists(
+        st.tuples(RUNS, st.sampled_from([1, 1, 2, FIRST_TRIED - 1, FIRST_TRIED, 9 * FIRST_TRIED, 200])), max_size=5
+    ),
+    st.integers(0, 3),
+)
+@settings(deadline=None, max_examples=300)
+def test_a_column_has_the_type_that_it_has_when_all_its_fields_are_converted_at_once(
+    runs: list[tuple[str | None, int]], skipped: int
+) -> None:
+    texts = pa.array([field for field, times in runs for _ in range(times)], TEXT).slice(skipped)
+    assert infer(texts) == inferred_as_a_whole(texts)
+    for type in (INT, FLOAT, BOOL, *TIMES, TEXT):
+        assert fits(texts, type) == fits_as_a_whole(texts, type)
+    assert infer_time(texts) == next((t for t in TIMES if fits_as_a_whole(texts.drop_null(), t)), TIMES[0])
+
+
+def test_the_type_of_a_column_of_words_costs_less_than_one_cast_of_it() -> None:
+    texts = pa.array(["Private", "Self-emp-not-inc"] * 50_000)
+    begun = time.process_time()
+    with pytest.raises(pa.ArrowInvalid):
+        texts.cast(TIME)
+    one_cast = time.process_time() - begun
+    begun = time.process_time()
+    assert infer(texts) == TEXT
+    assert time.process_time() - begun < one_cast
 
 
 def test_a_column_declared_a_time_has_the_first_kind_of_time_that_fits() -> None:

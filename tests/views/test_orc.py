@@ -138,5 +138,7 @@ def test_damaged_file_is_refused_or_read_without_a_crash(tmp_path: Path) -> None
     assert refused > 5
     for length in (len(sound) // 2, len(sound) - 1, 40, 3):
         path.write_bytes(sound[:length])
-        with pytest.raises(SourceError, match=rf"a\.orc is not a complete ORC file: .* \({length:,} bytes; cut short"):
+        with pytest.raises(
+            SourceError, match=rf"a\.orc is not a complete ORC file: .* \({length:,} bytes; was the file cut short"
+        ):
             open_source(path)

@@ -152,7 +152,7 @@ def test_tables_of_delta_lake_are_on_a_disk_or_on_s3_and_need_their_package(monk
     elsewhere = Store(AFAR.fs, "hdfs://h", True)
     for store, given in ((LOCAL, True), (elsewhere, False), (AFAR, True)):
         with pytest.raises(
-            SourceError, match=r"^clicks is a Delta Lake table; such tables are read from local disk and from"
+            SourceError, match=r"^clicks is a Delta Lake table; such tables are read only from local disk and from"
         ):
             delta._open(store, "clicks", "clicks", None, {}, given)
     with pytest.raises(SourceError, match=r"^clicks has a '%' in its path, which the deltalake package cannot open"):

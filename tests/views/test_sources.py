@@ -813,7 +813,7 @@ def test_truncated_parquet(tmp_path: Path, keep: float) -> None:
     pq.write_table(log(), path)
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * keep) if 0 < keep < 1 else int(keep)])
-    fails(path, "a.parquet", "not a complete Parquet file: footer missing")
+    fails(path, "a.parquet", "not a complete Parquet file: its footer is missing")
     pq.write_table(log(), tmp_path / "0.parquet")
     with pytest.raises(SourceError, match=r"a\.parquet is not a complete Parquet file"):
         open_source(tmp_path).nullable("id")

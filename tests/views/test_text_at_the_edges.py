@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ctrbox as cb
+from ctrbox.columns.one_array import one_batch
 from ctrbox.errors import SourceError
 from ctrbox.views import text_in_blocks
 from ctrbox.views.delimited import Csv
@@ -32,7 +33,7 @@ from ctrbox.views.json_lines import (
 from ctrbox.views.readahead import _Line
 from ctrbox.views.simple_types import Leaf, simplify
 from ctrbox.views.source import open_source
-from ctrbox.views.text_in_blocks import Block, NotText, check_text, one_batch
+from ctrbox.views.text_in_blocks import Block, NotText, check_text
 from ctrbox.views.text_options import checked_options
 from tests.views.test_delimited import refused, rows
 

@@ -10,14 +10,14 @@ from ctrbox.errors import PlanError
 
 
 def whole(name: str, value: Any, low: int, high: int) -> int:
-    """Return the value as an int if it is a whole number from ``low`` to ``high``; ``name`` is for the message."""
+    """Return the value as an int if it is a whole number from ``low`` to ``high``; an error calls it ``name``."""
     if not is_whole(value) or not low <= int(value) <= high:
         raise PlanError(f"{name} must be a whole number from {low:,} to {high:,}, got {shown_value(value)}")
     return int(value)
 
 
 def share(name: str, value: Any, low: float, high: float) -> float:
-    """Return the value if it is a share from ``low`` to ``high``; ``name`` is for the message."""
+    """Return the value if it is a share from ``low`` to ``high``; an error calls it ``name``."""
     if not is_number(value) or not low <= float(value) <= high:  # NumPy would compare in its own, narrower type
         raise PlanError(f"{name} must be a share from {low:g} to {high:g}, got {shown_value(value)}")
     return float(value)
@@ -26,7 +26,7 @@ def share(name: str, value: Any, low: float, high: float) -> float:
 def number(name: str, value: Any, low: float, high: float, *, above: bool = False) -> float:
     """Return the value as a float if it is a finite number from ``low`` to ``high``; ``above``: ``low`` itself is not allowed.
 
-    ``name`` is for the message. NumPy's numbers are taken as well; True and False are not.
+    an error calls it ``name``. NumPy's numbers are taken as well; True and False are not.
     """
     if not is_number(value) or not low <= float(value) <= high or (above and value == low):
         least = f"above {_bound(low)} and at most" if above else f"from {_bound(low)} to"

@@ -185,7 +185,7 @@ def online(
     ] = False,
     publish_at_end: Annotated[
         bool | None,
-        typer.Option(help="Publish one more version at the end. Default: only with --once."),
+        typer.Option(help="Publish one more version at the end. Default: on with --once, otherwise off."),
     ] = None,
     delete: Annotated[
         bool,

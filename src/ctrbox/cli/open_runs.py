@@ -62,9 +62,9 @@ HistoryState = Annotated[
     typer.Option(
         "--state",
         metavar="FILE",
-        help="File with a state of histories, which `plan.histories()` saved. It contains events from before the first "
-        "row of the log, and the histories then include these events. Default: no file; the histories are empty "
-        "at the first row of the log.",
+        help="File that `plan.histories().save(path)` wrote. It contains the state of the histories, that is, the events "
+        "from before the first row of the log, which the histories then include. Default: no file; the histories "
+        "are empty at the first row of the log.",
     ),
 ]
 Ram = Annotated[
@@ -235,7 +235,10 @@ def evaluate_command(folder: Path, job: Path | None = None, shown: str | None = 
 
 @contextlib.contextmanager
 def reading(data: str | None) -> Iterator[None]:
-    """Tell errors of the data in the words of the command line."""
+    """Report errors in reading the data as the command line does.
+
+    Options are named in place of Python arguments, and an OSError becomes a `Mistake` that names the data.
+    """
     try:
         with in_words_of_options():
             yield

@@ -78,8 +78,9 @@ Servers = Annotated[
     typer.Option(
         "--server",
         metavar="FIELD=PATH",
-        help="Vector file, such as images.ctrvec, that the Model Server of the field FIELD reads as its input; "
-        "may be repeated. Required once for each Model Server of a run folder.",
+        help="Vector file, such as images.ctrvec, for the field FIELD of the model. The Model Server of the field, which "
+        "is the sub-model that turns long vectors of images or texts into short ones, reads it as its input; may be "
+        "repeated. Required once for each Model Server of a run folder.",
     ),
 ]
 SignWith = Annotated[

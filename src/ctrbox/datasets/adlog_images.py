@@ -127,7 +127,7 @@ class Visual:
         return of_style.astype(np.float32), rng.standard_normal((len(TOPICS), self.width)).astype(np.float32)
 
     def behaviors(self, world: World, first: int, last: int) -> Behaviors:
-        """Return what the users first … last clicked before the log begins."""
+        """Return what the users with the numbers ``first`` to ``last`` - 1 clicked before the log begins."""
         rng = _stream(self.seed, 23, first)
         count = np.minimum(rng.negative_binomial(EVEN, EVEN / (EVEN + MEAN_CLICKS), last - first), MOST_CLICKS)
         user = np.repeat(np.arange(first, last), count)

@@ -52,6 +52,7 @@ def fit_plan(plan: Any, progress: Progress | None = None) -> dict[int, State]:
         outputs = [Output("column", f"{n.op} {n.id}", n) for n in nodes]
         extractor = Extractor(passed, fitted, **plan._options(schema=NO_BATCH, outputs=outputs, dimensions=dimensions))
         dimensions = extractor.dimensions
+        extractor.joins.told, extractor.casts.told = plan._told
         fitted |= learn(extractor, {k: graph.fits[k] for k in numbers}, nodes, progress)
     asked = [n for frame in graph.asked[1:] for n in frame]
     if dimensions is not None and {n.id for n in asked} <= {i for d in dimensions.values() for i in d.fields}:
@@ -230,7 +231,7 @@ class Counts:
 
     @staticmethod
     def of(hashes: np.ndarray, buckets: np.ndarray, shows: np.ndarray, clicks: np.ndarray) -> Counts:
-        """Return the counts of rows in any order; those of equal pairs are added up."""
+        """Build the counts from rows in any order. The shows and clicks of rows with the same hash and bucket are added up."""
         if not len(hashes):
             return Counts(hashes, buckets, shows, clicks)
         order = np.lexsort((buckets, hashes))

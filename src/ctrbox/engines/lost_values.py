@@ -96,7 +96,10 @@ class Casts:
         return met_in([*extractor.programs, *(p for d in extractor.dimensions.values() for p in d.programs)])
 
     def warn(self, least: int) -> None:
-        """Warn once of each cast that met at least so many values and made nothing sensible of any of them."""
+        """Warn once about each cast that read at least ``least`` values and converted none of them.
+
+        A cast that made only implausible times of them counts, too.
+        """
         for met in self._met():
             if met.values < least or met.node.id in self.told:
                 continue

@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ctrbox.engines.cpu.assemble_program import Assembled
+from ctrbox.errors import CtrboxError
+from ctrbox.plan.graph.build_graph import columns_after
 from ctrbox.plan.graph.graph import FrameSpec, Graph
 from ctrbox.plan.language.node import Node, closure
 from ctrbox.views.columns_as_recorded import opened
 from ctrbox.views.frames_in_memory import StreamSource
+from ctrbox.views.view import Join, Merge, View, WithHistory
 
 if TYPE_CHECKING:
     from ctrbox.engines.cpu.extract import Extractor
@@ -78,23 +81,48 @@ class Joins:
                 continue
             self.told.add(named)
             as_of = any(f.name == count.view and f.time is not None for f in self.extractor.graph.frames)
+            left = self.left_side(count)
+            on = count.on if left is None else left[1]
             warnings.warn(
-                f"none of the first {count.keys:,} keys ({', '.join(count.on)}) has a row in view {count.view!r}"
+                f"none of the first {count.keys:,} keys ({', '.join(on)}) has a row in view {count.view!r}"
                 f"{' at or before its own time' if as_of else ''}, so every "
-                f"column that comes from this view is null or filled{self.examples(count)}. Compare the ids of both sides: "
+                f"column that comes from this view is null or filled{self.examples(count, left)}. Compare the ids of both sides: "
                 "leading zeros, upper and lower case, white space, swapped columns"
                 f"{'. Also compare their times' if as_of else ''}",
                 stacklevel=2,
             )
 
-    def examples(self, count: JoinCount) -> str:
-        """Return one key of either side, as it is written in the data, where that can be read again."""
+    def left_side(self, count: JoinCount) -> tuple[View, tuple[str, ...]] | None:
+        """Return the view that looks up the keys of a join, with its steps before the join, and its columns ``on``. Return None
+        where all of them are columns of its data, or where several joins could be meant.
+        """
+        sides = [
+            (frame.view.with_steps(frame.view.steps[:k]), step.on)
+            for frame in self.extractor.graph.frames
+            for k, step in enumerate(frame.view.steps)
+            if isinstance(step, Join) and step.view.name == count.view
+        ]
+        if len(sides) != 1:
+            return None
+        view, on = sides[0]
+        nodes = columns_after(view)
+        return None if all(stored_as(nodes[name], "column") for name in on) else sides[0]
+
+    def examples(self, count: JoinCount, left: tuple[View, tuple[str, ...]] | None) -> str:
+        """Return one key of either side, where that can be read again: as it is written in the data or, with ``left``, as the
+        steps of that view compute it.
+        """
         frames = self.extractor.graph.frames
         frame = next((f for f in frames if f.name == count.view), None)
         if frame is None:
             return ""
-        left = next((f for f in frames if all(name in f.view.source.schema.names for name in count.on)), None)
-        sides = [first_values(f, names) for f, names in ((left, count.on), (frame, frame.key)) if f is not None]
+        on = count.on if left is None else left[1]
+        if left is None or all(stored_as(columns_after(left[0])[name], "gather") for name in on):
+            found = next((f for f in frames if all(name in f.view.source.schema.names for name in on)), None)
+            mine = "" if found is None or found is frame else first_values(found, on)
+        else:
+            mine = first_computed(*left)
+        sides = [mine, first_values(frame, frame.key)]
         return "; " + ", ".join(sides) if all(sides) else ""
 
 
@@ -142,6 +170,31 @@ def left_columns(node: Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.name for n in closure([node.args[0]], {}) if n.op == "column"))
 
 
+def stored_as(node: Any, op: str) -> bool:
+    """Tell whether a key is what an operator gives, such as a stored column, apart from nulls that are filled."""
+    while getattr(node, "op", "") == "fill":
+        node = node.args[0]
+    return getattr(node, "op", "") == op
+
+
+def first_computed(view: View, names: tuple[str, ...]) -> str:
+    """Return the first row's values of computed columns; "" where a row cannot be read again, or only with other views."""
+    from ctrbox.engines.preview import head  # which imports the extractor, which imports this module
+
+    source: Any = opened(view.source)
+    if isinstance(source, StreamSource) or any(isinstance(step, Join | Merge | WithHistory) for step in view.steps):
+        return ""
+    try:
+        row = head(view.select(*names), 1).to_pylist()
+    except CtrboxError:  # such as operators that are fitted on the log
+        return ""
+    return f"the first row of {view.name!r} has {shown(names, row[0].values())}" if row else ""
+
+
+def shown(names: tuple[str, ...], values: Iterable[Any]) -> str:
+    return ", ".join(f"{name}={value!r}"[:100] for name, value in zip(names, values, strict=True))
+
+
 def first_values(frame: FrameSpec, names: tuple[str, ...]) -> str:
     """Return the first row's values of some columns; "" if the source may be read only once, or has no rows."""
     source: Any = opened(frame.view.source)
@@ -149,6 +202,6 @@ def first_values(frame: FrameSpec, names: tuple[str, ...]) -> str:
         return ""
     for morsel in source.scan(list(names), rows=1):
         if morsel.rows.num_rows:
-            values = ", ".join(f"{n}={morsel.rows.column(k)[0].as_py()!r}"[:100] for k, n in enumerate(names))
-            return f"the first row of {frame.name!r} has {values}"
+            values = [morsel.rows.column(k)[0].as_py() for k in range(len(names))]
+            return f"the first row of {frame.name!r} has {shown(names, values)}"
     return ""

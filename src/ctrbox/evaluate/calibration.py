@@ -4,9 +4,9 @@ Rows are sorted by prediction. Of n rows, one with k smaller predictions belongs
 equally many rows as far as equal predictions allow, which stay together, so the curve does not depend on the order of
 rows. A bin without rows is left out, and so are rows of weight 0.
 
-A model that was trained on downsampled or weighted rows predicts the click rate of those. Adding one number to its logits
-puts that right: `label_shift` derives the number from the weights, `intercept` fits it to rows that were held back. Maps that
-also change the shape of the curve are in `calibration_maps` and `calibration_fit`.
+A model that was trained on downsampled or weighted rows predicts the click rate of these rows. Adding one number to its
+logits corrects this: `label_shift` derives the number from the weights, `intercept` fits it to rows that were held
+back. Maps that also change the shape of the curve are in `calibration_maps` and `calibration_fit`.
 """
 
 from __future__ import annotations
@@ -106,8 +106,9 @@ def intercept(label: npt.NDArray[Any], logit: npt.NDArray[Any]) -> float:
 def label_shift(weights: Mapping[int, tuple[float, float]]) -> float:
     """Return log(w0 / w1) for weights that depend on the label alone.
 
-    ``weights`` holds the least and the largest weight of the rows with label 0 and 1. A model trained with weights w1 for
-    clicks and w0 for others learns odds that are w1 / w0 times too high, whatever the features are.
+    ``weights`` has the smallest and the largest weight of a row with label 0, and of a row with label 1. A model
+    trained with weights w1 for clicks and w0 for others learns odds that are w1 / w0 times too high, whatever the
+    features are.
     """
     for label, (least, most) in sorted(weights.items()):
         if least != most:
@@ -130,7 +131,7 @@ def label_shift(weights: Mapping[int, tuple[float, float]]) -> float:
 
 
 def weights_advice(metrics: Mapping[str, float], corrected: bool = False) -> str:
-    """Say what to do where weighted training has left predictions far from the click rate; empty where it has not."""
+    """Return what to do if training with weights has left the predictions far from the click rate; "" if it has not."""
     low, high = metrics.get("calibration_low", math.nan), metrics.get("calibration_high", math.nan)
     if "weighted_calibration" not in metrics or not (low > 1 + FAR or high < 1 - FAR):
         return ""

@@ -12,11 +12,12 @@ there are more steps than `MOST_KNOTS` allows, neighboring steps are merged by t
 1: a first step of n rows without a click gets 1 / (n + 2), or half the rate of the next step where that is less, and a last step
 of clicks only is treated alike.
 
-Trend: where click rates drift, a map of all calibration rows is right for their middle, and the rows to be predicted come after
-their end. With ``trend``, a line in time is fitted beside slope and intercept: logit' = slope · logit + drift · t + intercept,
-where t rises from -1 at the first calibration row to 0 at the last. The map is then fitted to logit + drift / slope · t, which is
-the logit that a row would have as the last one. No drift beyond the last row is assumed. A slice has a drift of its own if it has
-ten times the rows that it needs for a map; others have that of all rows.
+Trend: where click rates drift, a map of all calibration rows is right for their middle, and the rows to be predicted
+come after their end. With ``trend``, a line in time is fitted beside slope and intercept: logit' = slope · logit +
+drift · t + intercept, where t rises from -1 at the first calibration row to 0 at the last. The map is then fitted to
+logit + drift / slope · t, the logit that a row would have if it were the last one. No drift beyond the last row is
+assumed. A slice has a drift of its own if it has ten times the rows that it needs for a map; others have that of all
+rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Calibration maps: what turns the logit of a model into the logit of a calibrated probability. `calibration_fit` fits them.
+"""Defines calibration maps, which turn the logit of a model into the logit of a calibrated probability.
+`calibration_fit` fits them.
 
     PlattMap      slope · logit + intercept
     IsotonicMap   a rising step function from logits to click rates, with straight lines between its steps
@@ -98,7 +99,9 @@ READ: dict[str, Callable[[Mapping[str, Any]], CalibrationMap]] = {"platt": Platt
 
 @dataclass(frozen=True)
 class Calibration:
-    """The calibration of a model: ``shared`` for all rows but those whose key of field ``by`` is among ``keys``."""
+    """The calibration of a model: ``shared`` is the map for all rows, except those whose key of field ``by`` is among
+    ``keys``.
+    """
 
     kind: str
     shared: CalibrationMap

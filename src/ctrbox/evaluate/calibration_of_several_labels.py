@@ -1,4 +1,4 @@
-"""Calibration of a model of several labels: one calibration (`calibration_maps`) for each binary label.
+"""Defines the calibration of a model of several labels: one calibration (`calibration_maps`) for each binary label.
 
 The map of a label is fitted to the calibration rows in which that label was observed. Predictions of numbers and counts are not
 changed. In a run folder and in published weights, a calibration of several labels has its own format number, so that an

@@ -1,15 +1,17 @@
 """Compares two models on the same rows: the difference in AUC and log loss, with a confidence interval.
 
-AUC: DeLong's paired test. The placement of a click is the share of non-clicks scored below it (ties count half), that of a
-non-click the share of clicks scored above it; AUC is the mean of either. The variance of a difference of two AUCs is
-var(differences of clicks' placements) / clicks + var(differences of non-clicks' placements) / non-clicks.
-O(n log n): placements come from sorted scores. Log loss: mean and variance of the difference row by row.
+AUC: DeLong's paired test. The placement of a click is the share of non-clicks scored below it (ties count half), that
+of a non-click the share of clicks scored above it; AUC is the mean placement of the clicks, and also that of the
+non-clicks. The variance of a difference of two AUCs is var(differences of clicks' placements) / clicks +
+var(differences of non-clicks' placements) / non-clicks. O(n log n): placements come from sorted scores. Log loss: mean
+and variance of the difference row by row.
 
 Several seeds: give scores (seeds, rows); seed s of a is compared with seed s of b. The value is the mean of the
 differences. The seeds see the same rows, so their row errors are not independent: placements (losses) are averaged over
 seeds first, and the variance over rows is that of the averages. The spread of the differences between seeds, divided by
-the number of seeds, is added. The quantile is Student's, with Welch and Satterthwaite's degrees of freedom: few seeds that
-disagree give a wide interval. With one seed nothing is known of other seeds: the interval speaks of the rows alone.
+the number of seeds, is added. The quantile is Student's, with Welch and Satterthwaite's degrees of freedom: few seeds
+that disagree give a wide interval. With one seed, nothing is known about other seeds, so the interval covers only the
+chance of the rows.
 
 Rows count as independent; clicks of one user that depend on each other make the true interval wider. All rows count
 alike: sample weights are not read.
@@ -52,7 +54,7 @@ class Difference:
 
     @property
     def significant(self) -> bool:
-        """The interval does not hold 0; False where nothing is known."""
+        """Whether the interval does not contain 0; False if there is no interval."""
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
@@ -60,12 +62,12 @@ class Difference:
 
 
 def auc_difference(label: Any, a: Any, b: Any, *, level: float = 0.95) -> Difference:
-    """AUC of b minus AUC of a. NaN where a class has no row; an interval needs two rows of each class."""
+    """Return the AUC of b minus the AUC of a. It is NaN if a class has no rows; an interval needs two rows of each class."""
     return _compare("auc", label, a, b, level, _by_placement)
 
 
 def logloss_difference(label: Any, a: Any, b: Any, *, level: float = 0.95) -> Difference:
-    """Log loss of b minus log loss of a, in nats a row."""
+    """Return the log loss of b minus the log loss of a, in nats per row."""
     return _compare("logloss", label, a, b, level, _by_loss)
 
 
@@ -163,14 +165,14 @@ def _compare(
 
 
 def student_tail(t: float, freedom: float) -> float:
-    """P(T > t) for t of 0 and more; the normal distribution for infinite freedom."""
+    """Return P(T > t) for t of 0 or more; infinite freedom gives the normal distribution."""
     if freedom > 1e6:  # differs from the normal by less than 1e-6
         return 0.5 * math.erfc(t / math.sqrt(2))
     return 0.5 * _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t), t * t / (freedom + t * t))
 
 
 def student_quantile(probability: float, freedom: float) -> float:
-    """The t with P(T ≤ t) = probability, for probabilities of 1/2 and more."""
+    """Return the t with P(T ≤ t) = ``probability``, which must be 1/2 or more."""
     if freedom > 1e6:
         return NormalDist().inv_cdf(probability)
     tail = 1 - probability

@@ -2,8 +2,8 @@
 
 Every one of these figures is a function of weighted means of three numbers of a row: its label y, its prediction p and
 its loss l. To first order its sampling error is the sum over rows of w · (a · v), where v = (1, y, p, l) and the four
-coefficients a belong to the figure. The variance of that sum is aᵀ M a with M = sum of w² v vᵀ. So the sums of v and of
-v vᵀ are all that has to be kept, over any number of rows, and they can be added block by block.
+coefficients a belong to the figure. The variance of that sum is aᵀ M a with M = sum of w² v vᵀ. So only the sums of v
+and of v vᵀ have to be kept, for any number of rows, and they can be added block by block.
 
 Rows count as independent. Clicks of one user that depend on each other make the true error larger.
 """

@@ -4,13 +4,13 @@
     for batch in valid: scores.add(batch.label, model(batch), group=batch.group)
     scores.result()["auc"]
 
-A plain name (``auc``, ``calibration``) is always the figure over rows that count alike. Where rows have weights, the same
-figures by weight follow under names that say so (``weighted_auc``). A figure NAME comes with its standard error NAME_se
-and its 95 % interval, NAME_low to NAME_high; auc_of_many_sets.py and log_loss_from_sums.py say how they are found.
+A plain name (``auc``, ``calibration``) is always the figure in which all rows count equally. If rows have weights, the
+weighted figures follow (``weighted_auc``). A figure NAME comes with its standard error NAME_se and its 95 % interval,
+NAME_low to NAME_high; auc_of_many_sets.py and log_loss_from_sums.py say how they are found.
 
 Everything is a function of the sequence of rows: how they were cut into batches changes no bit. Probabilities are kept
-as float32, sums are float64. What is undefined (one class only, no rows, no weight) is NaN. A row takes 5 bytes, and 8
-more each for weight, group and time.
+as float32, sums are float64. An undefined figure (one class only, no rows, no weight) is NaN. A row takes 5 bytes, and
+8 more each for weight, group and time.
 
 Above ``limit`` rows (2^25) memory stops growing. The sums behind log loss, information gain and calibration stay exact. AUC
 comes from a histogram with cells 2^-13 wide relative to p: the exact AUC is within ``auc_rounding`` of it. The rest comes
@@ -21,8 +21,8 @@ sample of rows, and 1.3 GB for a sample of groups.
           that has most rows is therefore sampled like all others.
   groups  for every GAUC, which needs all rows of a group: ``share`` of the groups, chosen by the hash of the group.
 
-Refused, with the row named: a label other than 0 and 1; a probability that is NaN or outside 0 … 1; a weight that is
-negative or not finite. A refused batch leaves nothing behind.
+A label other than 0 and 1, a probability that is NaN or outside 0 … 1, and a weight that is negative or not finite are
+refused. The error names the row, and nothing of a refused batch is kept.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def windows(
     group: Any = None,
     count: int = 20,
 ) -> list[dict[str, Any]]:
-    """The metrics of each window of time, oldest first; see ``Scores.windows``."""
+    """Return the metrics of each window of time, oldest first; see ``Scores.windows``."""
     rows = Rows.checked(label, probability, weight, group, time)
     return _windows(rows, span, count, len(rows))
 
@@ -283,7 +283,7 @@ def _iso(microseconds: int) -> str:
 
 
 def calibration_curve(label: Any, probability: Any, weight: Any = None, *, bins: int = 20) -> dict[str, Any]:
-    """Predicted against met click rate; see ``ctrbox.evaluate.calibration``."""
+    """Compare predicted and actual click rates; see ``ctrbox.evaluate.calibration``."""
     rows = Rows.checked(label, probability, weight)
     return curve(rows.label, rows.probability, rows.weight, bins)
 
@@ -322,7 +322,9 @@ class _Sample:
 
 
 class Scores:
-    """Predictions met so far. One thread adds; ``result``, ``windows`` and ``curve`` change nothing."""
+    """Collects predictions and computes their metrics. Only one thread may add; ``result``, ``windows`` and ``curve``
+    change nothing.
+    """
 
     def __init__(self, limit: int = ROWS_KEPT) -> None:
         if limit < 1:
@@ -343,8 +345,9 @@ class Scores:
         return self._seen + self._waiting_rows
 
     def add(self, label: Any, probability: Any, weight: Any = None, group: Any = None, time: Any = None) -> None:
-        """Add one batch. Either every batch has weights (groups, times) or none has; errors count rows over all
-        batches.
+        """Add one batch. Either all batches have weights, or none has; the same holds for groups and times.
+
+        Errors number the rows through all batches.
         """
         rows = Rows.checked(label, probability, weight, group, time, first=len(self))
         if self._given is not None and self._given != rows.given:
@@ -391,9 +394,9 @@ class Scores:
         ``best_constant_logloss``         log loss of predicting ``base_rate`` for every row
         ``share``                         of the groups that GAUC was computed from (of the rows where there are no groups)
 
-        Each of auc, gauc, logloss, rig, calibration and base_rate has NAME_se, NAME_low and NAME_high; those of gauc are NaN
-        below 20 groups. Where rows have
-        weights, all of them but the counts follow once more as weighted_NAME.
+        Each of auc, gauc, logloss, rig, calibration and base_rate has NAME_se, NAME_low and NAME_high; those of gauc
+        are NaN if there are fewer than 20 groups. If rows have weights, all figures except the counts also have a
+        weighted version, weighted_NAME.
         """
         rows = self._whole_groups()
         tail = Rows.concat(self._waiting)
@@ -419,18 +422,19 @@ class Scores:
         return with_intervals(found) | {"share": self.share}
 
     def windows(self, span: str | None = None, *, count: int = 20) -> list[dict[str, Any]]:
-        """The metrics of each window of time that has rows, oldest first, with its ``start`` and ``end`` in ISO 8601 UTC.
+        """Return the metrics of each window of time that has rows, oldest first, with its ``start`` and ``end`` in ISO
+        8601 UTC.
 
-        ``span`` is a length such as '1h' or '1d', counted from 1970-01-01 00:00 UTC; without it, a usual length that
-        gives at most 50 windows, and fewer where they would have less than about 20 rows.
-        Where times are not known: ``count`` windows of equally many rows, in the order in which
-        they came, with ``first_row`` in place of start and end.
+        ``span`` is a length such as '1h' or '1d', counted from 1970-01-01 00:00 UTC. By default, it is a usual length
+        that gives at most 50 windows, or fewer if they would have less than about 20 rows. If times are not known,
+        there are ``count`` windows of equally many rows, in the order in which these were added, with ``first_row`` in
+        place of start and end.
         """
         whole_groups = None if self._groups is None else self._whole_groups()
         return _windows(self._rows(), span, count, len(self), whole_groups)
 
     def curve(self, *, bins: int = 20) -> dict[str, Any]:
-        """Return the calibration curve of rows that count alike; see ``ctrbox.evaluate.calibration``."""
+        """Return the calibration curve, in which all rows count equally; see ``ctrbox.evaluate.calibration``."""
         rows = self._rows()
         return curve(rows.label, rows.probability, None, bins)
 

@@ -91,7 +91,9 @@ class Slice:
 
     @property
     def one_class(self) -> bool:
-        """Whether all of its rows are clicks, or none is: it then has no AUC, and no calibration or no interval of it."""
+        """Whether all rows are clicks, or none is. Then the slice has no AUC, and either no calibration or no interval
+        of the calibration.
+        """
         return self.clicks in (0, self.rows)
 
     @property
@@ -134,7 +136,9 @@ def slices(
     min_rows: int = 100,
     top: int = 50,
 ) -> list[Slice]:
-    """Slices of every column (NumPy or Arrow), in the order of the columns, then most rows first, then by value."""
+    """Return the slices of all columns (NumPy or Arrow), in the order of the columns, then by number of rows, largest
+    first, then by value.
+    """
     if min_rows < 1 or top < 1:
         raise PlanError(f"min_rows= and top= must be 1 or more, got min_rows={min_rows} and top={top}")
     rows = Rows.checked(label, probability, weight)
@@ -147,8 +151,9 @@ def slices(
 def worst(found: Iterable[Slice], n: int = 10, *, level: float | None = 0.05) -> list[Slice]:
     """Return the ``n`` slices with the most evidence against the model, worst first; each has a ``reason``.
 
-    Only those that chance explains with a probability below ``level``, corrected for having looked at so many slices,
-    twice each (Bonferroni); ``level=None`` ranks all. Slices of one class are left out: `without_figures` gives them.
+    A slice is returned only if chance explains it with a probability below ``level``, corrected for two tests of each
+    slice (Bonferroni); with ``level=None``, all slices are ranked. Slices of one class are left out; `without_figures`
+    returns them.
     """
     known = list(found)
     enough = 0.0 if level is None else math.log(4 * max(len(known), 1) / level)

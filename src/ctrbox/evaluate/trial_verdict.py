@@ -16,7 +16,9 @@ FEW = 10  # clicks, or non-clicks, below which nothing is called better or worse
 
 @dataclass(frozen=True)
 class Cost:
-    """What a feature adds. ``extract_us``: microseconds a row on one core; ``learn_us``: microseconds a row of one learner."""
+    """The cost of a feature. ``extract_us``: additional microseconds per row on one core; ``learn_us``: those of one
+    learner.
+    """
 
     extract_us: float
     keys: float  # a row
@@ -27,7 +29,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model with the feature against the same model without it. ``auc`` and ``logloss``: with minus without."""
+    """The comparison of a model with a feature and the same model without it. ``auc`` and ``logloss`` are differences:
+    with minus without.
+    """
 
     name: str
     features: Mapping[str, str]  # name → how it was written
@@ -39,19 +43,24 @@ class Candidate:
 
     @property
     def verdict(self) -> str:
-        """Judge by AUC: "better", "worse" or "cannot tell", which it is also with fewer than FEW clicks or non-clicks."""
+        """Return the verdict by AUC: "better", "worse" or "cannot tell". With fewer than FEW clicks or non-clicks, it
+        is "cannot tell".
+        """
         if not self.auc.significant or self.too_few:
             return "cannot tell"
         return "better" if self.auc.value > 0 else "worse"
 
     @property
     def too_few(self) -> bool:
-        """Whether a class has so few rows that its interval, which is right for many, cannot be trusted."""
+        """Whether a class has so few rows that the interval, which is made for many rows, cannot be trusted."""
         return min(self.auc.clicks, self.auc.rows - self.auc.clicks) < FEW
 
     @property
     def rows_needed(self) -> int | None:
-        """About how many validation rows would settle it if the difference stayed what it is; None where it is settled or 0."""
+        """Return about how many validation rows would be enough for a verdict if the difference stayed the same.
+
+        None if there is a verdict already, or if the difference is 0.
+        """
         reach = (self.auc.high - self.auc.low) / 2
         if self.auc.significant or self.too_few or not math.isfinite(reach) or abs(self.auc.value) < 1e-12:
             return None
@@ -70,7 +79,9 @@ class Candidate:
 
 
 class Trial(Mapping[str, Candidate]):
-    """Candidates by name. ``print(trial)`` shows all, ``trial["x_y"].verdict`` one; ``to_dict()`` is plain data."""
+    """The candidates of a trial by name. ``print(trial)`` shows all, ``trial["x_y"].verdict`` is one verdict, and
+    ``to_dict()`` returns plain data.
+    """
 
     def __init__(
         self,

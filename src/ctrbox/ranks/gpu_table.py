@@ -131,7 +131,7 @@ class GpuRankTable(ReadsBatches, RankTable):
             route: Any = self.expected
             self.expected = None
             if not same(keys, route.given):
-                raise TrainError("a pull must be of the keys that were sent ahead")
+                raise TrainError("the keys of this pull differ from the keys that were exchanged ahead for it")
         else:
             route = self._ask(keys, self.group, kind)
         if route.union is None:

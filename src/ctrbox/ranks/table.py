@@ -107,7 +107,7 @@ class RankTable(FixedShape):
         if create and self.expected is not None:
             route, self.expected = self.expected, None
             if not np.array_equal(keys, route.keys):
-                raise TrainError("a pull must be of the keys that were sent ahead")
+                raise TrainError("the keys of this pull differ from the keys that were exchanged ahead for it")
         else:
             route = self._ask(keys, self.group, "keys" if create else EVALUATED)
         self.route = route if create else None

@@ -418,4 +418,6 @@ def bracketed(host: str) -> str:
 def missing_library(error: ImportError) -> PlanError:
     name = (error.name or "").partition(".")[0]
     package = LIBRARIES.get(name, name or str(error))
-    return PlanError(f"serving needs {package}, which is not installed: pip install 'ctrbox[serve]' ({sys.executable})")
+    return PlanError(
+        f"serving needs {package}, which is not installed in {sys.executable}: pip install 'ctrbox[serve]'"
+    )

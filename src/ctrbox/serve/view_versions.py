@@ -51,7 +51,7 @@ class SplitViews:
 
 
 def frames_of_context(split: Split) -> set[int]:
-    """Return the joined views that the context's part looks up, by the number of their frame."""
+    """Return the frame numbers of the joined views that the part of the plan for the context looks up."""
     programs = [p for e in (split.once, split.shared) if e is not None for p in e.programs]
     return {n.param("frame") for p in programs for n in p.nodes if n is not None and n.op == "row"}
 

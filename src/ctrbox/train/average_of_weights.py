@@ -1,4 +1,4 @@
-"""Averages the dense weights of a training: an exponential moving average, which is evaluated, saved and served.
+"""Averages the dense weights during training: an exponential moving average, which is evaluated, saved and served.
 
     average = decay · average + (1 − decay) · weight, after each step; it begins as the weights after the first step
 
@@ -22,7 +22,7 @@ PREFIX = "average."  # of the tensors in a checkpoint
 
 
 class Average:
-    """The moving average of the parameters of a model that are trained; empty before the first step."""
+    """The moving average of the trained parameters of a model; empty before the first step."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay

@@ -98,8 +98,8 @@ def keyed(
 ) -> Generator[tuple[Handed, Looked | None], None, None]:
     """Yield batches with their unique keys, if they have rows.
 
-    ``clock`` is that of the stage that extracts, because finding the keys belongs to this stage. It has more time than that of
-    the tables.
+    ``clock`` is that of the stage that extracts, because finding the keys belongs to this stage, which has more time to
+    spare than the stage of the tables.
     """
     try:
         for handed in walk:

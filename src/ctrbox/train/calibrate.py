@@ -41,8 +41,8 @@ BINS = 20  # of the curves before and after
 
 
 def with_calibration(settings: Settings, plan: Plan, split: Split) -> Settings:
-    """Replace calibrate='weights' by the number that follows from the weights of the training rows; refuse what cannot be
-    fitted.
+    """Replace calibrate='weights' by the number that follows from the weights of the training rows. Refuse settings
+    that cannot be fitted.
     """
     if settings.fits_map:
         check_field(settings, plan)
@@ -68,8 +68,8 @@ def check_field(settings: Settings, plan: Plan) -> None:
     there = f"expected one of {', '.join(map(repr, single))}" if single else "the plan has none"
     if any(f.name == name for f in plan.schema.sparse):
         raise PlanError(
-            f"calibrate_by={name!r} needs a sparse feature with exactly one key per row, and rows of {name!r} may have none or "
-            f"several; {there}"
+            f"calibrate_by={name!r} needs a sparse feature with exactly one key per row, but rows of {name!r} may have no key "
+            f"or several keys; {there}"
         )
     raise PlanError(f"calibrate_by={name!r} is not a sparse feature of the plan{nearest(name, single)}; {there}")
 
@@ -158,7 +158,7 @@ def warn_of_flat_map(name: str, found: Calibration) -> None:
     if not isinstance(found.shared, PlattMap) or found.shared.slope:
         return
     met = (
-        f"rows with higher scores of label {name!r} do not have it"
+        f"rows with higher scores of label {name!r} do not have this label"
         if name
         else "rows with higher scores are not clicked"
     )

@@ -1,4 +1,4 @@
-"""Defines callbacks: users' code that a training calls after steps, evaluations and checkpoints, at its end, and if it fails.
+"""Defines callbacks: users' code that a training run calls after steps, evaluations and checkpoints, at its end, and if it fails.
 
 class Print(cb.callbacks.Callback):
     def on_evaluate(self, event):
@@ -115,7 +115,7 @@ class Callback:
 
 
 class Callbacks:
-    """The callbacks of one training, and whether one of them has asked it to stop."""
+    """The callbacks of one training run, and whether one of them has asked it to stop."""
 
     def __init__(self, given: Sequence[Any] = ()) -> None:
         self.given = checked(given)
@@ -139,7 +139,11 @@ class Callbacks:
             try:
                 self._call(one, "on_failure", event)
             except BaseException as second:  # also Ctrl-C in a callback that hangs
-                told = str(second) or f"{type(one).__name__}.on_failure was ended by {type(second).__name__}"
+                told = str(second)
+                if not isinstance(
+                    second, Exception
+                ):  # its text, such as the exit code of SystemExit, names no callback
+                    told = f"callback {type(one).__name__}.on_failure was ended by {second!r}"
                 try:
                     warnings.warn(told, stacklevel=2)
                 except Warning:  # python -W error

@@ -1,4 +1,4 @@
-"""Saves and loads the weights of a training: checkpoints, from which a run resumes exactly, and the final model.
+"""Saves and loads the weights of a training run: checkpoints, from which a run resumes exactly, and the final model.
 
 predict/weights_folder.py lists the files. A folder is first written under a temporary name, every file is synced, and then the
 folder is renamed. It is therefore complete or not there at all. The checkpoint before it is removed only after that.
@@ -30,7 +30,7 @@ NAME = re.compile(r"step-(\d{10})")
 
 @dataclass(frozen=True)
 class Held:
-    """The parts of a training whose state a folder of weights holds."""
+    """The parts of a training run whose state a folder of weights holds."""
 
     model: nn.Module
     embedders: Sequence[Embedder]

@@ -453,7 +453,7 @@ def _learn(plan: Plan, arms: list[_Arm], settings: Settings, split: Split, overl
 
 
 def _check_learned(labels: Labels | TaskLabels, plan: Plan, split: Split) -> None:
-    """Refuse a training without rows, and labels from which nothing can be learned."""
+    """Refuse a training run without rows, and labels from which nothing can be learned."""
     if isinstance(labels, Labels):
         labels.check("training", plan, 0, split.train_stop)
     elif labels.rows:

@@ -11,15 +11,15 @@ from typing import Any
 
 
 class Asked:
-    """Whether a signal asked for an end: ``by`` is this signal, or None."""
+    """The signal that asked the process to end: ``by`` is its number, or None if there was no signal."""
 
     by: int | None = None
 
 
 @contextmanager
 def asked_to_end() -> Iterator[Asked]:
-    """Inside this context, the first signal is only noted, and the second acts as usual. Outside the main thread, none is
-    noted.
+    """Only note the first signal inside this context; the second signal acts as usual. Outside the main thread, no
+    signal is noted.
     """
     asked = Asked()
     if threading.current_thread() is not threading.main_thread():

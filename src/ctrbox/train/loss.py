@@ -58,10 +58,17 @@ def check_rows(sources: Sequence[Source]) -> None:
 
 
 def check_counting(sources: Sequence[Source]) -> None:
-    """Refuse adaptive regularization of a Model Server: it divides by how often a key occurred, which sub-models do not count."""
+    """Refuse adaptive regularization unless there are tables that it can penalize, and they all count their keys.
+
+    It divides by the number of times that a key has occurred, which Model Servers and tables without counters do not
+    know.
+    """
     by_key = [source for source in sources if source.traits.gradients == "sum"]
     if not by_key:
-        raise PlanError("adaptive_l2= penalizes the rows of tables, but this model reads no table; remove adaptive_l2=")
+        raise PlanError(
+            "adaptive_l2= penalizes the rows of tables whose optimizer is not dense, but this model reads no such table; remove "
+            "adaptive_l2="
+        )
     for source in by_key:
         if not source.traits.counts:
             raise PlanError(

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class OtherProcesses(Protocol):
-    """Several processes that continue a training from its newest checkpoint to its end, such as ``cb.Cluster``."""
+    """Several processes that continue a training run from its newest checkpoint to its end, such as ``cb.Cluster``."""
 
     leads: bool  # whether this process keeps the run folder; others only follow
     # Whether the processes keep the rows of tables to the end, so that this one never holds all of them.
     keeps_rows: bool
 
     def check(self, fit: Fit) -> None:
-        """Refuse a training that these processes cannot make, before anything is written."""
+        """Refuse a training run that these processes cannot make, before anything is written."""
 
     def train(self, fit: Fit) -> None:
         """Train into the run folder of ``fit``; the learner of ``fit`` does not change.
@@ -33,4 +33,4 @@ class OtherProcesses(Protocol):
         """End the processes if they kept rows (``keeps_rows``), and return the run whose model ``fit`` has saved in ``kept``."""
 
     def follow(self, fit: Fit) -> NoReturn:
-        """Take part in a training that another process leads, and raise an exception that says so at its end."""
+        """Take part in a training run that another process leads, and raise an exception that says so at its end."""

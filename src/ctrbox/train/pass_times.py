@@ -1,4 +1,6 @@
-"""Measures what the stages and the tables of a training do in each pass; a pass is a twentieth of an epoch.
+"""Measures what the stages and the tables of a training run do in each pass.
+
+A pass is a twentieth of an epoch, or a larger part if the run has more than 20 epochs.
 
 AIBox also reports its pipeline by passes: Table 1 of the paper compares the time of a stage with that of a pass, and Figure 7
 shows the requests to cache, SSD and filters in each pass. A pass does not contain the time of evaluations and checkpoints, nor

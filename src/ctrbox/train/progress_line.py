@@ -1,4 +1,4 @@
-"""Shows the progress of a training as one line on a terminal or in a notebook, and nothing elsewhere."""
+"""Shows the progress of a training run as one line on a terminal or in a notebook, and nothing elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines ``Run``: a finished training with its plan, model and tables, to inspect and to predict with."""
+"""Defines ``Run``: a finished training run with its plan, model and tables, to inspect and to predict with."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIRST = {"binary": "auc", "regression": "rmse", "count": "deviance"}  # the figu
 
 
 class Run(RunPredictor):
-    """A finished training: ``run.metrics["auc"]``, ``run.predict(data)``, ``run.report()``.
+    """A finished training run: ``run.metrics["auc"]``, ``run.predict(data)``, ``run.report()``.
 
     ``cb.Run.load("runs/today")`` loads a run from its folder.
     """

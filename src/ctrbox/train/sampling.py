@@ -1,4 +1,4 @@
-"""Decides which rows a training uses and with which weight: downsampled negatives, checked labels, weights by label.
+"""Decides which rows a training run uses and with which weight: downsampled negatives, checked labels, weights by label.
 
 Downsampling keeps the same rows in every run: a hash of the seed, the epoch and the number of a row decides whether the row
 stays. All metrics are computed on validation rows, which are never downsampled.

@@ -1,7 +1,7 @@
 """Defines learning-rate schedules: one factor for each step, the same for dense weights and tables.
 
 A schedule is a function of the step alone, except `ReduceOnPlateau`, whose factor follows from evaluations and is kept in the
-state of the training (training_progress.py), so that a training that resumes continues with it.
+state of the training (training_progress.py), so that a training run that resumes continues with it.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def check_reaches(schedule: Schedule, embedders: Sequence[Embedder]) -> None:
 
 
 def factor_at(schedule: Schedule, step: int) -> float:
-    """Return the factor of the learning rates at a step. TrainError if the schedule does not give a finite number of 0 or
-    more.
+    """Return the factor of the learning rates at a step. Raise a `TrainError` if the schedule does not return a finite
+    number of 0 or more.
     """
     factor = schedule(step)
     if not is_number(factor) or factor < 0:

@@ -1,9 +1,10 @@
 """Recognizes the log that a run was trained on, so that nobody measures a model on its training rows by mistake.
 
-Logs are compared by the fingerprints of their content (`Plan.data_fingerprints`); a run folder records one for each view. A copy
-of a log under another name, or a part of its files, has another fingerprint. A run therefore also records a mark of each file of
-its log (`files.checksum.marks_of_files`), if there are at most 1,000 files. Two cases are not recognized: some rows of a file
-that were written into another file, and rows in memory that are a part of the training rows.
+Logs are compared by the fingerprints of their content (`Plan.data_fingerprints`); a run folder records one for each
+view. A copy of a log under another name, or a part of its files, has another fingerprint. A run therefore also records
+a mark of each file of its log (`marks_of_files` of files/data_fingerprint.py), if there are at most 1,000 files. Two
+cases are not recognized: some rows of a file that were written into another file, and rows in memory that are a part of
+the training rows.
 """
 
 from __future__ import annotations

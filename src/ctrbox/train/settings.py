@@ -1,4 +1,4 @@
-"""Checks the settings of a training, chooses its device, and identifies runs by their settings."""
+"""Checks the settings of a training run, chooses its device, and identifies runs by their settings."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def identity(
 
 
 def config_of(model: nn.Module) -> Any:
-    """Return the config of a model; PlanError unless it is plain JSON. It is None for a module without one."""
+    """Return the config of a model, or None for a module without one. Raise a `PlanError` if it is not plain JSON."""
     config = getattr(model, "config", None)
     try:
         json.dumps(config)

@@ -1,4 +1,4 @@
-"""Prepares tables before a training: rows that they already hold, and a new learning rate."""
+"""Prepares tables before a training run: rows that they already hold, and a new learning rate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_tables(asked: str | None) -> None:
 
 
 def _holding(embedders: Sequence[Embedder]) -> list[Embedder]:
-    """Return the tables with rows that can be removed. A Model Server has data, but no rows of an earlier training."""
+    """Return the tables with rows that can be removed. A Model Server has data, but no rows of an earlier training run."""
     return [table for table in embedders if traits_of(table).clears and len(table)]
 
 
@@ -45,7 +45,7 @@ def clear_rows(embedders: Sequence[Embedder]) -> None:
 
 
 def warn_of_rows(embedders: Sequence[Embedder]) -> None:
-    """Warn if a table contains rows of an earlier training when a new one begins."""
+    """Warn if a table contains rows of an earlier training run when a new one begins."""
     for table in _holding(embedders):
         warnings.warn(
             f"{_named(table)} already holds {len(table):,} rows, and this training continues from them. Use tables='empty' "

@@ -104,7 +104,7 @@ class WeightsAndBiases(Callback):
         self.mine = self.finished = False
 
     def _begun(self) -> Any:
-        if self.finished:  # the run of an earlier training
+        if self.finished:  # the run of an earlier training run
             self.run, self.finished = None, False
         if self.run is None:
             self.run = self.wandb.run

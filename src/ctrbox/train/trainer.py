@@ -181,14 +181,14 @@ class Trainer:
 
         - ``out``: the run folder, a local path or a folder on s3:// or hdfs:// (docs/processes/storage.md); default: none.
         - ``resume``: whether to continue an unfinished run in ``out``. ``overwrite``: whether to replace a run in ``out``.
-        - ``overlap``: False runs the stages of a training one after the other. ``ahead``: number of batches that may wait
+        - ``overlap``: False runs the stages of a training run one after the other. ``ahead``: number of batches that may wait
           between two stages.
         - ``look_ahead``: number of batches, up to 64, that are read in advance and wait on disk, so that a table larger than
           memory can keep the rows that are used again soon. 0 reads none in advance.
         - ``checkpoint_seconds``, ``checkpoint_steps``: seconds or steps between two checkpoints.
-        - ``time`` and ``by``: expressions that divide the final evaluation into windows and slices. ``explain``: whether to
-          search for the worst slices and to compute the importance of features; default: True if ``out`` is given.
-          ``best_auc``: the AUC of the true click probabilities, for the report.
+        - ``time`` and ``by``: expressions or names of columns that divide the final evaluation into windows and slices.
+          ``explain``: whether to search for the worst slices and to compute the importance of features; default: True if
+          ``out`` is given. ``best_auc``: the AUC of the true click probabilities, for the report.
         - ``progress``: True shows a progress line. ``callbacks``: objects that are called after steps, evaluations and
           checkpoints, at the end, and if training fails (docs/training/callbacks.md).
         - ``cluster``: where to train, such as ``cb.Cluster(workers=2, servers=2)``; default: in this process.

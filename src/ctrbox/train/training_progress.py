@@ -1,4 +1,4 @@
-"""Defines the state of a training between two steps, and reads it from a checkpoint."""
+"""Defines the state of a training run between two steps, and reads it from a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ctrbox.engines.batch_stream import Position
 
 @dataclass
 class State:
-    """The state of a training between two steps, as plain data: the contents of a checkpoint's state.json."""
+    """The state of a training run between two steps, as plain data: the contents of a checkpoint's state.json."""
 
     epoch: int = 0
     step: int = 0

@@ -1,9 +1,9 @@
 """Decides which paths of a file that somebody else may have written are opened.
 
-A saved plan names the paths of its views. Reading it opens none of them; running it opens a path only where the user allows it:
+A saved plan names the paths of its views. Reading it opens none of them; running it opens a path only if the user allows it:
 
 - a local path below the current folder; a link there is the user's own and may lead elsewhere;
-- a local path below the folder beside the plan, which may be as strange as the plan: its links must stay inside;
+- a local path below the folder beside the plan, which may come from somebody else like the plan: its links must stay inside;
 - a path below one that the user named: ``allow_views=["/data/logs", "s3://bucket/"]``, or the environment variable
   ``CTRBOX_ALLOW_VIEWS``, with commas between the paths. ``"*"`` allows every path.
 
@@ -51,7 +51,7 @@ class Allowed:
         return {view: path for view, path in found.items() if path is not None}
 
     def refused(self, paths: Iterable[str]) -> str | None:
-        """Return the first path that the user does not allow, or None where all of them are."""
+        """Return the first path that the user does not allow, or None if all are allowed."""
         return next((path for path in paths if not self._allows(path)), None)
 
     def _allows(self, path: str) -> bool:

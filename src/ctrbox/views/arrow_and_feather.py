@@ -1,6 +1,6 @@
 """Reads Arrow IPC: files (Feather version 2) by record batch, and streams from front to back.
 
-Buffers read from disk are checked before anyone follows their offsets; text is not required to be UTF-8.
+Buffers that are read from disk are checked before their offsets are used; text need not be UTF-8.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAGIC = b"ARROW1"
 
 
 def is_stream(file: File) -> bool:
-    """Whether a file named .arrow, .feather or .ipc holds the stream format."""
+    """Return whether a file named .arrow, .feather or .ipc has the stream format."""
     return file.store.attempt(file.shown, lambda: _head(file)) != MAGIC
 
 
@@ -89,13 +89,13 @@ def _open(file: File) -> pa.RecordBatchStreamReader:
 
 
 def _narrowest(schema: pa.Schema) -> list[int]:
-    """The cheapest column to read when only rows are counted."""
+    """Return the place of the column that is the cheapest to read if only rows are counted."""
     bits = widths(schema)
     return [bits.index(min(bits))] if bits else []
 
 
 def widths(schema: pa.Schema) -> list[int]:
-    """Return how many bits a value of each column takes; strings and lists count as many."""
+    """Return the bits of a value of each column; strings and lists count as a large number of bits."""
     return [_bits(field.type) for field in schema]
 
 
@@ -111,14 +111,14 @@ def _only(schema: pa.Schema, places: list[int]) -> pa.ipc.IpcReadOptions:
 
 
 def check_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch; raise ``pa.ArrowInvalid`` where offsets or indices lead outside its buffers."""
+    """Return the batch; raise ``pa.ArrowInvalid`` if offsets or indices lead outside its buffers."""
     for column in batch.columns:
         _check(column)
     return batch
 
 
 def _check(array: pa.Array) -> None:
-    """Raise ``pa.ArrowInvalid`` when offsets or indices lead outside the buffers."""
+    """Raise ``pa.ArrowInvalid`` if offsets or indices lead outside the buffers."""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -113,7 +113,7 @@ def _check(file: File, wanted: Leaf, found: Leaf | None) -> None:
 
 
 def _decoder(plain: Any) -> Callable[[int, bytes], list[dict[str, Any]]]:
-    """Return what decodes the rows of a block: to fastavro they are one array of records."""
+    """Return a function that decodes the rows of a block, which fastavro takes as one array of records."""
     try:
         import fastavro
     except ImportError as error:
@@ -202,7 +202,7 @@ def _readable(type: pa.DataType) -> bool:
 
 
 def arrow_schema(schema: Any) -> tuple[pa.Schema, Any]:
-    """Return the columns of a schema, and the schema without logical types, which fastavro decodes by."""
+    """Return the columns of a schema, and the schema without logical types, by which fastavro decodes."""
     found, plain, nullable, _ = _type(schema, _Types(), "", 0)
     if not pt.is_struct(found) or nullable:
         raise pa.ArrowInvalid("its values are not records, so they have no columns")
@@ -210,7 +210,7 @@ def arrow_schema(schema: Any) -> tuple[pa.Schema, Any]:
 
 
 def _type(schema: Any, types: _Types, space: str, depth: int) -> tuple[pa.DataType, Any, bool, bool]:
-    """The Arrow type, the plain schema, whether a value may be null, and whether values may take no bytes."""
+    """Return the Arrow type, the plain schema, whether a value may be null, and whether values may take no bytes."""
     if depth > MOST_DEPTH:
         raise pa.ArrowInvalid(f"the Avro schema has more than {MOST_DEPTH} levels of nesting")
     if isinstance(schema, list):
@@ -220,7 +220,7 @@ def _type(schema: Any, types: _Types, space: str, depth: int) -> tuple[pa.DataTy
             return PRIMITIVE[schema], schema, schema == "null", schema == "null"
         for name in dict.fromkeys([schema if "." in schema or not space else f"{space}.{schema}", schema]):
             if name in types.open:
-                raise pa.ArrowInvalid(f"its type {name!r} contains itself, which is not read")
+                raise pa.ArrowInvalid(f"its type {name!r} contains itself; such types are not supported")
             if name in types.known:
                 found, empty = types.known[name]
                 return found, name, False, empty
@@ -233,7 +233,7 @@ def _type(schema: Any, types: _Types, space: str, depth: int) -> tuple[pa.DataTy
     if kind == "array":
         item, plain, _, empty = _type(schema.get("items"), types, space, depth + 1)
         if empty:
-            raise pa.ArrowInvalid("it has an array of values that take no bytes, which is not read")
+            raise pa.ArrowInvalid("it has an array of values that take no bytes; such arrays are not supported")
         return pa.list_(item), {"type": "array", "items": plain}, False, False
     if kind == "map":
         value, plain, _, _ = _type(schema.get("values"), types, space, depth + 1)

@@ -120,7 +120,7 @@ def _whole(unpacker: Any, data: bytes) -> bytes:
 
 
 def _varint(data: bytes) -> int:
-    """The number at the beginning of snappy's bytes."""
+    """Return the number at the beginning of bytes that snappy compressed."""
     found = 0
     for place, byte in enumerate(data[:5]):
         found |= (byte & 127) << 7 * place

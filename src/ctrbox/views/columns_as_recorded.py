@@ -75,7 +75,7 @@ class AgreeingSource(SourceOver):
         return mine
 
     def check(self, columns: Sequence[str]) -> None:
-        """Raise a PlanError where one of these columns is there and of another kind than described."""
+        """Raise a PlanError if one of these columns exists but has another kind than described."""
         for name in columns:
             then = self.described.types.get(name)
             place = self.schema.get_field_index(name)
@@ -92,7 +92,7 @@ class AgreeingSource(SourceOver):
 
     @property
     def changed(self) -> bool:
-        """Whether this source hands out anything else than the data itself would."""
+        """Return whether this source hands out anything else than the data itself would."""
         return self.strict or self.schema != self.inner.schema
 
     def nullable(self, column: str) -> bool:
@@ -149,7 +149,7 @@ class AgreeingSource(SourceOver):
             yield Morsel(rows, morsel.origin, morsel.start)
 
     def _with_valueless(self, rows: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-        """Return the rows with the columns that hold no value put where they are asked for, as nulls of the described type."""
+        """Return the rows with the columns that have no values added at their places, as nulls of the described type."""
         if not self._valueless:
             return rows
         fields = [self.schema.field(name) if name in self._valueless else rows.schema.field(name) for name in columns]
@@ -210,7 +210,7 @@ class RecordedSource:
             return self._opened
 
     def open_anew(self) -> Source:
-        """Open the data that lies there now; this source stays as it is, and the caller compares the columns."""
+        """Open the data that is at the paths now; this source stays as it is, and the caller compares the columns."""
         return self._open_data()
 
     @property
@@ -255,7 +255,7 @@ def opened(source: Source) -> Source:
 
 
 def files_behind(source: Source) -> Sequence[File]:
-    """Return the files that a source reads, also one that computes histories or is held to a description; it is opened."""
+    """Return the files that a source reads, also if it computes histories or is compared with a description; open it first."""
     source = opened(source)
     while isinstance(source, SourceOver):
         source = opened(source.inner)

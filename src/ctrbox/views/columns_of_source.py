@@ -1,4 +1,4 @@
-"""The columns of a source: stored ones, brought to simple types, and those that paths tell; and a base for such sources."""
+"""Defines the columns of a source: stored columns in simple types, and columns from the paths; and a base class of sources."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Columns:
         self._join()
 
     def choose(self, columns: Sequence[str], source: str, dictionary: Sequence[str] = ()) -> list[Leaf]:
-        """The leaves asked for; those in `dictionary` that are text come as ``dictionary<int32, utf8>``."""
+        """Return the leaves of these columns; those in `dictionary` that are text become ``dictionary<int32, utf8>``."""
         found = choose(self.all, columns, source)
         return [
             replace(leaf, type=STRINGS) if leaf.name in dictionary and is_text(leaf.type) else leaf for leaf in found
@@ -60,7 +60,7 @@ class Columns:
         file: int,
         origin: Origin,
     ) -> pa.RecordBatch:
-        """The chosen columns of a stored batch (or of that many rows, when none of them is stored)."""
+        """Return the chosen columns of a stored batch, or of this number of rows if none of the columns is stored."""
         rows = batch if isinstance(batch, int) else batch.num_rows
         if chosen and isinstance(batch, pa.RecordBatch) and batch.schema.equals(schema_of(chosen)):
             return batch
@@ -89,7 +89,7 @@ def schema_of(chosen: Sequence[Leaf]) -> pa.Schema:
 
 
 def cut(batch: pa.RecordBatch, skip: int, rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Slices of at most `rows` rows after the first `skip`, each with its place in the batch; no copies."""
+    """Yield slices of at most `rows` rows after the first `skip` rows, each with its place in the batch, without copying."""
     if rows < 1:
         raise ValueError(f"a morsel has at least one row, not {rows}")
     for offset in range(skip, batch.num_rows, rows):
@@ -99,7 +99,7 @@ def cut(batch: pa.RecordBatch, skip: int, rows: int) -> Iterator[tuple[int, pa.R
 def digest(schema: pa.Schema, files: Sequence[File] = (), extra: str = "") -> str:
     """Return a digest of the schema and of the files: their names below the common folder, sizes, times and content.
 
-    `files.checksum` says which bytes of a file its content checksum covers.
+    `files.data_fingerprint` says which bytes of a file its content checksum covers.
     """
     state = hashlib.blake2b(digest_size=16)
     for field in schema:

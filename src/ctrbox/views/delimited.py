@@ -320,7 +320,7 @@ class Csv:
         raise BlockError(f"{told}; if quotes are ordinary characters in this file, pass quote=False", row)
 
     def _rows_before(self, data: bytes, at: int, names: list[str] | None) -> int | None:
-        """Return how many rows end before a byte of a block, or None where they cannot be counted."""
+        """Return how many rows end before a byte of a block, or None if they cannot be counted."""
         if names is None:
             return 0
         end = data.rfind(b"\n", 0, at) + 1

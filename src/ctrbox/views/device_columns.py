@@ -1,7 +1,7 @@
 """Columns that are decoded to memory that Python and the CPU engine cannot read, such as a GPU's, and their stand-ins.
 
-A source hands out record batches. The place of such a column is taken by a stand-in: an array of zero-byte values, so that
-slicing it works, whatever reads a value gets nothing, and an operator that expects another type refuses it. The stand-in
+A source hands out record batches. The place of such a column is taken by a stand-in, an array of zero-byte values: it can be
+sliced, has no values to read, and is refused by operators that expect another type. The stand-in
 keeps its owner, an object that knows where the values are, and `behind` finds the owner again; row 0 of the owner is the
 array's row 0 before it was sliced (``array.offset``).
 """
@@ -30,7 +30,7 @@ class Elsewhere(Protocol):
     def decode(
         self, raw: pa.NativeFile, footer: Footer, groups: Sequence[int], leaves: Sequence[Leaf]
     ) -> pa.RecordBatch | None:
-        """Return stand-ins for those of ``leaves`` that were decoded, all rows of ``groups``; None: it decoded none.
+        """Return stand-ins for those of ``leaves`` that were decoded, with all rows of ``groups``; None if none was decoded.
 
         The caller decodes the others on the CPU.
         """

@@ -1,6 +1,6 @@
 """Converts the fields of delimited text to values.
 
-The text decides, never a guess: a column is a number, a truth value or a time only when every field of the first
+Types are not guessed: a column is a number, a truth value or a time only when every field of the first
 block is written in one of the plain forms below; any other column stays text, letter by letter. The type then holds for
 the whole view, and a later field that does not fit is refused.
 
@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as pt
 
+FIRST_TRIED = 16  # fields of a column that are tried before more of them; each further slice is 8 times as long
 EXACT = 2.0**53  # From here on, a double does not hold every whole number.
 TIMES = (pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("ns"), pa.timestamp("ns", "UTC"))
 DECLARED = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "time": TIMES[0], "str": pa.utf8()}
@@ -92,11 +93,20 @@ def infer_time(texts: pa.Array) -> pa.DataType:
 
 
 def fits(texts: pa.Array, type: pa.DataType) -> bool:
-    """Tell whether every field can be read as this type."""
-    try:
-        convert(texts, type)
-    except Misfit:
-        return False
+    """Tell whether every field can be read as this type.
+
+    The fields are tried in slices that grow from a few fields to most of them, so that a column of another type is known by
+    its first fields. Arrow's cast does not stop at the first field that it refuses, and refusing is slow: the casts of
+    48,842 rows with 9 columns of text took 9 s.
+    """
+    begin, length = 0, FIRST_TRIED
+    while begin < len(texts):
+        part = texts.slice(begin, length)
+        try:
+            _parse(part, type)
+        except (Misfit, pa.ArrowInvalid):
+            return False
+        begin, length = begin + length, length * 8
     return True
 
 
@@ -107,16 +117,21 @@ def _only_words(texts: pa.Array, type: pa.DataType) -> bool:
 
 def convert(texts: pa.Array, type: pa.DataType) -> pa.Array:
     """Read text as `type`; nulls stay null. Raise `Misfit` for the first field that is written in another form."""
+    try:
+        return _parse(texts, type)
+    except pa.ArrowInvalid:
+        raise _misfit(texts, type, lambda part: part.cast(type)) from None
+
+
+def _parse(texts: pa.Array, type: pa.DataType) -> pa.Array:
+    """Read text as `type`. Raise `Misfit`, or Arrow's own error, which does not say which field it is about."""
     if pt.is_string(type):
         return texts
     if pt.is_boolean(type):
         return _booleans(texts)
     if not pt.is_timestamp(type):  # Arrow takes a time in its plain forms alone.
         _first(texts, ~_plain(texts, type), type)
-    try:
-        found = texts.cast(type)
-    except pa.ArrowInvalid:
-        raise _misfit(texts, type, lambda part: part.cast(type)) from None
+    found = texts.cast(type)
     if pt.is_floating(type):
         _check_exact(texts, found)
     return found

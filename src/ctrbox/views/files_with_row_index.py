@@ -34,7 +34,7 @@ THREADS = "ctrbox-footer"  # the names of threads that read footers begin with t
 
 @dataclass
 class Footer:
-    """What a file says about itself: stored schema, rows of each group, and the format's own detail."""
+    """The facts in the footer of a file: stored schema, rows of each group, and details of the format."""
 
     schema: pa.Schema
     rows: tuple[int, ...]
@@ -46,12 +46,12 @@ class Footer:
 
     @cached_property
     def sound(self) -> list[bool]:
-        """Parquet: for each stored column, whether pyarrow can be asked about its chunks without harm."""
+        """For Parquet: for each stored column, whether pyarrow can describe its chunks without a crash."""
         return sound_columns(self.detail, self.written)
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """Parquet: from a top-level column or a struct's leaf to its place among the stored columns, if it is sound."""
+        """For Parquet: the place of each top-level column and leaf of a struct among the stored columns, if it is sound."""
         found: dict[str, int] = {}
         shared: set[str] = set()
         for place in range(self.detail.num_columns):
@@ -107,7 +107,7 @@ class Indexed(Protocol):
     def read(self, file: File, footer: Footer, wanted: Wanted) -> list[pa.RecordBatch]: ...
 
     def size(self, footer: Footer, wanted: Wanted) -> int | None:
-        """Return the bytes that what is wanted takes in the file, None where the file does not say."""
+        """Return the bytes that the wanted parts take in the file; None if the file does not say."""
 
     def no_nulls(self, footer: Footer, leaf: Leaf) -> bool: ...
 
@@ -176,7 +176,7 @@ class IndexedFiles(ColumnSource):
 
     @property
     def groups(self) -> list[int]:
-        """Rows of each row group or record batch, over all files in order."""
+        """Return the rows of each row group or record batch, over all files in order."""
         return [rows for footer in self._footers() for rows in footer.rows]
 
     def sizes_of_groups(self, columns: Sequence[str]) -> list[int]:
@@ -217,9 +217,9 @@ class IndexedFiles(ColumnSource):
         return True
 
     def least(self, column: str, start: int) -> int | None:
-        """Return the least value of a whole-number column in the group that holds row ``start``, as statistics tell it.
+        """Return the least value of a whole-number column in the group with row ``start``; None if statistics do not tell it.
 
-        In a column that ascends, no value from that row on is less. None: the statistics do not tell.
+        In a column that ascends, no value from that row on is less.
         """
         (leaf,) = self._columns.choose([column], self.name)
         if column in self._partitions.columns or not pa.types.is_integer(leaf.stored):
@@ -239,13 +239,13 @@ class IndexedFiles(ColumnSource):
         return None
 
     def prunable(self, column: str) -> bool:
-        """Whether statistics of the column are in the unit and type that `scan` hands out."""
+        """Return whether statistics of the column are in the unit and type that `scan` hands out."""
         leaf = self._first.leaves.get(column)
         return column in self._partitions.columns or (leaf is not None and leaf.stored == leaf.type)
 
     @property
     def first(self) -> Footer:
-        """What the first file says about itself."""
+        """Return the footer of the first file."""
         return self._first
 
     @property
@@ -289,7 +289,7 @@ class IndexedFiles(ColumnSource):
                 row += batch.num_rows
 
     def _theirs(self, footers: Sequence[Footer], stored: Sequence[Leaf]) -> list[list[Leaf]]:
-        """The columns of each file that are read for those of the view."""
+        """Return the columns of each file that are read for the columns of the view."""
         alike = [self._first.leaves[leaf.name] for leaf in stored]
         return [
             alike if footer.leaves is self._first.leaves else [self._agree(i, footer, leaf) for leaf in stored]
@@ -299,7 +299,7 @@ class IndexedFiles(ColumnSource):
     def _pieces(
         self, footers: Sequence[Footer], start: int, rows: int, prune: pc.Expression | None, stop: int | None = None
     ) -> Iterator[Piece]:
-        """Groups from `start` to `stop` that `prune` leaves; small neighbors in a file go together."""
+        """Yield the groups from `start` to `stop` that `prune` keeps; small neighbors in a file are read together."""
         every: Iterable[set[int] | None] = itertools.repeat(None, len(footers))
         surviving = every if prune is None else self._survivors(footers, prune)
         total = 0
@@ -324,7 +324,7 @@ class IndexedFiles(ColumnSource):
             total += row
 
     def _survivors(self, footers: Sequence[Footer], prune: pc.Expression) -> Iterable[set[int] | None]:
-        """Yield for each file the groups that `prune` leaves (None: all of them).
+        """Yield for each file the groups that `prune` keeps (None: all of them).
 
         Remote files are asked side by side before the first one is read. A local file is asked when its turn comes: asking
         takes some milliseconds per file, and the first rows of a log of many files would wait for all of them.
@@ -338,7 +338,7 @@ class IndexedFiles(ColumnSource):
         return side_by_side(ask, every, THREADS) if remote else map(ask, every)
 
     def _ask(self, file: int, footer: Footer, prune: pc.Expression) -> set[int] | None:
-        """The groups of a file that `prune` leaves; None: all of them."""
+        """Return the groups of a file that `prune` keeps; None: all of them."""
         found = self._files[file]
         asked = Prune(prune, self._partitions.guarantee(file), self._partitions.fields)
         return found.store.attempt(found.shown, lambda: self._format.survivors(found, footer, asked))
@@ -382,7 +382,9 @@ class IndexedFiles(ColumnSource):
         except CtrboxError:
             raise
         except Exception as error:
-            raise SourceError(f"{file.shown} cannot be read, index damaged: {first_line(error)}") from error
+            raise SourceError(
+                f"{file.shown} cannot be read, because its index is damaged: {first_line(error)}"
+            ) from error
 
     def _footers(self) -> list[Footer]:
         with self._lock:
@@ -412,7 +414,7 @@ class IndexedFiles(ColumnSource):
                 )
 
     def _agree(self, file: int, footer: Footer, leaf: Leaf) -> Leaf:
-        """The file's own column for `leaf`, which must be readable as the first file's."""
+        """Return the file's own column for `leaf`, which must be readable as the type of the first file."""
         if leaf.name in self._partitions.columns:
             return leaf
         theirs = footer.leaves.get(leaf.name)

@@ -28,7 +28,7 @@ Parse = Callable[[], pa.RecordBatch]
 
 
 class BlockError(Exception):
-    """A block cannot be parsed; `row` is the row in the block, where the parser told it."""
+    """Raised if a block cannot be parsed. `row` is the row in the block, if it is known."""
 
     def __init__(self, text: str, row: int | None = None):
         super().__init__(text)
@@ -36,7 +36,7 @@ class BlockError(Exception):
 
 
 class NoRows(Exception):
-    """A file names its columns but has no rows to infer types from; `schema` has text where no type is declared."""
+    """Raised if a file names its columns but has no rows to infer types from; `schema` has text if no type is declared."""
 
     def __init__(self, schema: pa.Schema):
         super().__init__("no rows")
@@ -44,7 +44,7 @@ class NoRows(Exception):
 
 
 class Streamed(Protocol):
-    """A format read from front to back."""
+    """A format that is read from front to back."""
 
     @property
     def name(self) -> str:
@@ -55,10 +55,10 @@ class Streamed(Protocol):
         """How text is to be read, as the view says it; None for other formats."""
 
     def schema(self, file: File) -> pa.Schema:
-        """The stored schema; for text, inferred from the first block. Text without rows raises `NoRows`."""
+        """Return the stored schema; that of text is inferred from the first block. Text without rows raises `NoRows`."""
 
     def blocks(self, file: File, leaves: Sequence[Leaf]) -> Iterator[Parse]:
-        """One callable for each block, to be called by any thread; it may raise `BlockError`."""
+        """Yield one function for each block, which any thread may call; it may raise `BlockError`."""
 
 
 class StreamedFiles(ColumnSource):
@@ -76,7 +76,7 @@ class StreamedFiles(ColumnSource):
 
     @property
     def text_options(self) -> TextOptions | None:
-        """How the view says that its text is to be read; None where the files are not text."""
+        """The text options of the view; None if the files are not text."""
         return self._format.options
 
     @property
@@ -129,7 +129,7 @@ class StreamedFiles(ColumnSource):
 
 
 def _first_schema(files: Sequence[File], format: Streamed) -> tuple[File, pa.Schema]:
-    """Return the first file that has rows, and its schema; where no file has rows, the first that names columns."""
+    """Return the first file that has rows, and its schema; if no file has rows, the first one that names columns."""
     named: tuple[File, pa.Schema] | None = None
     for file in files:
         if not file.size:
@@ -144,7 +144,7 @@ def _first_schema(files: Sequence[File], format: Streamed) -> tuple[File, pa.Sch
 
 
 def _check_empty(file: File) -> None:
-    """Raise `SourceError` when a file that was empty has got rows since."""
+    """Raise a `SourceError` if a file that was empty has rows now."""
     file.store.attempt(file.shown, lambda: file.version.open().close())
 
 
@@ -159,7 +159,7 @@ def _task(place: int, file: File, parse: Parse) -> Callable[[], tuple[int, Any]]
 
 
 def _named(file: File, action: Callable[[], Any]) -> Any:
-    """Run `action`; whatever pyarrow raises becomes a `SourceError` that names the file."""
+    """Run `action`; an error of pyarrow becomes a `SourceError` that names the file."""
     try:
         return action()
     except (CtrboxError, BlockError, NoRows):
@@ -198,7 +198,7 @@ class _Local(io.RawIOBase):
 
 
 class _Steady(io.RawIOBase):
-    """A remote file read from front to back; a read that fails is tried again from where it stood."""
+    """A remote file that is read from front to back; a read that fails is tried again from the same byte."""
 
     def __init__(self, file: File):
         self._file = file
@@ -247,7 +247,7 @@ class _Steady(io.RawIOBase):
 
 
 def open_stream(file: File) -> Any:
-    """The bytes of a file from front to back, decompressed as its name tells."""
+    """Return the bytes of a file from front to back, decompressed if its name has the ending of a compressed file."""
     codec = codec_of(file.path)
     if not file.store.remote:
         return file.store.attempt(file.shown, lambda: _Local(file, codec))

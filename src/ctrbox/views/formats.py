@@ -25,7 +25,7 @@ _ACCEPTED = "; ".join(f"{name} ({', '.join('.' + e for e in known)})" for name, 
 
 
 def codec_of(path: str) -> str | None:
-    """The compression that the file's name tells of."""
+    """Return the compression that the ending of a file's name stands for; None if it has none."""
     return CODECS.get(path.rpartition(".")[2].lower())
 
 
@@ -35,7 +35,7 @@ def has_extension(path: str) -> bool:
 
 
 def format_of(files: Sequence[File], given: str | None) -> str:
-    """The one format of all files: `given`, or what their names say."""
+    """Return the format of all files: `given`, or the format that their names have in common."""
     if given is not None:
         if not isinstance(given, str):
             raise SourceError(
@@ -65,8 +65,9 @@ def _by_name(file: File) -> str:
     name = _BY_EXTENSION.get(extension)
     if name is None:
         raise SourceError(
-            f"the name of {file.shown} does not show its format; expected one of {_ACCEPTED}; text may end in .gz, .zst, "
-            ".bz2 or .lz4; or pass format='parquet' (csv, tsv, json, arrow, arrows, orc, avro)"
+            f"the name of {file.shown} does not show its format; expected one of {_ACCEPTED}; the names of text files may "
+            "also end in .gz, .zst, .bz2 or .lz4. If the file has another name, pass "
+            "format='parquet' (csv, tsv, json, arrow, arrows, orc, avro)"
         )
     if compressed and name in ("parquet", "arrow", "orc", "avro"):
         raise SourceError(

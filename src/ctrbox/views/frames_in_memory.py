@@ -42,7 +42,7 @@ class MemorySource(ColumnSource):
 
     @property
     def table(self) -> pa.Table | None:
-        """The rows, in the memory where scans find them; None where there are none."""
+        """The rows in memory, as scans read them; None if there are none."""
         return pa.Table.from_batches(self._batches) if self._batches else None
 
     def nullable(self, column: str) -> bool:
@@ -82,7 +82,7 @@ class MemorySource(ColumnSource):
         return digest(self.schema, extra=f"{self.rows} {self._sampled()}")
 
     def _sampled(self) -> str:
-        """Return a digest of all rows where they take at most 64 MiB, else of some thousand that are spread evenly."""
+        """Return a digest of all rows if they take at most 64 MiB, else of some thousand rows that are spread evenly."""
         sink = hashlib.sha256()
         whole = (self.bytes or 0) <= WHOLE_BYTES
         for batch in self._batches if whole else self._batches[:: max(1, len(self._batches) // 64)]:
@@ -118,7 +118,7 @@ def _itself(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _logical(array: pa.Array) -> pa.Array:
-    """An array whose null count is that of its values: encoded nulls are decoded."""
+    """Return an array whose null count is that of its values: encoded nulls are decoded."""
     if pt.is_run_end_encoded(array.type):
         return pc.run_end_decode(array)
     if pt.is_dictionary(array.type) and array.dictionary.null_count:
@@ -127,7 +127,7 @@ def _logical(array: pa.Array) -> pa.Array:
 
 
 def _plain_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Bring dictionaries of text to ``dictionary<int32, utf8>`` once, not once a morsel: they may be big."""
+    """Convert dictionaries of text to ``dictionary<int32, utf8>`` once, not once per morsel, because they may be big."""
     for place, field in enumerate(batch.schema):
         if pt.is_dictionary(field.type) and field.type != STRINGS:
             leaf = Leaf(field.name, (field.name,), field.type, STRINGS, True)
@@ -194,7 +194,7 @@ class StreamSource(ColumnSource):
 
 
 def from_capsule(data: Any) -> MemorySource | StreamSource:
-    """A source from ``__arrow_c_stream__`` or ``__arrow_c_array__``; see `open_source`."""
+    """Return a source over ``__arrow_c_stream__`` or ``__arrow_c_array__``; see `open_source`."""
     kind = type(data).__name__
     try:
         if getattr(data, "streaming", False) is True:
@@ -221,7 +221,7 @@ def _table(data: Any) -> pa.Table:
 
 
 def with_named_labels(table: pa.Table) -> pa.Table:
-    """Make the row labels of a pandas frame columns where they have a name, and drop them where they have none.
+    """Make the row labels of a pandas frame columns if they have a name, and drop them otherwise.
 
     pandas hands labels without a name, such as those that a filter leaves behind, over as columns called
     ``__index_level_0__``; labels that count evenly it hands over as metadata alone, with their name or without one.
@@ -260,9 +260,9 @@ def _stream(data: Any) -> StreamSource:
 
 
 def from_dataset(data: ds.Dataset, files: Sequence[File]) -> StreamSource:
-    """A pyarrow dataset, read in order through its own scanner; `files` are those that it reads, where that is known.
+    """Return a source over a pyarrow dataset, which its own scanner reads in order. `files`: the files that it reads, if known.
 
-    A file that changed since is an error. A dataset that names no files is identified by its first rows.
+    If a file has changed since then, reading raises an error. A dataset that names no files is identified by its first rows.
     """
     versions = {file.path: file.version for file in files}
 

@@ -45,7 +45,7 @@ class Partitions:
         return pa.repeat(self.columns[name][file], rows)
 
     def guarantee(self, file: int) -> pc.Expression | None:
-        """What the path of a file promises about its rows, for pruning."""
+        """Return what the path of a file says about all of its rows, for pruning."""
         promise: pc.Expression | None = None
         for name, column in self.columns.items():
             value = column[file]

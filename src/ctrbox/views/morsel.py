@@ -22,7 +22,7 @@ class Origin:
     row: int
 
     def name(self, offset: int) -> str:
-        """Name the row `offset` rows further on: ``"part-0.parquet row 17"``."""
+        """Return the name of the row that is `offset` rows after this position, such as ``"part-0.parquet row 17"``."""
         return f"{self.path} row {self.row + offset}"
 
 
@@ -48,20 +48,20 @@ class Source(Protocol):
 
     @property
     def rows(self) -> int | None:
-        """Total rows where footers or memory tell, else None."""
+        """The number of rows if footers or memory tell it, else None."""
 
     @property
     def bytes(self) -> int | None:
-        """Bytes on disk or in memory, where known."""
+        """The bytes on disk or in memory; None if they are not known."""
 
     def nullable(self, column: str) -> bool:
-        """False only when the schema or the statistics of every file prove that no value is null."""
+        """Return False only if the schema, or the statistics of every file, prove that no value is null."""
 
     def ordered(self, column: str) -> bool:
-        """True only when the column is proved to ascend.
+        """Return True only if the column is proved to ascend.
 
-        Memory: every value is greater than the one before. Parquet: the row groups' ranges do not overlap
-        and ascend, over all files; the order inside a row group stays unproved.
+        In memory, every value must be greater than the one before. In Parquet files, the ranges of the row groups must ascend
+        without overlap over all files; the order inside a row group is not proved.
         """
 
     def fingerprint(self) -> str:
@@ -81,12 +81,12 @@ class Source(Protocol):
     ) -> Iterator[Morsel]:
         """Yield the log's rows from `start` on, in order, in morsels of at most `rows` rows.
 
-        `stop`: a row from which on none is needed; row groups behind it are not read, but rows behind it may come.
+        `stop`: the first row that is not needed; row groups after it are not read, but some rows after it may be returned.
         `threads` threads decode ahead; at most `threads + ahead` decoded row groups wait. The threads end
-        when the iterator is exhausted, closed or dropped, or raises. An error is raised where it lies in the
-        log, after the morsels before it. `prune` skips row groups that statistics prove false for it; it is
-        no filter: rows that fail it may come. `dictionary` names string columns to hand out
-        dictionary-encoded as the file stores them (Parquet only; others ignore it).
+        when the iterator is exhausted, closed or dropped, or raises. An error is raised at its place in the
+        log, after the morsels before it. `prune` is a condition; row groups in which no row can fulfill it according to
+        statistics are skipped. It is no filter: rows that do not fulfill it may be returned. `dictionary` names string columns
+        that are handed out dictionary-encoded as the file stores them (Parquet only; others ignore it).
         """
 
 
@@ -109,7 +109,7 @@ class SourceOver:
 
     @property
     def table(self) -> pa.Table | None:
-        """The rows as they lie in memory, of data that is in memory."""
+        """The rows of data in memory, without copying; None for other data."""
         return getattr(self.inner, "table", None)
 
     @property

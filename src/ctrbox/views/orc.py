@@ -1,6 +1,6 @@
 """Reads ORC files by stripe with pyarrow.
 
-The format has no checksum, so buffers are checked before anyone follows their offsets. pyarrow hands out timestamps as
+The format has no checksum, so buffers are checked before their offsets are used. pyarrow hands out timestamps as
 nanoseconds and refuses those that do not fit, the years before 1677 and after 2262.
 """
 
@@ -33,7 +33,7 @@ class Orc(NoStatistics):
                 if any(words in str(error) for words in NO_END):
                     raise SourceError(
                         f"{file.shown} is not a complete ORC file: the postscript, which ends such a file, is missing or damaged "
-                        f"({file.size:,} bytes; cut short, or still being written?)"
+                        f"({file.size:,} bytes; was the file cut short, or is it still being written?)"
                     ) from error
                 raise
             stripes, schema = opened.nstripes, opened.schema

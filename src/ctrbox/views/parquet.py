@@ -41,8 +41,8 @@ class Parquet:
                         "if it holds text or Arrow, pass its format: View(…, format='csv')"
                     ) from error
                 raise SourceError(
-                    f"{file.shown} is not a complete Parquet file: footer missing "
-                    f"({file.size} bytes; cut short, or still being written?)"
+                    f"{file.shown} is not a complete Parquet file: its footer is missing "
+                    f"({file.size:,} bytes; was the file cut short, or is it still being written?)"
                 ) from error
             raise
 
@@ -79,7 +79,7 @@ class Parquet:
         return [pa.RecordBatch.from_arrays(columns, [name for part in parts for name in part.schema.names])]
 
     def _read(self, file: File, raw: pa.NativeFile, footer: Footer, wanted: Wanted) -> list[pa.RecordBatch]:
-        """By pyarrow, which knows all of Parquet and has the last word on what is damaged."""
+        """Read with pyarrow, which knows all of Parquet and decides what is damaged."""
         groups = wanted.groups
         dictionary = [name for name in wanted.dictionary if not _delta_encoded(footer, groups, name)]
         with self._open(file, raw, footer, dictionary) as opened:
@@ -134,7 +134,7 @@ class Parquet:
             return None  # text that is not UTF-8, or a day that Python's dates do not reach
 
     def survivors(self, file: File, footer: Footer, prune: Prune) -> set[int] | None:
-        """The row groups that may hold a row that is wanted; None: all of them."""
+        """Return the row groups that may contain a wanted row; None: all of them."""
         if not all(footer.sound):
             return None  # pyarrow cannot be asked; what it reads is filtered later in any case
         try:
@@ -184,7 +184,7 @@ def _check_counts(file: File, rows: Sequence[int], told: int) -> None:
 
 
 def _delta_encoded(footer: Footer, groups: Sequence[int], name: str) -> bool:
-    """Whether strings are stored as differences, which pyarrow cannot read into a dictionary."""
+    """Return whether strings are stored as differences, which pyarrow cannot read into a dictionary."""
     place = footer.places.get(name)
     return place is not None and any(
         encoding.startswith("DELTA_")
@@ -194,7 +194,7 @@ def _delta_encoded(footer: Footer, groups: Sequence[int], name: str) -> bool:
 
 
 def _chunks(footer: Footer, leaf: Leaf) -> list[Any] | None:
-    """The column's statistics in each row group that has rows, or None when it is not one Parquet leaf."""
+    """Return the column's statistics in each row group that has rows, or None if it is not one Parquet leaf."""
     meta = footer.detail
     places = footer.places
     place = places.get(".".join(leaf.path))

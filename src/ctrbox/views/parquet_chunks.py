@@ -1,7 +1,7 @@
 """Finds the column chunks of Parquet files that can be decoded as they are stored, by something else than the CPU.
 
-Such a column is flat, has 4 or 8 bytes a value or is a string, and means what is stored; see views/device_columns.py. Of all
-others this says why they are left to the CPU.
+Such a column is flat, has 4 or 8 bytes per value or is a string, and is used as it is stored; see views/device_columns.py. For
+all other columns, this module says why they are left to the CPU.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _same_bits(leaf: Leaf) -> bool:
 
 
 def readable(source: Any) -> bool:
-    """Whether a view's source is local Parquet files as they lie, so that nothing before the engine looks at values."""
+    """Return whether a source is local Parquet files, so that nothing before the engine looks at values."""
     return isinstance(source, IndexedFiles) and isinstance(source.format, Parquet) and source.files[0].version.local
 
 

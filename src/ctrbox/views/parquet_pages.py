@@ -1,7 +1,7 @@
 """Decodes flat columns of a Parquet row group with the native core (native/core/parquet/column_chunk.h).
 
-The core knows the common ways to store numbers and strings and answers None to all others and to damaged bytes:
-what it leaves, pyarrow reads, or refuses with its own message. Either way the values are the same.
+The core knows the common ways to store numbers and strings. It returns None for all others and for damaged bytes; pyarrow then
+reads the column, or refuses it with its own message. Either way, the values are the same.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Flat:
 
 
 def flat_column(footer: Footer, leaf: Leaf) -> Flat | None:
-    """Look up once per file how a column is stored; None where pyarrow has to read it."""
+    """Return how a column is stored, which is looked up once per file; None if pyarrow has to read it."""
     return footer.flat[leaf.name] if leaf.name in footer.flat else _flat(footer, leaf)
 
 
@@ -105,7 +105,7 @@ def _narrow(stored: pa.DataType) -> bool:
 
 
 def _width(column: Any, stored: pa.DataType) -> int | None:
-    """Bytes of a value as the core counts them (0: strings), or None: the column is not stored as what it is."""
+    """Return the bytes of a value as the core counts them (0 for strings), or None if the column is stored in another type."""
     if column.max_repetition_level or column.max_definition_level > 1:
         return None
     kind = column.physical_type

@@ -1,12 +1,12 @@
 """Reads ahead with threads: work is taken in order, done before it is needed, and returned in order.
 
-At most `threads + ahead` results exist that the consumer has not taken. A failed task raises at its place,
-after the results before it. When the iterator ends, for whatever reason, its threads have been joined.
+At most `threads + ahead` results exist that the consumer has not taken. The error of a failed task is raised at
+its place, after the results before it. When the iterator ends, for whatever reason, its threads have been joined.
 
-The number of threads follows the bottleneck. A quarter of them begins. One more starts whenever the consumer has to wait
-while all of them work, and one that finds no room leaves while another one waits for room already. So a consumer that needs
-the cores itself is not disturbed by readers that are ahead anyway: with 4 readers instead of 16, extraction on 16 cores took
-5 % less time (docs/tried.md, 29).
+The number of threads follows the bottleneck. A quarter of them begin. One more starts whenever the consumer has to wait while
+all of them work, and a thread that finds no room for its result ends if another one already waits for room. So a consumer that
+needs the cores itself is not disturbed by readers that are ahead anyway: with 4 readers instead of 16, extraction on 16 cores
+took 5 % less time (docs/tried.md, 29).
 """
 
 from __future__ import annotations

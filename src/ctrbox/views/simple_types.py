@@ -1,6 +1,6 @@
 """Reduces every Arrow type to a few simple ones; string bytes are never looked at or changed.
 
-| met                                          | handed out                                         |
+| type                                         | handed out                                         |
 |----------------------------------------------|----------------------------------------------------|
 | bool, int8…int64, uint8…uint32, float32/64   | as they are                                        |
 | uint64                                       | int64; a larger value is a `DataError`             |
@@ -56,7 +56,7 @@ class Leaf:
 
 @lru_cache(maxsize=1024)
 def simple_type(stored: pa.DataType) -> pa.DataType | None:
-    """The simple type that stands for `stored`, or None where there is none."""
+    """Return the simple type that stands for `stored`, or None if there is none."""
     if isinstance(stored, pa.BaseExtensionType):
         return simple_type(stored.storage_type)
     if pt.is_run_end_encoded(stored):
@@ -114,7 +114,7 @@ def is_list(type: pa.DataType) -> bool:
 
 
 def leaves(schema: pa.Schema, source: str) -> dict[str, Leaf]:
-    """The columns of `schema`, structs flattened. Two columns of one name are an error."""
+    """Return the columns of `schema`, with structs flattened. Two columns with one name are an error."""
     found: dict[str, Leaf] = {}
     try:
         columns = list(_walk(schema, (), False))
@@ -139,7 +139,7 @@ def _walk(fields: Iterable[pa.Field], above: tuple[str, ...], nullable: bool) ->
 
 
 def choose(found: dict[str, Leaf], columns: Sequence[str], source: str) -> list[Leaf]:
-    """The leaves called `columns`; an unknown or unreadable one is a `SourceError`."""
+    """Return the leaves called `columns`; raise a `SourceError` if one is unknown or cannot be read."""
     chosen = []
     for column in columns:
         leaf = found.get(column)
@@ -166,7 +166,7 @@ def _listing(found: dict[str, Leaf]) -> str:
 
 
 def pick(batch: pa.RecordBatch, path: tuple[str, ...]) -> pa.Array:
-    """The array at the end of `path`; where a struct on the way is null, it is null."""
+    """Return the array at the end of `path`, which is null where a struct on the way is null."""
     array = batch.column(path[0])
     for name in path[1:]:
         if isinstance(array, pa.ExtensionArray):
@@ -176,7 +176,7 @@ def pick(batch: pa.RecordBatch, path: tuple[str, ...]) -> pa.Array:
 
 
 def simplify(array: pa.Array, leaf: Leaf, origin: Origin) -> pa.Array:
-    """`array` as ``leaf.type``; a value that does not fit is a `DataError` naming its row."""
+    """Return `array` as ``leaf.type``; a value that does not fit is a `DataError` that names its row."""
     if array.type == leaf.type:  # the common case, and the one a request's latency hangs on
         return array
     if pt.is_null(array.type):
@@ -199,8 +199,8 @@ def conform(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def castable(found: pa.DataType | None, wanted: pa.DataType, stored: pa.DataType) -> bool:
-    """Whether a later file's column may be read as the first file's: strings as strings, numbers as numbers
-    they can equal, all-null columns as anything."""
+    """Return whether a column of a later file may be read in the type of the first file: strings as strings, numbers as numbers
+    that can be equal to them, and columns of type null as anything."""
     if found == wanted or pt.is_null(stored):
         return True
     if found is None:
@@ -221,7 +221,7 @@ def _text_like(type: pa.DataType) -> bool:
 
 
 def _simple(array: pa.Array) -> pa.Array:
-    """Bring `array` to ``simple_type(array.type)``."""
+    """Convert `array` to ``simple_type(array.type)``."""
     type = array.type
     if isinstance(type, pa.BaseExtensionType):
         return _simple(array.storage)
@@ -291,7 +291,7 @@ def _simple_list(array: pa.Array) -> pa.Array:
 
 
 def _misfit(array: pa.Array, leaf: Leaf, origin: Origin, error: Exception) -> DataError:
-    """Find the first row whose value does not fit and name it."""
+    """Return an error that names the first row whose value does not fit."""
     low, high = 0, len(array)
     while high - low > 1:
         middle = (low + high) // 2

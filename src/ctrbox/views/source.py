@@ -47,11 +47,11 @@ def open_source(
     give files in natural path order, without hidden ones (``_SUCCESS``, ``.crc``); ``day=2026-01-01/`` in a
     path is a column. The format follows from the extension or from `format`: parquet, csv, tsv, json (lines),
     arrow, arrows, orc, avro. `storage_options` for S3: access_key, secret_key, session_token, endpoint, region, scheme,
-    anonymous; what is not given comes from the environment (``AWS_…``). `text` says how text files are to be read.
+    anonymous; options that are not given come from the environment (``AWS_…``). `text`: how text files are to be read.
 
     Anything with ``__arrow_c_stream__`` or ``__arrow_c_array__`` is read as rows in memory. A reader that can
     be read only once is drained here and held. An object whose attribute ``streaming`` is True is asked for a
-    fresh stream at each scan and never held; its ``batches()``, where it has them, are read instead. A
+    fresh stream at each scan and never held; if it has a method ``batches()``, this is read instead. A
     ``pyarrow.dataset.Dataset`` of files is opened as files.
 
     The folder of a Delta Lake or Iceberg table, a metadata file of Iceberg, or a table object of deltalake or pyiceberg is
@@ -93,13 +93,13 @@ def _remedy(data: object) -> str:
 
 
 def as_before(source: Source, data: object) -> dict[str, Any]:
-    """Return the options of `View` by which `source` reads its text, where `data` are paths of such text as well."""
+    """Return the options of `View` by which `source` reads its text, if `data` are paths of such text as well; else none."""
     text, format = getattr(source, "text_options", None), getattr(source, "format_name", None)
     return {} if text is None or format is None else like(format, text.given(), data)
 
 
 def like(format: str, said: Mapping[str, Any], data: object) -> dict[str, Any]:
-    """Return the options of `View` for `data`: those said of other text, where `data` are paths of its format."""
+    """Return the options of `View` for `data`: those given for another text, if `data` are paths of its format; else none."""
     paths = [data] if isinstance(data, (str, os.PathLike)) else data
     if (
         format not in TEXT
@@ -160,7 +160,7 @@ def _of_format(
 
 
 def _open_dataset(data: ds.Dataset) -> Source:
-    """A dataset of Parquet or Arrow files is read as a list of files with the dataset's partitions."""
+    """Open a dataset; one of Parquet or Arrow files is read as a list of files with the partitions of the dataset."""
     if isinstance(data, ds.InMemoryDataset):
         return from_capsule(data.to_table())
     files = _files_of(data)
@@ -182,7 +182,7 @@ def _open_dataset(data: ds.Dataset) -> Source:
 
 
 def _files_of(data: ds.Dataset) -> list[File]:
-    """The files that a dataset reads; none where it is not a dataset of files."""
+    """Return the files that a dataset reads; none if it is not a dataset of files."""
     if isinstance(data, ds.UnionDataset):
         return [file for child in data.children for file in _files_of(child)]
     if not isinstance(data, ds.FileSystemDataset):

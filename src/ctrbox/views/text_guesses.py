@@ -17,7 +17,7 @@ SAMPLE_LINES = 50
 
 
 def evident_delimiter(text: str, but: str) -> str | None:
-    """Return the delimiter that every line holds equally often, or None. `but` is the one that did not work."""
+    """Return the delimiter that occurs equally often in every line, or None. `but`: the delimiter that did not work."""
     lines = [line for line in text.splitlines() if line.strip()][:SAMPLE_LINES]
     for delimiter in DELIMITERS:
         counts = {line.count(delimiter) for line in lines}

@@ -46,7 +46,7 @@ class Block:
 
 
 def text_blocks(file: File, options: TextOptions, find_end: Callable[[bytes], int]) -> Iterator[Block]:
-    """Yield a file in blocks of whole lines, each as long as `find_end` says; blocks of blank lines are left out."""
+    """Yield a file in blocks of whole lines, which end where `find_end` says; blocks of blank lines are left out."""
     stream = open_stream(file)
     read = _decoded(file, stream, options.encoding) if is_decoded(options.encoding) else stream.read
     rest, at = b"", 0
@@ -75,7 +75,7 @@ def text_blocks(file: File, options: TextOptions, find_end: Callable[[bytes], in
 
 
 def is_decoded(encoding: str | None) -> bool:
-    """Tell whether text must be brought to UTF-8 first."""
+    """Return whether text must be converted to UTF-8 first."""
     return encoding is not None and codecs.lookup(encoding).name not in ("utf-8", "utf-8-sig")
 
 
@@ -106,7 +106,7 @@ def _decoded(file: File, stream: Any, encoding: str | None) -> Callable[[int], b
 
 
 def _check_signs(file: File, chunk: bytes, options: TextOptions) -> None:
-    """Refuse a file whose first bytes say that it is something else than UTF-8 text."""
+    """Refuse a file whose first bytes show that it is not UTF-8 text."""
     if options.encoding is not None:
         return
     for sign, advice in _SIGNS:
@@ -115,7 +115,7 @@ def _check_signs(file: File, chunk: bytes, options: TextOptions) -> None:
 
 
 class NotText(Exception):
-    """A block holds bytes that are not text; `at` is the place in the block."""
+    """Raised if a block has bytes that are not text; `at` is the place in the block."""
 
     def __init__(self, what: str, at: int):
         super().__init__(what)
@@ -158,12 +158,3 @@ def no_null_type(type: pa.DataType) -> pa.DataType:
     if pt.is_struct(type):
         return pa.struct([pa.field(field.name, no_null_type(field.type)) for field in type])
     return type
-
-
-def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """Return a table that was parsed from one block as one record batch."""
-    batches = table.combine_chunks().to_batches()
-    if batches:
-        return batches[0]
-    empty = [pa.nulls(table.num_rows, field.type) for field in table.schema]
-    return pa.RecordBatch.from_arrays(empty, schema=table.schema)

@@ -19,7 +19,7 @@ class TextOptions:
 
     ``delimiter`` separates fields and may have several characters. ``header`` is True when the first line names the
     columns and False when it is a row. ``names`` are the names of all columns. ``quote`` is one character, or False
-    when quotes are letters like any other. ``types`` maps columns to "int", "float", "bool", "time" or "str".
+    if quotes are ordinary characters. ``types`` maps columns to "int", "float", "bool", "time" or "str".
     """
 
     delimiter: str | None = None

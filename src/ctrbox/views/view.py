@@ -29,7 +29,7 @@ INSTEAD = {
     **dict.fromkeys(("fillna", "fill_null"), ".fill(x=0)"),
     **dict.fromkeys(("dropna", "drop_nulls"), ".filter(col('x').is_not_null())"),
     **dict.fromkeys(("assign", "with_column"), ".with_columns(y=col('x') + 1)"),
-    "astype": ".cast(x='float')",
+    "astype": ".cast(x='int'), or 'float', 'bool', 'str' or 'time' in place of 'int'",
     "drop": ".select('x', 'y') with the columns to keep",
     "rename": ".with_columns(new=col('old'))",
     **dict.fromkeys(("dtypes", "info", "describe"), ".schema for names and types, and .head() for the first rows"),
@@ -195,6 +195,19 @@ class View:
         def __getattr__(self, name: str) -> Any:
             raise no_attribute("a View", name, dir(type(self)), INSTEAD)
 
+        __iter__ = None  # __getitem__ alone would make Python try to iterate over a view
+
+        def __getitem__(self, key: Any) -> Any:
+            if isinstance(key, str):
+                advice = (
+                    f"write col({key!r}) for the column in an expression, and .select({key!r}) for a view of it alone"
+                )
+            else:
+                advice = (
+                    "use .select('x', 'y') for some columns, .filter(…) for some rows, and .head(n) for the first rows"
+                )
+            raise TypeError(f"a View is not subscriptable; {advice}")
+
     def _with(self, step: Step) -> View:
         return self.with_steps((*self.steps, step))
 
@@ -203,7 +216,7 @@ class View:
         return self._changed(steps=steps)
 
     def _changed(self, **changes: Any) -> View:
-        """This view with other values of some of its attributes; nothing is checked."""
+        """Return this view with other values of some of its attributes; nothing is checked."""
         return View.of(**{field.name: changes.get(field.name, getattr(self, field.name)) for field in fields(View)})
 
     @staticmethod
@@ -264,7 +277,7 @@ class View:
         return tuple(with_views(step, lambda view: view._replaced(given)) for step in self.steps)
 
     def _replaced(self, given: Mapping[str, Any]) -> View:
-        """This view, over other data where it or a view below it is given."""
+        """Return this view, with other data for it and for the views below it if they are given."""
         if self.name in given:
             return self.over(given[self.name], {n: given[n] for n in given if n in {v.name for v in self.brought()}})
         if any(view.name in given for view in self.brought()):
@@ -329,7 +342,8 @@ class View:
         budget: str | int = "4GB",
         spill: bool | str | os.PathLike[str] = False,
     ) -> Any:
-        """Describe which rows of this view the rows of another view see as earlier events. The rest is as for ``cb.past``.
+        """Describe which rows of this view count as earlier events for the rows of another view. Except as stated below, the
+        arguments are those of ``cb.past``.
 
         Example: ``log.with_history(clicks_1h=clicks.past(by="user_id", time="ts").count(within="1h"))``. ``by`` and ``time``
         are columns or expressions that are read from both views; ``where`` and the values are read from this view. Both views
@@ -350,8 +364,8 @@ class View:
         budget: str | int = "4GB",
         spill: bool | str | os.PathLike[str] = False,
     ) -> Any:
-        """Describe a list of values of earlier rows of this view, for the rows of another view. The rest is as for
-        ``cb.history``.
+        """Describe a list of values of earlier rows of this view, for the rows of another view. Except as stated below, the
+        arguments are those of ``cb.history``.
 
         Example: ``log.with_history(clicked=clicks.history("ad_id", by="user_id", time="ts", last=50))``. See ``View.past``.
         """
@@ -408,9 +422,9 @@ class View:
                     has no row
         ``budget``  maximum memory of the loaded view, such as "500MB"; default: "4GB". If the view needs more, there is an
                     error that names the view, unless ``spill`` is set
-        ``spill``   stores a view that exceeds the budget on a local disk: True in the system's folder for temporary files, a
-                    path such as "/mnt/ssd" in that folder. The result of the join is the same. The system removes the file
-                    when the process ends, even if the process is killed
+        ``spill``   stores a view that exceeds the budget on a local disk: True stores it in the system's folder for temporary
+                    files, and a path such as "/mnt/ssd" in this folder. The result of the join is the same. The system
+                    removes the file when the process ends, even if the process is killed
         """
         keys = _names(on, "on")
         if how not in ("left", "inner"):
@@ -488,7 +502,7 @@ def _past() -> Any:
 
 
 def _names(names: Any, what: str) -> tuple[str, ...]:
-    """One name or several, as a tuple."""
+    """Return one name, or several, as a tuple."""
     if isinstance(names, str):
         return (names,)
     found = tuple(names) if isinstance(names, Iterable) else (names,)
@@ -526,6 +540,6 @@ def _two_times(as_of: Any, view: View) -> tuple[str, str]:
 
 
 def short_name(name: str) -> str:
-    """The last part of a path that says something: 'data/users/*.parquet' → 'users'."""
+    """Return the last part of a path without wildcards, such as 'users' for 'data/users/*.parquet'."""
     parts = [p for p in name.replace("\\", "/").rstrip("/").split("/") if p and "*" not in p]
     return parts[-1].split(".")[0] if parts else name

@@ -165,7 +165,8 @@ def test_features_become_outputs(make: Callable[[], list[str]], outputs: list[st
         ),
         (
             lambda: built(log(), label=col("word")),
-            "the label must be a number, but 'word' is str",
+            "the label must be a number, but 'word' is str; compare it with the value that counts as 1: "
+            "label=col('word') == '…'",
         ),
         (
             lambda: built(log(), weight=col("ts")),
@@ -174,13 +175,13 @@ def test_features_become_outputs(make: Callable[[], list[str]], outputs: list[st
         (
             lambda: built(log(), label=col("maybe")),
             (
-                "label may be null: column 'maybe' may be null (its data holds nulls or does not say); add "
+                "label may be null: column 'maybe' may be null (its data holds nulls or does not rule them out); add "
                 '.filter(col("maybe").is_not_null()) to the log, which drops the rows whose label is unknown'
             ),
         ),
         (
             lambda: built(log(), labels={"a": col("word")}),
-            "label 'a' must be a number, but 'word' is str",
+            "label 'a' must be a number, but 'word' is str; compare it with the value that counts as 1: col('word') == '…'",
         ),
         (
             lambda: built(log(), labels={"a": cb.Label("click", delay="word", elapsed="k", window=7)}),
@@ -243,7 +244,7 @@ def test_features_become_outputs(make: Callable[[], list[str]], outputs: list[st
         (
             lambda: built(log(), sparse={"a": col("maybe")}),
             (
-                "feature 'a' may be null: column 'maybe' may be null (its data holds nulls or does not say); add "
+                "feature 'a' may be null: column 'maybe' may be null (its data holds nulls or does not rule them out); add "
                 ".fill(maybe=0) to its view"
             ),
         ),
@@ -440,7 +441,7 @@ def test_features_become_outputs(make: Callable[[], list[str]], outputs: list[st
         (
             lambda: built(log(), dense={"a": col("price"), "b": col("maybe")}, sparse={"c": col("maybe")}),
             (
-                "feature 'b' may be null: column 'maybe' may be null (its data holds nulls or does not say); add "
+                "feature 'b' may be null: column 'maybe' may be null (its data holds nulls or does not rule them out); add "
                 ".fill(maybe=0) to its view"
             ),
         ),

@@ -78,49 +78,49 @@ def leak(view: cb.View | None = None, **given: Any) -> str:
         (
             lambda: sparse(a=col("i")),
             (
-                "feature 'a' may be null: column 'i' may be null (its data holds nulls or does not say); add "
+                "feature 'a' may be null: column 'i' may be null (its data holds nulls or does not rule them out); add "
                 ".fill(i=0) to its view"
             ),
         ),
         (
             lambda: dense(a=col("f")),
             (
-                "feature 'a' may be null: column 'f' may be null (its data holds nulls or does not say); add "
+                "feature 'a' may be null: column 'f' may be null (its data holds nulls or does not rule them out); add "
                 ".fill(f=0.0) to its view"
             ),
         ),
         (
             lambda: dense(a=col("b")),
             (
-                "feature 'a' may be null: column 'b' may be null (its data holds nulls or does not say); add "
+                "feature 'a' may be null: column 'b' may be null (its data holds nulls or does not rule them out); add "
                 ".fill(b=False) to its view"
             ),
         ),
         (
             lambda: sparse(a=col("ws")),
             (
-                "feature 'a' may be null: column 'ws' may be null (its data holds nulls or does not say); add "
+                "feature 'a' may be null: column 'ws' may be null (its data holds nulls or does not rule them out); add "
                 ".fill(ws=[]) to its view"
             ),
         ),
         (
             lambda: sparse(a=col("class")),
             (
-                "feature 'a' may be null: column 'class' may be null (its data holds nulls or does not say); add "
+                "feature 'a' may be null: column 'class' may be null (its data holds nulls or does not rule them out); add "
                 ".fill(**{'class': 0}) to its view"
             ),
         ),
         (
             lambda: sparse(a=col("a b")),
             (
-                "feature 'a' may be null: column 'a b' may be null (its data holds nulls or does not say); add "
+                "feature 'a' may be null: column 'a b' may be null (its data holds nulls or does not rule them out); add "
                 ".fill(**{'a b': 0}) to its view"
             ),
         ),
         (
             lambda: sparse(a=col("t").hour()),
             (
-                "feature 'a' may be null: column 't' may be null (its data holds nulls or does not say); add "
+                "feature 'a' may be null: column 't' may be null (its data holds nulls or does not rule them out); add "
                 '.fill(-1) after the operator that reads the time, such as col("t").hour().fill(-1), or '
                 '.filter(col("t").is_not_null()) to the log, which drops the rows without a time'
             ),
@@ -261,28 +261,28 @@ def leak(view: cb.View | None = None, **given: Any) -> str:
         (
             lambda: sparse(a=cb.cross("i", "s"), b=col("s"), c=col("f").bucketize([1])),
             (
-                "features 'a', 'c' may be null: column 'i' may be null (its data holds nulls or does not say), the "
+                "features 'a', 'c' may be null: column 'i' may be null (its data holds nulls or does not rule them out), the "
                 'others likewise; add .fill(i=0, s="", f=0.0) to its view'
             ),
         ),
         (
             lambda: roles(label=col("i")),
             (
-                "label may be null: column 'i' may be null (its data holds nulls or does not say); add "
+                "label may be null: column 'i' may be null (its data holds nulls or does not rule them out); add "
                 '.filter(col("i").is_not_null()) to the log, which drops the rows whose label is unknown'
             ),
         ),
         (
             lambda: roles(weight=col("f")),
             (
-                "weight may be null: column 'f' may be null (its data holds nulls or does not say); add "
+                "weight may be null: column 'f' may be null (its data holds nulls or does not rule them out); add "
                 '.filter(col("f").is_not_null()) to the log, which drops the rows whose weight is unknown'
             ),
         ),
         (
             lambda: roles(group=col("s")),
             (
-                "group may be null: column 's' may be null (its data holds nulls or does not say); add "
+                "group may be null: column 's' may be null (its data holds nulls or does not rule them out); add "
                 '.filter(col("s").is_not_null()) to the log, which drops the rows whose group is unknown'
             ),
         ),
@@ -316,7 +316,7 @@ def leak(view: cb.View | None = None, **given: Any) -> str:
         (
             lambda: roles(label=col("t").hour()),
             (
-                "label may be null: column 't' may be null (its data holds nulls or does not say); add "
+                "label may be null: column 't' may be null (its data holds nulls or does not rule them out); add "
                 '.filter(col("t").is_not_null()) to the log, which drops the rows whose label is unknown'
             ),
         ),
@@ -362,7 +362,7 @@ def leak(view: cb.View | None = None, **given: Any) -> str:
             (
                 "features 'f0', 'f1', 'f2', 'f3', 'f4', 'f5', 'f6', 'f7', 'f8', 'f9', 'f10', 'f11', 'f12', 'f13', "
                 "'f14', 'f15', 'f16', 'f17', 'f18', 'f19' may be null: column 'c0' may be null (its data holds "
-                "nulls or does not say), the others likewise; add .fill(c0=0, c1=0, c2=0, c3=0, c4=0, c5=0, c6=0, "
+                "nulls or does not rule them out), the others likewise; add .fill(c0=0, c1=0, c2=0, c3=0, c4=0, c5=0, c6=0, "
                 "c7=0, c8=0, c9=0, c10=0, c11=0, c12=0, c13=0, c14=0, c15=0, c16=0, c17=0, c18=0, c19=0) to its "
                 "view"
             ),
@@ -372,7 +372,7 @@ def leak(view: cb.View | None = None, **given: Any) -> str:
             (
                 "21 values may be null, and nothing fills them:\n  features 'f0', 'f1', 'f2', 'f3', 'f4', 'f5', "
                 "'f6', 'f7', 'f8', 'f9', 'f10', 'f11', 'f12', 'f13', 'f14', 'f15', 'f16', 'f17', 'f18', 'f19' may "
-                "be null: column 'c0' may be null (its data holds nulls or does not say), the others likewise; add "
+                "be null: column 'c0' may be null (its data holds nulls or does not rule them out), the others likewise; add "
                 ".fill(c0=0, c1=0, c2=0, c3=0, c4=0, c5=0, c6=0, c7=0, c8=0, c9=0, c10=0, c11=0, c12=0, c13=0, "
                 "c14=0, c15=0, c16=0, c17=0, c18=0, c19=0) to its view\n  and 1 more"
             ),

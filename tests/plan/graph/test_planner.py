@@ -210,6 +210,29 @@ def test_columns_of_one_view_are_filled_by_one_call_that_can_be_copied() -> None
     cb.compile(filled, cb.FeatureSet(sparse={"h": col("ts").hour().fill(-1), **sparse}))
 
 
+def test_columns_whose_names_are_no_names_in_python_share_one_dict() -> None:
+    log = pa.table({name: pa.array([None], pa.int64()) for name in ("capital-gain", "age", "class", "x")})
+    with pytest.raises(PlanError) as caught:
+        cb.compile(cb.View(log), cb.FeatureSet(dense={name: col(name) for name in log.column_names}))
+    cure = ".fill(age=0, x=0, **{'capital-gain': 0, 'class': 0})"
+    assert str(caught.value).endswith(f"; add {cure} to its view")
+    filled = cb.View(log).fill(age=0, x=0, **{"capital-gain": 0, "class": 0})
+    cb.compile(filled, cb.FeatureSet(dense={name: col(name) for name in log.column_names}))
+
+
+def test_the_unit_of_a_time_is_asked_for_before_its_nulls() -> None:
+    log = cb.View(pa.table({"ts": pa.array([1_794_870_000_000, None], pa.int64())}))
+
+    def told(**unit: str) -> str:
+        with pytest.raises(PlanError) as caught:
+            cb.compile(log, cb.FeatureSet(sparse={"hour": col("ts").cast("time", **unit).hour()}))
+        return str(caught.value)
+
+    assert told().startswith("cast to time of 'ts', which is int, needs the unit that it counts since 1970: ")
+    filter = '.with_columns(ts=col("ts").cast("time", unit="ms")).filter(col("ts").is_not_null())'
+    assert told(unit="ms").endswith(f"; add {filter} to the log, which drops the rows without a time")
+
+
 def test_every_null_of_a_feature_is_told() -> None:
     with pytest.raises(PlanError, match=r"(?s)add \.fill\(maybe=0\) to its view\n.*add \.fill\(\"\"\) after json$"):
         graph(a=cb.cross("maybe", col("json").json("$.a"), "maybe"))

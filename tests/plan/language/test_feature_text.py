@@ -56,8 +56,14 @@ from ctrbox.plan.language.feature_text import parse_feature
         ("a=when(x).then(1).then(2)", "feature 'a' calls .then, which is not an operator; expected .otherwise(…)"),
         ("a=col(x.lower())", "col needs the name of a column, got col('x').lower()"),
         ("a=cross(x, y, depth=3)", "feature 'a': cross() got an unexpected keyword argument 'depth'"),
-        ("a=x+9223372036854775808", "feature 'a': 9223372036854775808 does not fit 64 bits; write it as a float: 9.22"),
-        ("a=x+-9223372036854775809", "feature 'a': -9223372036854775809 does not fit 64 bits; write it as a float"),
+        (
+            "a=x+9223372036854775808",
+            "feature 'a': 9223372036854775808 does not fit into 64 bits; write it as a float: 9.22",
+        ),
+        (
+            "a=x+-9223372036854775809",
+            "feature 'a': -9223372036854775809 does not fit into 64 bits; write it as a float",
+        ),
     ],
 )
 def test_a_refusal_says_what_was_met_and_what_to_write(text: str, said: str) -> None:

@@ -243,34 +243,34 @@ def test_an_expression_becomes_operators_of_fitting_kinds(e: Expr, shown: str) -
             "is_in on 'at' (time, 64 bits) cannot contain 0.5 (float); give values of the type of the column",
         ),
         (col("w").cast("list[key]"), "cast cannot convert to 'list[key]'; expected int, float, str, bool or time"),
-        (col("w").cast("list[int]"), "cast of 'w' (str) to a list: use .split(…) or .json(…) first"),
+        (col("w").cast("list[int]"), "cast of 'w' (str) to a list is not possible; use .split(…) or .json(…)"),
         (
             col("n").cast("time"),
             (
                 "cast to time of 'n', which is int, needs the unit that it counts since 1970: .cast('time', "
-                "unit='s'), or 'ms', 'us' or 'ns'; in a view .with_columns(…) takes this cast"
+                "unit='s'), or 'ms', 'us' or 'ns'; in a view, write this cast in .with_columns(…)"
             ),
         ),
         (
             lit(5).cast("time"),
             (
                 "cast to time of 'a number', which is int, needs the unit that it counts since 1970: .cast('time', "
-                "unit='s'), or 'ms', 'us' or 'ns'; in a view .with_columns(…) takes this cast"
+                "unit='s'), or 'ms', 'us' or 'ns'; in a view, write this cast in .with_columns(…)"
             ),
         ),
         (
             col("x").cast("time", unit="us"),
             (
                 "cast to time with unit='us' takes whole numbers, but 'x' is float; make it a whole number of "
-                "microseconds first, here of seconds: (col(…) * 1000000).round().cast('int').cast('time', "
+                "microseconds first; if it counts seconds: (col(…) * 1000000).round().cast('int').cast('time', "
                 "unit='us')"
             ),
         ),
         (
             col("w").cast("time", unit="s"),
             (
-                "cast to time with unit='s' takes whole numbers, but 'w' is str; text is cast without unit=, or "
-                "made a number first: .cast('int').cast('time', unit='s')"
+                "cast to time with unit='s' takes whole numbers, but 'w' is str; cast text without unit=, or "
+                "convert it to a number first: .cast('int').cast('time', unit='s')"
             ),
         ),
         (
@@ -303,7 +303,7 @@ def test_an_expression_becomes_operators_of_fitting_kinds(e: Expr, shown: str) -
         (col("n").clip(0, "5"), "clip needs a number for each bound, got '5'"),
         (
             col("n").clip(2**63, 2**64),
-            "clip: 9223372036854775808 does not fit 64 bits; write it as a float: 9.223372036854776e+18",
+            "clip: 9223372036854775808 does not fit into 64 bits; write it as a float: 9.223372036854776e+18",
         ),
         (col("n").clip(2, 1), "clip needs low <= high, got low=2 and high=1"),
         (col("n").clip(0.0, float("nan")), "clip needs low <= high, got low=0.0 and high=nan"),
@@ -381,7 +381,7 @@ def test_an_expression_becomes_operators_of_fitting_kinds(e: Expr, shown: str) -
             col("xs").key("q"),
             (
                 "key: 'xs' is list[float], which cannot be a key, because numbers that are nearly equal would get "
-                "unrelated keys; use one of it, .get(n) or .max(), and .bucketize([…]) or "
+                "unrelated keys; use one element, .get(n) or .max(), and .bucketize([…]) or "
                 ".round().cast('int').fill(0), or put it under dense"
             ),
         ),
@@ -393,7 +393,10 @@ def test_an_expression_becomes_operators_of_fitting_kinds(e: Expr, shown: str) -
                 ".round().cast('int').fill(0) first"
             ),
         ),
-        (col("w").key(), "key needs a space where no feature gives it a name: .key(space='…')"),
+        (
+            col("w").key(),
+            "key needs a space here, because it is not a sparse feature whose name it could use: .key(space='…')",
+        ),
         (col("x").as_key(), "as_key takes whole numbers that are already keys; 'x' is float; use .key()"),
         (col("w").as_key(space="q"), "as_key takes whole numbers that are already keys; 'w' is str; use .key()"),
         (
@@ -437,25 +440,25 @@ def test_an_expression_becomes_operators_of_fitting_kinds(e: Expr, shown: str) -
         (
             cb.shows("n", time="n", label="y"),
             (
-                "shows needs a time column, 'n' is int; make it a time with .cast('time', unit='s'); the unit is "
+                "shows needs a time column, but 'n' is int; make it a time with .cast('time', unit='s'); the unit is "
                 "'s', 'ms', 'us' or 'ns'"
             ),
         ),
         (
             cb.shows("n", time="w", label="y"),
-            "shows needs a time column, 'w' is str; make it a time with .cast('time')",
+            "shows needs a time column, but 'w' is str; make it a time with .cast('time')",
         ),
-        (cb.shows("n", time="x", label="y"), "shows needs a time column, 'x' is float"),
+        (cb.shows("n", time="x", label="y"), "shows needs a time column, but 'x' is float"),
         (
             cb.shows("xs", time="at", label="y"),
             (
                 "shows: 'xs' is list[float], which cannot be a key, because numbers that are nearly equal would "
-                "get unrelated keys; use one of it, .get(n) or .max(), and .bucketize([…]) or "
+                "get unrelated keys; use one element, .get(n) or .max(), and .bucketize([…]) or "
                 ".round().cast('int').fill(0), or put it under dense"
             ),
         ),
         (cb.shows("n", "ws", time="at", label="y"), "shows counts single values, not lists ('ws')"),
-        (cb.shows("n", time="at", label="w"), "shows needs a label of numbers, 'w' is str"),
+        (cb.shows("n", time="at", label="w"), "shows needs a label of numbers, but 'w' is str"),
         (
             Expr("history", (col("y"), col("at")), (("buckets", 0), ("every", 1), ("what", "clicks"))),
             "clicks needs the columns to group by",

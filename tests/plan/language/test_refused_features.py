@@ -34,7 +34,7 @@ TABLE = pa.table(
             "cast cannot convert to 'complex'; expected int, float, str, bool or time",
         ),
         (lambda: col("word").cast("key"), "cast cannot convert to 'key'"),
-        (lambda: col("word").cast("list[int]"), r"cast of 'word' \(str\) to a list: use .split"),
+        (lambda: col("word").cast("list[int]"), r"cast of 'word' \(str\) to a list is not possible; use .split"),
         (lambda: col("word").bucketize([1.0]), r"bucketize takes a number, not str \('word'\)"),
         (lambda: col("word").bucketize(quantiles=4), r"bucketize takes a number, not str \('word'\)"),
         (lambda: col("word").standardize(), r"standardize takes a number, not str \('word'\)"),

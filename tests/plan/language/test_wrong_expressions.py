@@ -91,7 +91,7 @@ def test_an_expression_is_refused_where_it_is_written(make: Callable[[], Any], s
     [
         (col("s").cast("date"), "cast cannot convert to 'date'; expected int, float, str, bool or time"),
         (col("s").cast("key"), "cast cannot convert to 'key'"),
-        (col("s").cast("list[str]"), "cast of 's' (str) to a list: use .split(…) or .json(…) first"),
+        (col("s").cast("list[str]"), "cast of 's' (str) to a list is not possible; use .split(…) or .json(…)"),
         (col("s").bucketize([1.0]), "bucketize takes a number, not str ('s')"),
         (col("words").is_in(["a"]), "is_in takes int, float, str or time, not"),
         (
@@ -99,7 +99,10 @@ def test_an_expression_is_refused_where_it_is_written(make: Callable[[], Any], s
             "json can return str, int, float, bool or a list of str, int or float, not 'time'",
         ),
         (col("n").json("$.a"), "json reads a str column; 'n' is int"),
-        (col("s").key(), "key needs a space where no feature gives it a name: .key(space='…')"),
+        (
+            col("s").key(),
+            "key needs a space here, because it is not a sparse feature whose name it could use: .key(space='…')",
+        ),
         (col("s").as_key(space="x"), "as_key takes whole numbers that are already keys; 's' is str; use .key()"),
         (Expr("nothing", (col("n"),)), "there is no operator 'nothing'"),
         (Expr("literal", (), (("value", None),)), "a constant must be a number, a string, a bool or a time, got None"),
@@ -127,7 +130,7 @@ def test_an_expression_is_refused_when_its_columns_are_known(expression: Expr, s
         ),
         ({"dense": {"x": col("s").standardize()}}, "standardize takes a number, not str ('s')"),
         ({"dense": {"x": history("y", "words")}}, "shows counts single values, not lists ('words')"),
-        ({"dense": {"x": history("s", "n")}}, "shows needs a label of numbers, 's' is str"),
+        ({"dense": {"x": history("s", "n")}}, "shows needs a label of numbers, but 's' is str"),
     ],
 )
 def test_a_feature_is_refused_when_the_plan_is_compiled(roles: dict[str, Any], says: str) -> None:
@@ -245,8 +248,8 @@ def reader(*expressions: list[Any]) -> Reader:
         (lambda: reader().value(["list"]), "\"['list']\" is not a value"),
         (lambda: reader().value({"float": "0x0p0", "time": 1}), "is not a value"),
         (lambda: reader().value({"time": True}), "'time' is not a kind of value"),
-        (lambda: reader().step(["filter", "x"], []), "filter has a str"),
-        (lambda: reader().step(["select", 5], []), "select has a int"),
+        (lambda: reader().step(["filter", "x"], []), "filter must not contain a value of type str"),
+        (lambda: reader().step(["select", 5], []), "select must not contain a value of type int"),
         (lambda: reader().step(["merge", 0, "yes", 1], []), "ordered must be true or false"),
     ],
 )

@@ -2,8 +2,8 @@
 
 The digest covers the code of the function, its defaults, the contents of its closure, and the constants, arrays,
 functions, classes and objects of its own module that it reads. For an object that can be called, it covers the class and
-the attributes. It does not cover the code of other modules, so a new version of a library is not noticed. Another version
-of Python compiles the same function to other code, which gives another digest.
+the attributes. It does not cover the code of libraries, so a new version of a library is not noticed. Another version of
+Python compiles the same function to other code, which gives another digest.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import copyreg
 import functools
 import hashlib
 import re
+import sys
+import sysconfig
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
@@ -25,13 +27,16 @@ CONSTANT = (
     *PLAIN, tuple, list, dict, set, frozenset, bytearray, range, slice, np.ndarray, np.generic, torch.Tensor, PurePath,
     re.Pattern, functools.partial,
 )  # fmt: skip
-WRITTEN_BY_PYTHON = ("__doc__", "__firstlineno__", "__static_attributes__")  # attributes of a class that say nothing
+WRITTEN_BY_PYTHON = ("__doc__", "__firstlineno__", "__static_attributes__", "__slotnames__")  # in a class, say nothing
 DEEPEST = 32  # of values inside each other
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def code_digest(function: Any) -> str:
     """Return a digest of what can be known of a function or of another object that can be called."""
-    return hashlib.sha256(repr(_Description().of(function)).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(
+        repr(_Description(_module(function)).of(function)).encode("utf-8", "surrogatepass")
+    ).hexdigest()
 
 
 class _Description:
@@ -41,7 +46,9 @@ class _Description:
     function, a class or an object, with the object itself, so that its id stays its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
+        """``module``: the module of the function, whose code counts even if it is installed like a library."""
+        self.module = module
         self.under_way: list[int] = []
         self.made: dict[int, tuple[Any, tuple[Any, ...]]] = {}
 
@@ -110,6 +117,8 @@ class _Description:
     def _function(self, function: types.FunctionType) -> tuple[Any, ...]:
         parts = (function.__code__, function.__defaults__, function.__kwdefaults__)
         closure = [_content(cell) for cell in function.__closure__ or ()]
+        if self._is_foreign(function):
+            return "function", _name(function), *map(self.of, (*parts[1:], closure))
         there = function.__globals__
         read = {name: there[name] for name in sorted(_names(function.__code__)) if name in there}
         mine = {n: v for n, v in read.items() if _counts(v, function.__module__)}
@@ -117,6 +126,8 @@ class _Description:
 
     def _class(self, found: type) -> tuple[Any, ...]:
         """Describe a class by its functions, properties and constants, and by its bases of the same module."""
+        if self._is_foreign(found):
+            return "class", _name(found)
         held = {n: v for n, v in vars(found).items() if n not in WRITTEN_BY_PYTHON}
         held = {
             n: getattr(v, "__func__", v) for n, v in held.items()
@@ -125,6 +136,20 @@ class _Description:
         held = {n: v for n, v in held.items() if isinstance(v, types.FunctionType) or _counts(v, found.__module__)}
         bases = [base for base in found.__bases__ if base.__module__ == found.__module__ != "builtins"]
         return "class", _name(found), self.of(held), self.of(bases)
+
+    def _is_foreign(self, value: types.FunctionType | type) -> bool:
+        """Return whether a function or class is of a library, so that its name must be enough."""
+        if value.__module__ == self.module:
+            return False
+        origin = getattr(getattr(sys.modules.get(value.__module__), "__spec__", None), "origin", None) or ""
+        return value.__module__ in sys.builtin_module_names or origin == "frozen" or origin.startswith(LIBRARIES)
+
+
+def _module(function: Any) -> str:
+    """Return the module of a function, of a method or of the class of an object."""
+    while isinstance(function, functools.partial | types.MethodType):
+        function = function.func if isinstance(function, functools.partial) else function.__func__
+    return str(getattr(function, "__module__", ""))
 
 
 def _array(array: np.ndarray) -> tuple[Any, ...]:
@@ -166,8 +191,10 @@ def _as_pickled(value: Any) -> Any:
         made = reduce(value) if reduce is not None else value.__reduce_ex__(4)
     except Exception:  # such as a lock, which cannot be pickled
         return None
+    if not isinstance(made, tuple):  # a name, or an answer that pickle would refuse
+        return made if isinstance(made, str) else None
     # The fourth and the fifth are iterators over the items of a list and of a dict.
-    return made if isinstance(made, str) else [*made[:3], *(list(items or ()) for items in made[3:5])]
+    return [*made[:3], *(list(items or ()) for items in made[3:5])]
 
 
 def _names(code: types.CodeType) -> Iterable[str]:

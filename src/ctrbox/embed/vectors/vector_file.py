@@ -188,7 +188,9 @@ class _Shard:
                 self.size = self.facts.st_size
                 head = file.read(ROWS_AT)
                 if self.size < ROWS_AT:
-                    raise SourceError(f"{path} is not a vector file: it has {self.size} bytes")
+                    raise SourceError(
+                        f"{path} is not a vector file: it has {self.size} bytes, but a vector file has at least {ROWS_AT}"
+                    )
                 self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 self.size = len(self.map)
         except OSError as error:

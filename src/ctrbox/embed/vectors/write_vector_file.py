@@ -267,9 +267,8 @@ class _Chunks:
             found = table.column(self.key)
             if not pa.types.is_integer(found.type):
                 raise PlanError(
-                    f"key {self.key!r} is {found.type}; a column of ready-made keys must be int64; any other column is "
-                    f"hashed like in the plan: "
-                    f"key=col({self.key!r}).key(space='…')"
+                    f"column {self.key!r}, given as key=, has the type {found.type}; a column that already contains keys must "
+                    f"contain integers. To hash the column as the plan does, write key=col({self.key!r}).key(space='…')"
                 )
         else:
             found = compute({"key": self.key}, table)["key"]

@@ -369,7 +369,7 @@ class CudaExtractor(Extractor):
 
     def bad_row(self, chunk: Chunk, outcome: Outcome, begin: int = 0) -> DataError:
         """Return the error that the CPU engine raises: that of the first operator in the first chunk of rows with an error.
-        ``begin``: the first row of the batch with the error."""
+        ``begin``: the number of the first row of the batch that contains the error."""
         size = self.chunk_rows
 
         def order(found: tuple[int, int, Any, int]) -> tuple[int, int, int]:

@@ -25,12 +25,12 @@ class Gap:
     what: str
     cause: str
     cure: str
-    column: str = ""  # of a column that its view can fill: the argument of .fill, such as "price=0.0"
+    column: tuple[str, str] | None = None  # of a column that its view can fill: its name and a value, such as "0.0"
     frame: int = 0  # the view of that column
 
 
 def told(gaps: list[Gap]) -> str:
-    """Return a line for each gap, at most ten, so that a user can mend all of them at once.
+    """Return a line for each gap, at most ten, so that a user can fill all of them at once.
 
     Columns of one view share a line and are filled by one call, which can be copied. A single line has no head.
     """
@@ -53,7 +53,7 @@ def _line(several: list[Gap]) -> str:
         return f"{first.what} may be null: {first.cause}; add {first.cure}"
     features = list(dict.fromkeys(gap.what.removeprefix("feature ") for gap in several))
     what = f"features {', '.join(features)}" if len(features) > 1 else first.what
-    cure = f".fill({', '.join(gap.column for gap in several)}) to its view"
+    cure = f".fill({_arguments([gap.column for gap in several if gap.column])}) to its view"
     return f"{what} may be null: {first.cause}, the others likewise; add {cure}"
 
 
@@ -66,8 +66,8 @@ def present(node: Node, what: str, gaps: list[Gap]) -> Node:
         elif begin.kind == "t":
             gaps.append(Gap(begin.id, what, *_without_time(begin, raw)))
         elif begin.op == "column":
-            cause, column = f"column {raw.name!r} may be null ({begin.why})", _argument(raw.name, _example(begin))
-            gaps.append(Gap(begin.id, what, cause, f".fill({column}) to its view", column, begin.frame))
+            cause, column = f"column {raw.name!r} may be null ({begin.why})", (raw.name, _example(begin))
+            gaps.append(Gap(begin.id, what, cause, f".fill({_arguments([column])}) to its view", column, begin.frame))
         else:
             gaps.append(Gap(begin.id, what, *_fill(begin, raw)))
     return node
@@ -77,9 +77,11 @@ def _example(begin: Node) -> str:
     return {"s": '""', "f": "0.0", "b": "False"}.get(begin.kind, "[]" if begin.kind[0] == "*" else "0")
 
 
-def _argument(name: str, example: str) -> str:
-    """Return the argument of .fill for a column, also if its name is not a name in Python."""
-    return f"{name}={example}" if name.isidentifier() and not iskeyword(name) else f"**{{{name!r}: {example}}}"
+def _arguments(columns: list[tuple[str, str]]) -> str:
+    """Return the arguments of .fill for columns; those whose name is not a name in Python share one dict at the end."""
+    plain = [f"{name}={example}" for name, example in columns if name.isidentifier() and not iskeyword(name)]
+    odd = [f"{name!r}: {example}" for name, example in columns if not name.isidentifier() or iskeyword(name)]
+    return ", ".join([*plain, *([f"**{{{', '.join(odd)}}}"] if odd else [])])
 
 
 def _fill(begin: Node, raw: Node) -> tuple[str, str]:

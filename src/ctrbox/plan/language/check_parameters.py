@@ -63,9 +63,9 @@ def fits_64_bits(value: int) -> bool:
 def too_long(value: int) -> str:
     """Return the error about a whole number that does not fit into 64 bits."""
     try:
-        return f"{shown(value)} does not fit 64 bits; write it as a float: {float(value)!r}"
+        return f"{shown(value)} does not fit into 64 bits; write it as a float: {float(value)!r}"
     except OverflowError:
-        return f"{shown(value)} does not fit 64 bits, nor a float"
+        return f"{shown(value)} does not fit into 64 bits or a float"
 
 
 def encoded(op: str, value: Any) -> bytes:

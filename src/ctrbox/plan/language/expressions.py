@@ -31,7 +31,7 @@ INSTEAD = {
     **dict.fromkeys(("fillna", "fill_null", "coalesce"), ".fill(0)"),
     **dict.fromkeys(("isnull", "isna"), ".is_null()"),
     **dict.fromkeys(("notnull", "notna"), ".is_not_null()"),
-    "astype": ".cast('float')",
+    "astype": ".cast('int'), or 'float', 'bool', 'str' or 'time' in place of 'int'",
     "log": ".log1p(), which is log(1 + x)",
     **dict.fromkeys(("len", "size"), ".length()"),
     **dict.fromkeys(("unique", "drop_duplicates"), ".distinct()"),
@@ -348,13 +348,13 @@ class Expr:
 
     # ---- keys
     def hash(self) -> Expr:
-        """Return the 64-bit hash from which ``key`` is made, without the field."""
+        """Return the 64-bit hash of a value. ``key`` mixes this hash with the name of a space."""
         return self._call("hash")
 
     def key(self, space: str | None = None) -> Expr:
         """Return the 64-bit key of a value, or of each element of a list.
 
-        Equal values of different ``space`` have different keys. Default: the feature's name.
+        ``space``: a name; equal values have different keys in different spaces. Default: the name of the feature.
         """
         return self._call("key", space=space)
 
@@ -370,7 +370,7 @@ class Expr:
         return self._call("dictionary", table=dictionary, default=default)
 
     def encode(self, encoder: Any) -> Expr:
-        """Return the vector that a ``cb.tables.Encoder`` computes of a text, or of the bytes of an image, for ``dense``."""
+        """Return the vector that a ``cb.tables.Encoder`` computes from a text, or from the bytes of an image, for ``dense``."""
         operator = getattr(encoder, "operator", None)
         if not callable(operator):
             raise PlanError(f"encode() takes a cb.tables.Encoder, got {type(encoder).__name__}")

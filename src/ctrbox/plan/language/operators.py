@@ -98,7 +98,7 @@ UNITS = {"seconds": 1e6, "minutes": 60e6, "hours": 3600e6, "days": 86400e6}
 
 
 def resolve(e: Expr, names: Names) -> Node:
-    """Return the node of an expression. PlanError if a column or a type is wrong."""
+    """Return the node of an expression; raise a PlanError if a column or a type is wrong."""
     # Arguments before what uses them, shared ones once, and without recursion: an expression may be of any depth.
     known, waiting = names.known, [e]
     while waiting:
@@ -215,7 +215,7 @@ def cast(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
         wanted = "*" + wanted
     if wanted.startswith("*") and not value.kind.startswith("*"):
         raise PlanError(
-            f"cast of {origin(value).name!r} ({name_of(value.kind)}) to a list: use .split(…) or .json(…) first"
+            f"cast of {origin(value).name!r} ({name_of(value.kind)}) to a list is not possible; use .split(…) or .json(…)"
         )
     if params.get("unit") is not None:
         return time_of_number(names, value, str(params["unit"]))
@@ -225,7 +225,7 @@ def cast(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
         # Not refused here: plans that were saved before a unit could be said have counted microseconds.
         names.typed.units_unsaid.append(
             f"cast to time of {origin(value).name or 'a number'!r}, which is int, needs the unit that it counts since 1970: "
-            ".cast('time', unit='s'), or 'ms', 'us' or 'ns'; in a view .with_columns(…) takes this cast"
+            ".cast('time', unit='s'), or 'ms', 'us' or 'ns'; in a view, write this cast in .with_columns(…)"
         )
     return names.typed.call(f"cast_{wanted[-1]}", (value,), shown=f"cast to {params['to']}")
 
@@ -235,9 +235,9 @@ def time_of_number(names: Names, value: Node, unit: str) -> Node:
     typed, each = names.typed, MICROSECONDS.get(checked_unit(unit), 1)
     if value.kind != "i":
         cure = {
-            "f": "; make it a whole number of microseconds first, here of seconds: "
+            "f": "; make it a whole number of microseconds first; if it counts seconds: "
             "(col(…) * 1000000).round().cast('int').cast('time', unit='us')",
-            "s": "; text is cast without unit=, or made a number first: .cast('int').cast('time', unit='s')",
+            "s": "; cast text without unit=, or convert it to a number first: .cast('int').cast('time', unit='s')",
             "t": "; it needs no cast",
         }.get(value.kind, "")
         raise PlanError(
@@ -399,7 +399,7 @@ def hashed(names: Names, value: Node, op: str) -> Node:
     if value.kind in ("k", "*k"):
         return value
     if value.kind.endswith("f"):
-        one = "one of it, .get(n) or .max(), and " if value.kind == "*f" else ""
+        one = "one element, .get(n) or .max(), and " if value.kind == "*f" else ""
         raise PlanError(
             f"{op}: {origin(value).name!r} is {name_of(value.kind)}, which cannot be a key, because numbers that are nearly "
             f"equal would get unrelated keys; use {one}.bucketize([…]) or .round().cast('int').fill(0), or put it under dense"
@@ -410,7 +410,9 @@ def hashed(names: Names, value: Node, op: str) -> Node:
 def key(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     space = params["space"]
     if space is None:
-        raise PlanError("key needs a space where no feature gives it a name: .key(space='…')")
+        raise PlanError(
+            "key needs a space here, because it is not a sparse feature whose name it could use: .key(space='…')"
+        )
     return salted(names, hashed(names, args[0], "key"), space)
 
 
@@ -502,14 +504,18 @@ def history(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Nod
         raise PlanError(f"{params['what']} needs the columns to group by")
     if time.kind != "t":
         advice = {"i": f"; {UNIT_ADVICE}", "s": "; make it a time with .cast('time')"}.get(time.kind, "")
-        raise PlanError(f"{params['what']} needs a time column, {origin(time).name!r} is {name_of(time.kind)}{advice}")
+        raise PlanError(
+            f"{params['what']} needs a time column, but {origin(time).name!r} is {name_of(time.kind)}{advice}"
+        )
     value = crossed(names, tuple(members), 1) if len(members) > 1 else hashed(names, members[0], params["what"])
     if value.kind != "k":
         lists = next(m for m in members if m.kind.startswith("*"))
         raise PlanError(f"{params['what']} counts single values, not lists ({origin(lists).name!r})")
     click = names.typed.widen(label, "f") if label.kind in "bi" else label
     if click.kind != "f":
-        raise PlanError(f"{params['what']} needs a label of numbers, {origin(label).name!r} is {name_of(label.kind)}")
+        raise PlanError(
+            f"{params['what']} needs a label of numbers, but {origin(label).name!r} is {name_of(label.kind)}"
+        )
     fit = names.fit("history", (value, time, click), (("every", params["every"]),))
     call: dict[str, Any] = {"table": TableSpec("fit", fit, "history"), "ints": (params["every"], params["buckets"])}
     if params["what"] == "rate":

@@ -57,7 +57,7 @@ class ByName(ColumnFinder):
 
 
 def _present(path: Path, stored: pa.Schema) -> Path | None:
-    """The path itself where the file has all its parts; None where a part is missing."""
+    """Return the path itself if the file has all its parts; None if a part is missing."""
     fields: Any = stored
     for depth, name in enumerate(path):
         place = fields.get_field_index(name)
@@ -112,7 +112,7 @@ def read_delta(
 
 
 def _values(added: pa.Table, column: str, type: pa.DataType) -> pa.Array:
-    """The value of a partition column for each file, in the type of the table's schema."""
+    """Return the value of a partition column for each file, in the type of the table's schema."""
     if not added.num_rows:
         return pa.nulls(0, type)
     found = added["partition"].combine_chunks()
@@ -130,7 +130,7 @@ def _open(
         ) from error
     if given_filesystem or (store.remote and store.prefix != "s3://"):
         raise SourceError(
-            f"{name} is a Delta Lake table; such tables are read from local disk and from s3:// paths without filesystem=, "
+            f"{name} is a Delta Lake table; such tables are read only from local disk and from s3:// paths without filesystem=, "
             "because the deltalake package opens the log itself; copy the table there"
         )
     uri = f"s3://{folder}" if store.remote else os.path.abspath(folder)  # noqa: PTH100
@@ -162,7 +162,7 @@ def _newest(kind: Any, uri: str, settings: dict[str, str] | None) -> int | None:
 
 
 def _settings(options: Mapping[str, Any]) -> dict[str, str]:
-    """S3 options under the names that the deltalake package knows."""
+    """Return S3 options under the names that the deltalake package knows."""
     found = {_S3[name]: str(value) for name, value in options.items() if name in _S3}
     endpoint = options.get("endpoint", options.get("endpoint_override")) or os.environ.get("AWS_ENDPOINT_URL_S3")
     endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL")
@@ -180,8 +180,8 @@ def _settings(options: Mapping[str, Any]) -> dict[str, str]:
 def _check_features(table: Any, name: str, version: int) -> None:
     """Refuse a table whose files alone, under their own column names, would not be its rows."""
     instead = (
-        "; read the rows of this version into memory: cb.View(pyarrow.table(deltalake.DeltaTable(…).scan())), "
-        "whose order is not defined, or rewrite the table without it"
+        "; read the rows of this version into memory, in an order that is not defined: "
+        "cb.View(pyarrow.table(deltalake.DeltaTable(…).scan())), or rewrite the table without this feature"
     )
     protocol, settings = table.protocol(), table.metadata().configuration
     features = set(protocol.reader_features or ())

@@ -1,8 +1,8 @@
 """Reads the data files of a snapshot under the columns of its table.
 
 The table says which columns there are and of which types; a file may have them under other names, in another order, in a
-narrower type, or not at all: then they are null. Files that have every column as the table has it are read as any other
-Parquet file; only of these are row groups skipped by their statistics.
+narrower type, or not at all: then they are null. Files that have every column as the table has it are read like any other
+Parquet file; only in these files are row groups skipped by their statistics.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class TableFiles(IndexedFiles):
         return [[self._agree(file, footer, leaf) for leaf in stored] for file, footer in enumerate(footers)]
 
     def _agree(self, file: int, footer: Footer, leaf: Leaf) -> Leaf:
-        """The file's own column for `leaf`; one without a path where the file has none."""
+        """Return the file's own column for `leaf`; if the file has none, return one without a path."""
         if leaf.name in self._partitions.columns:
             return leaf
         theirs, wanted = footer.leaves.get(leaf.name), self._columns.stored[leaf.name]

@@ -89,7 +89,7 @@ def _all_paths(fields: Any, above: Path = ()) -> Iterator[Path]:
 
 
 def _named(mapping: Any, above: Path = ()) -> Iterator[tuple[Path, int]]:
-    """The paths that a name mapping gives ids; a field has several names where it was renamed."""
+    """Yield the paths to which a name mapping gives ids; a field that was renamed has several names."""
     for field in mapping if isinstance(mapping, list) else ():
         for name in field.get("names", ()):
             if "field-id" in field:
@@ -175,13 +175,13 @@ def _place(entry: Any, path: str) -> tuple[Any, ...]:
 
 
 def _schema_of(metadata: Any, snapshot: Any) -> Any:
-    """The schema with which a snapshot was written: whoever reads it later by its id gets the same columns."""
+    """Return the schema with which a snapshot was written, so that a later read by its id gives the same columns."""
     wanted = metadata.current_schema_id if snapshot.schema_id is None else snapshot.schema_id
     return next(schema for schema in metadata.schemas if schema.schema_id == wanted)
 
 
 def _plain_strings(fields: Any) -> Any:
-    """A schema with strings and binaries of the usual size, as Parquet files give them, and everything else as it was."""
+    """Return a schema with strings and binaries of the usual size, as in Parquet files, and everything else as it was."""
 
     def plain(type: pa.DataType) -> pa.DataType:
         if pa.types.is_large_string(type):

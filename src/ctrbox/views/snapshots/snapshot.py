@@ -21,19 +21,19 @@ class ColumnFinder(ABC):
 
     @abstractmethod
     def paths(self, table: Sequence[Path], stored: pa.Schema, shown: str) -> list[Path | None]:
-        """Return, for each column of the table, where the file with this schema stores it; None where it does not."""
+        """Return, for each column of the table, where the file with this schema stores it; None if it does not."""
 
     @abstractmethod
     def identity(self) -> str:
-        """Return a text that differs where the same files would give other columns."""
+        """Return a text that differs if the same files would give other columns."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """One version of a table: its columns, and its data files in the order in which a view reads them.
 
-    ``rows`` has, for each file, the number of rows that the log tells, where it does. ``partitions`` are columns whose values
-    the log tells, with one value for each file.
+    ``rows`` has, for each file, the number of rows in the log, or None if the log does not have it. ``partitions`` are columns
+    whose values are in the log, with one value for each file.
     """
 
     format: str  # "delta" or "iceberg", as `View(format=)` takes it
@@ -79,7 +79,7 @@ def below_location(uri: str, location: str) -> str:
 
 
 def _plain(uri: str) -> str:
-    """A URI without what says the same: ``file:/a``, ``file:///a`` and ``/a``; ``s3a://`` and ``s3://``."""
+    """Return a URI in one of its equal forms: ``/a`` for ``file:/a`` and ``file:///a``; ``s3://`` for ``s3a://``."""
     if uri.startswith("file:"):
         return "/" + uri.removeprefix("file:").lstrip("/")
     scheme, mark, rest = uri.partition("://")
@@ -87,5 +87,5 @@ def _plain(uri: str) -> str:
 
 
 def decoded(path: str) -> str:
-    """Return a path that a log holds percent-encoded."""
+    """Decode a path that a log stores percent-encoded."""
     return unquote(path, errors="strict")
