@@ -139,8 +139,11 @@ bench-gpu: $(SETUP)  ## every benchmark of the GPU, one after the other; says so
 
 test: setup  ## everything but GPU and HDFS: lint, bodies under nvcc, all tests, two sanitizers
 	$(MAKE) --no-print-directory -j 2 lint bodies
-	$(PY) -m pytest $(SHARED) -m 'not gpu and not hdfs and not exhaustive' $(PYTEST_FLAGS)
-	$(MAKE) --no-print-directory test-sanitize SANITIZERS=address,undefined
+	@# The sanitizers take the time in which tests of Python wait. Their output follows that of the tests.
+	@mkdir -p build; CMAKE_BUILD_PARALLEL_LEVEL=1 nice -n 19 $(MAKE) --no-print-directory test-sanitize \
+	  SANITIZERS=address,undefined JOBS=1 >build/sanitizers.log 2>&1 & sanitizers=$$!; failed=0; \
+	$(PY) -m pytest $(SHARED) -m 'not gpu and not hdfs and not exhaustive' $(PYTEST_FLAGS) || failed=$$?; \
+	wait $$sanitizers || failed=1; tail -n 200 build/sanitizers.log; exit $$failed
 
 test-fast: setup  ## about ten minutes on two cores: no slow, S3, HDFS or GPU tests
 	$(PY) -m pytest -q $(SHARED) -m 'not slow and not s3 and not gpu and not hdfs and not exhaustive' $(PYTEST_FLAGS)
