@@ -28,8 +28,8 @@ import ctrbox as cb
 from benchmarks import report
 from ctrbox import col
 from ctrbox.cli.demo import demo_job_path
-from ctrbox.ranks.start_and_watch_ranks import launch
 from ctrbox.ranks.ranks import Followed, Ranks
+from ctrbox.ranks.start_and_watch_ranks import launch
 from ctrbox.ranks.torchrun_environment import World
 
 JOBS, TABLES = ("demo", "din"), ("memory", "sparse", "server")
