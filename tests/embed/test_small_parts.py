@@ -175,7 +175,7 @@ def test_what_a_folder_holds_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(SourceError, match="holds no table, because the file MANIFEST is missing"):
         described(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(SourceError, match="is a file, expected the folder of a Sparse Table"):
+    with pytest.raises(SourceError, match="is a file; expected the folder of a Sparse Table"):
         described(tmp_path / "file")
     (tmp_path / "TABLES").write_text("")
     (tmp_path / "checkpoint-1" / "dim-8").mkdir(parents=True)

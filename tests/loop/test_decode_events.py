@@ -494,5 +494,7 @@ def test_the_bits_that_fit_a_machine_are_advised(monkeypatch: pytest.MonkeyPatch
         if not advised:
             check_memory(settings)
             continue
-        with pytest.raises(BudgetError, match=f"bits=20 needs 16,777,216 bytes .* has {memory:,}; try bits={advised}"):
+        with pytest.raises(
+            BudgetError, match=f"bits=20 needs 16,777,216 bytes .* has {memory:,} bytes; try bits={advised}"
+        ):
             check_memory(settings)

@@ -133,7 +133,7 @@ def test_a_pull_of_other_keys_than_were_sent_ahead_is_refused() -> None:
         table.take(route)
         rows = table.pull(keys)
         table.take(table.ask(keys))
-        with pytest.raises(TrainError, match="of the keys that were sent ahead"):
+        with pytest.raises(TrainError, match="differ from the keys that were exchanged ahead"):
             table.pull(keys + 1)
         return len(before), rows.tobytes()
 

@@ -148,7 +148,7 @@ def test_a_server_on_an_empty_machine_needs_a_url_and_a_public_key(
         name = f"weights/patches/{number:08}.patch"
         whole = take(name)
         put(name, whole[:-20] if patch == "cut" else whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
-        refuse(" is damaged: it has ")
+        refuse(" is damaged: it has " if patch == "cut" else " is damaged: its checksum is not that in ")
         assert np.array_equal(learn(), take_up(reloader, service, request, number + 1))
         assert service.metrics.last_reload["how"] == "whole file"
         put(name, whole)

@@ -356,7 +356,7 @@ def test_a_table_of_the_other_kind_is_told_who_reads_it(tmp_path: Path) -> None:
     ):
         MemoryTable.load(tmp_path / "saved")
     with pytest.raises(
-        cb.errors.SourceError, match=r"file is a file, expected the folder of a Sparse Table; MemoryTable\.load"
+        cb.errors.SourceError, match=r"file is a file; expected the folder of a Sparse Table \(MemoryTable\.load"
     ):
         cb.SparseTable.load(tmp_path / "file")
 

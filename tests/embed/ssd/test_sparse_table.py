@@ -320,7 +320,7 @@ def test_a_table_is_not_saved_over_itself_or_over_what_is_no_table(tmp_path: Pat
                 table.save(place)
         (tmp_path / "precious").mkdir()
         (tmp_path / "precious" / "file").write_text("")
-        with pytest.raises(PlanError, match="which are not replaced"):
+        with pytest.raises(PlanError, match="so it is not replaced"):
             table.save(tmp_path / "precious")
         with cb.SparseTable(tmp_path / "other", 4, ram=SMALL) as other:
             other.checkpoint()

@@ -103,7 +103,7 @@ def test_an_expression_gives_the_keys_of_a_plan(tmp_path: Path) -> None:
     file = cb.tables.write_vectors(tmp_path / "v", vectors, key=key, vector="v")
     (batch,) = plan.batches(3)
     assert file.read(file.find(batch.sparse["image"].values)).ravel().tolist() == [1.0, 2.0, 3.0]
-    with pytest.raises(PlanError, match=r"key 'ad' is string; .*key=col\('ad'\)\.key"):
+    with pytest.raises(PlanError, match=r"column 'ad', given as key=, has the type string; .*key=col\('ad'\)\.key"):
         cb.tables.write_vectors(tmp_path / "w", vectors, key="ad", vector="v")
 
 

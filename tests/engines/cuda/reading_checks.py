@@ -154,4 +154,4 @@ def test_row_groups_that_are_too_large_are_decoded_by_the_cpu(tmp_path: Path, ru
     assert_same(list(device.batches(64)), list(on_cpu(made).batches(64)))
     assert device.readings[0] is not None
     assert not device.readings[0].decoded
-    assert "take more than the 20,000 bytes" in device.readings[0].reasons["x"]
+    assert "too large for the 20,000 bytes" in device.readings[0].reasons["x"]
