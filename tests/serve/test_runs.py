@@ -107,7 +107,7 @@ def test_columns_of_a_merged_view_are_all_needed_by_a_run_and_refused_by_a_publi
     user = {"user": 1}
 
     def refused(kind: str, rows: list[dict[str, object]]) -> list[str]:
-        """What is said of a request in JSON, row by row and by column, and as tensors."""
+        """Return the errors of a request that is sent as JSON, by rows and by columns, and as tensors."""
         served = open_served(ModelFolder.open(tmp_path / kind), allow_views=[str(tmp_path)])
         columns = {n: [row[n] for row in rows] for n in rows[0]}
         found = []

@@ -121,7 +121,7 @@ def test_mistakes_on_s3_are_named(server: S3Server, folder: Path) -> None:
 
 
 def test_a_server_killed_in_mid_read_is_named_soon(tmp_path: Path) -> None:
-    """Of a Parquet file and of a CSV file: the server, which takes seconds to start, is killed during both reads."""
+    """One server, which takes seconds to start, is killed while a Parquet file and a CSV file are read from it."""
     data, home = tmp_path / "data", tmp_path / "server"
     for folder in (data / "parquet", data / "csv", home):
         folder.mkdir(parents=True)

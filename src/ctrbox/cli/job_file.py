@@ -45,7 +45,7 @@ ALIKE = (
 
 @dataclass(frozen=True)
 class Job:
-    """What a job file defines. `model`, `table`, `optimizer` and `engine` are None if the file does not define them.
+    """The objects that a job file defines. `model`, `table`, `optimizer` and `engine` are None if the file does not define them.
     `settings` are arguments of ``Trainer.fit``; `context` has the columns that a request contains once."""
 
     path: Path

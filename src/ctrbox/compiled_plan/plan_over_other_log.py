@@ -12,7 +12,7 @@ from typing import Any
 
 from ctrbox.compiled_plan.fingerprint import columns_read, histories_fingerprint
 from ctrbox.compiled_plan.plan import Plan
-from ctrbox.engines.history.history_columns_of_log import base_of, events_read, reading_without
+from ctrbox.engines.history.history_columns_of_log import base_of, computed_without_labels, events_read
 from ctrbox.engines.history.state_of_histories import continued_log
 from ctrbox.plan.graph.build_graph import build
 from ctrbox.plan.graph.graph import Graph
@@ -46,7 +46,7 @@ def plan_over(plan: Plan, data: Any, label: bool, views: Mapping[str, Any] | Non
         if (
             scored
         ):  # Rows without a label are scored. They are no events, as in training, if a filter asks for the label.
-            agreeing = unlabeled(reading_without(agreeing, label_columns(plan.features)), plan.features)
+            agreeing = unlabeled(computed_without_labels(agreeing, label_columns(plan.features)), plan.features)
         return Plan(agreeing, features, **options)
 
     if histories is not None:

@@ -26,7 +26,7 @@ NextUse = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Row:
-    """What a model reads of a key: ``dim`` floats and, if it asks for one, a first-order weight before them."""
+    """The floats that a model reads for a key: ``dim`` of them and, if it asks for one, a first-order weight before them."""
 
     dim: int
     linear: bool = False

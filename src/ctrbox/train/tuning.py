@@ -22,6 +22,7 @@ import inspect
 import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,42 +193,32 @@ class Study:
         self.of_trainer = {"bf16": bf16, "common": common}
         with locked(self.folder, f"add trials to the study in {self.folder}"):
             self._end_broken()
-            self._add(trials, tune, plan, model, table, optimizer, settings, threads, watch, tell)
+            for _ in range(trials):
+                trial = self.study.ask()
+                train = partial(self._train, trial, tune, plan, model, table, optimizer, settings, threads, watch)
+                self._record(trial, train, tell)
 
-    def _add(
-        self,
-        trials: int,
-        tune: Callable[[Any], Mapping[str, Any]],
-        plan: Plan,
-        model: nn.Module | None,
-        table: Any,
-        optimizer: Any,
-        settings: Mapping[str, Any],
-        threads: int | None,
-        watch: Callable[[], Watcher] | None,
-        tell: Callable[[str], None],
-    ) -> None:
+    def _record(self, trial: Any, train: Callable[[], tuple[float, bool]], tell: Callable[[str], None]) -> None:
+        """Train a trial, and record in the study how it ended."""
         states = self.optuna.trial.TrialState
-        for _ in range(trials):
-            trial = self.study.ask()
-            try:
-                value, pruned = self._train(trial, tune, plan, model, table, optimizer, settings, threads, watch)
-            except CtrboxError as error:
-                trial.set_user_attr("failed", str(error))
-                self.study.tell(trial, state=states.FAIL)
-                tell(f"trial {trial.number} failed: {error}")
-                continue
-            except BaseException:
-                self.study.tell(trial, state=states.FAIL)
-                raise
-            if pruned:
-                self.study.tell(trial, state=states.PRUNED)
-            elif math.isfinite(value):
-                self.study.tell(trial, value)
-            else:
-                trial.set_user_attr("failed", f"{self.metric} is {value}")
-                self.study.tell(trial, state=states.FAIL)
-            tell(self.line(trial.number))
+        try:
+            value, pruned = train()
+        except CtrboxError as error:
+            trial.set_user_attr("failed", str(error))
+            self.study.tell(trial, state=states.FAIL)
+            tell(f"trial {trial.number} failed: {error}")
+            return
+        except BaseException:
+            self.study.tell(trial, state=states.FAIL)
+            raise
+        if pruned:
+            self.study.tell(trial, state=states.PRUNED)
+        elif math.isfinite(value):
+            self.study.tell(trial, value)
+        else:
+            trial.set_user_attr("failed", f"{self.metric} is {value}")
+            self.study.tell(trial, state=states.FAIL)
+        tell(self.line(trial.number))
 
     def _train(
         self,

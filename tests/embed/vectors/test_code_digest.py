@@ -205,3 +205,22 @@ def test_another_process_finds_the_same_digests() -> None:
     ]
     assert runs[0] == runs[1]
     assert len(set(runs[0])) == 8
+
+
+def test_values_of_sparse_quantized_and_complex_tensors_count() -> None:
+    plain = [torch.tensor([[0.0, 1.0], [0.0, x]]) for x in (2.0, 3.0)]
+    made = {
+        "sparse": [t.to_sparse() for t in plain],
+        "rows": [t.to_sparse_csr() for t in plain],
+        "quantized": [torch.quantize_per_tensor(t, 0.1, 0, torch.qint8) for t in plain],
+        "conjugate": [torch.complex(t, t).conj() for t in plain],
+        "empty": [torch.zeros(0), torch.zeros(0, dtype=torch.float64)],
+    }
+
+    def reading(held: torch.Tensor) -> Any:
+        return lambda: held
+
+    for first, second in made.values():
+        assert code_digest(reading(first)) == code_digest(reading(first.clone()))
+        assert code_digest(reading(first)) != code_digest(reading(second))
+    assert code_digest(reading(torch.zeros(2, device="meta"))) != code_digest(reading(torch.zeros(3, device="meta")))

@@ -188,7 +188,7 @@ def sent(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tenso
 
 @dataclass(frozen=True, eq=False)
 class Carried:
-    """What a model reads of a batch besides keys, on its device. ``ready``: the event after all transfers of the batch."""
+    """The inputs of a model other than keys, for one batch, on its device. ``ready``: the event after all transfers."""
 
     dense: torch.Tensor
     label: torch.Tensor | None

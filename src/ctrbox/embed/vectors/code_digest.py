@@ -159,10 +159,11 @@ def _array(array: np.ndarray) -> tuple[Any, ...]:
 
 def _tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     about = "tensor", str(tensor.dtype), tuple(tensor.shape)
-    try:
-        held = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    except (RuntimeError, NotImplementedError, TypeError):  # sparse ones, and those without memory
+    if tensor.is_meta:  # it has no values
         return about
+    dense = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
+    dense = dense.dequantize() if dense.is_quantized else dense
+    held = dense.cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy()
     return *about, hashlib.sha256(held).hexdigest()
 
 

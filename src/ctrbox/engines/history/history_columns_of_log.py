@@ -118,7 +118,7 @@ def continued(view: View, saved: Sequence[Saved]) -> View:
     return replaced_source(view, source)
 
 
-def reading_without(view: View, labels: frozenset[str]) -> View:
+def computed_without_labels(view: View, labels: frozenset[str]) -> View:
     """Return the view with histories that are computed for rows without these labels, too.
 
     Filters that require a label still decide which rows are events, as in training.

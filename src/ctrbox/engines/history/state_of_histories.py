@@ -140,7 +140,7 @@ class StepStates:
 
     @property
     def expressions(self) -> list[Expressions]:
-        """What the step reads of events, of those of other views, and of rows to be scored, which comes last."""
+        """The expressions that the step reads from events, from events of other views and, last, from rows to be scored."""
         return [self.inputs, *self.inputs.events.values(), self.asking]
 
     def asked(self, morsel: Morsel, threads: int, extractor: Extractor | None = None) -> dict[str, pa.Array]:
@@ -216,7 +216,7 @@ class Histories:
 
     @property
     def expressions(self) -> list[Expressions]:
-        """What the histories read of events and of rows to be scored, by step. Their views may join others."""
+        """The expressions that histories read from events and from rows to be scored, by step. Their views may join others."""
         return [expressions for step in self.steps for expressions in step.expressions]
 
     def use_views(self, extractors: Sequence[Extractor]) -> None:
